@@ -1,0 +1,58 @@
+# Two commands first: `make demo` (run it) and `make test` (test it). Both set up what they need.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint types contracts units proto proto-check clean
+
+help: ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## .venv with every member and tool; .venv/bin/penstock works
+
+.venv/.ready: uv.lock pyproject.toml $(wildcard */pyproject.toml)
+	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(MAKE) --no-print-directory .uv/bin/uv
+	@$(call uv) sync --frozen --quiet --all-packages
+	@touch $@
+
+.uv/bin/uv: # uv of the project's own, where the machine has none
+	@$(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv
+
+define uv
+$$(command -v uv || ($(PYTHON) -m uv --version >/dev/null 2>&1 && echo "$(PYTHON) -m uv") || echo .uv/bin/uv)
+endef
+
+demo: setup ## serve a real trace on this machine, beside vLLM's own policy
+	@$(BIN)/penstock demo
+
+test: setup lint types contracts proto-check units ## everything that must be green
+
+lint: setup
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+
+types: setup
+	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) $(wildcard tests/*/*.py bench/*.py)
+
+contracts: setup
+	@$(BIN)/lint-imports > .venv/contracts.log 2>&1 || (cat .venv/contracts.log; exit 1)
+
+units: setup
+	@$(BIN)/pytest
+
+PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
+define stubs
+$(BIN)/python -m grpc_tools.protoc -I proto/src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=$(1) --grpc_python_out=$(1) \
+  --mypy_out=quiet:$(1) --mypy_grpc_out=quiet,only_async:$(1) $(PROTOS) \
+  && rm -f $(1)/penstock_proto/telemetry_pb2_grpc.py*
+endef
+
+proto: setup ## generate the gRPC stubs beside their .proto files
+	@$(call stubs,proto/src)
+
+proto-check: setup # the committed stubs are what the .proto files say
+	@rm -rf .venv/stubs && mkdir -p .venv/stubs && $(call stubs,.venv/stubs)
+	@for f in $$(cd .venv/stubs && find . -type f); do cmp --quiet .venv/stubs/$$f proto/src/$$f \
+	  || { echo "$$f is stale: run make proto"; exit 1; }; done

@@ -1,0 +1,45 @@
+"""What a policy is: admission for newcomers, and one iteration's batch from one view of the replica.
+
+The sidecar asks `admit`, the engine asks `step`; in simulation one process asks both. Neither has state of
+its own: what a policy wants to remember between steps (a sliding window, an annealer's best order) is a
+value that it returns with the step and receives with the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job, RequestId
+from penstock_core.verdict import Verdict
+
+Memory = TypeVar("Memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one iteration does, in this order.
+
+    preempt: running jobs whose KV is freed before it; they keep their generated tokens and wait.
+    tokens: job id -> tokens computed, in the order given: a chunk of its pending tokens, 1 for a decode.
+    drafts: job id -> tokens drafted and verified beside its one, for decodes that speculate.
+    duration_s: predicted by the view's time model.
+    """
+
+    tokens: Mapping[RequestId, int] = field(default_factory=dict)
+    preempt: tuple[RequestId, ...] = ()
+    drafts: Mapping[RequestId, int] = field(default_factory=dict)
+    duration_s: float = 0.0
+
+
+class Policy(Protocol[Memory]):
+    """A scheduler. See `penstock_core.policies` for those there are."""
+
+    def start(self) -> Memory:
+        """What to remember before the first step."""
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> Sequence[Verdict]:
+        """One verdict for each newcomer, decided together. `view` holds only what was accepted before."""
+
+    def step(self, view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:
+        """The next iteration, and what to remember of it. An empty step where there is nothing to do."""

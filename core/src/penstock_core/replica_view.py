@@ -1,0 +1,54 @@
+"""One immutable picture of a replica: everything a policy may look at, and nothing it may not.
+
+The engine makes one at every iteration boundary, the sidecar one at every admission. The planner's belief
+about time is part of the picture, because it changes as the engine is observed.
+"""
+
+from dataclasses import dataclass
+
+from penstock_core.request import Job
+from penstock_core.time_model import TimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """Blocks of the KV cache. A block holds `block_tokens` tokens of one request."""
+
+    total_blocks: int
+    free_blocks: int
+    block_tokens: int
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens of one request occupy."""
+        return -(-tokens // self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the engine that no decision may pass.
+
+    batch_tokens: most tokens in one iteration.
+    running: most requests that hold KV at once.
+    """
+
+    batch_tokens: int = 8192
+    running: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A replica at one moment.
+
+    now_s: the moment, on the clock that the jobs' times are on.
+    busy_until_s: end of the iteration under way, which cannot be interrupted; `now_s` where there is none.
+    running: jobs that hold KV, in the order they were started.
+    waiting: jobs that hold none, in order of arrival; preempted ones too.
+    """
+
+    now_s: float
+    busy_until_s: float
+    running: tuple[Job, ...]
+    waiting: tuple[Job, ...]
+    kv: KvCache
+    limits: Limits
+    model: TimeModel

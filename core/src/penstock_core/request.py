@@ -1,0 +1,114 @@
+"""A request as the planner knows it, and how far it has come.
+
+`Request` is what was asked and never changes. `Job` is a request inside a replica at one moment. Counts
+follow vLLM: of a job's `prompt + generated` tokens, `computed` have their keys and values in memory. A
+plain decode has exactly one token pending, the last one generated. A preempted job keeps its generated
+tokens and has nothing computed, so resuming it is one prefill over prompt and generated [SLOs-Serve, §4.1].
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.slo import (
+    Anchor,
+    Targets,
+    anchor_after,
+    first_token_due_s,
+    next_token_due_s,
+    pace_s,
+)
+
+RequestId = str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one request asks for.
+
+    arrival_s: on the owner's clock, when the router had read it.
+    prompt_tokens: counted, or estimated until the engine has told.
+    max_output_tokens: the client's own bound, or the model's.
+    value: the planner maximises the sum over what it admits.
+    """
+
+    id: RequestId
+    tier: str
+    arrival_s: float
+    prompt_tokens: int
+    max_output_tokens: int
+    targets: Targets = Targets()
+    value: float = 1.0
+
+
+class Job(NamedTuple):
+    """A request in a replica at one moment. Immutable; a new one for every step it takes part in.
+
+    computed_tokens: entries in the KV cache.
+    generated_tokens: tokens that have come out.
+    output_tokens: predicted length of the whole answer, a planning quantile, above `generated_tokens`.
+    due_s: when its next token is due, on the owner's clock; infinite where nobody waits.
+    pace_s: seconds per token it was promised, or None.
+    anchor: where its pace is counted from; None before the first token.
+    best_effort: takes surplus only, and may be preempted by anything that is not.
+    """
+
+    request: Request
+    computed_tokens: int
+    generated_tokens: int
+    output_tokens: int
+    due_s: float
+    pace_s: float | None
+    anchor: Anchor | None
+    best_effort: bool
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return self.request.prompt_tokens + self.generated_tokens - self.computed_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Whether one more token computed gives one more token out, as in every plain decode step."""
+        return self.generated_tokens > 0 and self.pending_tokens == 1
+
+    @property
+    def output_tokens_left(self) -> int:
+        """Predicted tokens still to come, at least one."""
+        return max(self.output_tokens - self.generated_tokens, 1)
+
+
+def new_job(request: Request, output_tokens: int, best_effort: bool) -> Job:
+    """A request that has just arrived: nothing computed, its first token due by its targets."""
+    return Job(
+        request=request,
+        computed_tokens=0,
+        generated_tokens=0,
+        output_tokens=output_tokens,
+        due_s=first_token_due_s(request.arrival_s, request.targets),
+        pace_s=pace_s(request.targets, output_tokens),
+        anchor=None,
+        best_effort=best_effort,
+    )
+
+
+def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Job:
+    """The job after an iteration that ended at `now_s` and brought out `new_tokens` (0 within a prefill)."""
+    if new_tokens == 0:
+        return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
+    generated = job.generated_tokens + new_tokens
+    anchor = anchor_after(job.request.targets.judge, job.anchor, generated, now_s)
+    return Job(
+        job.request,
+        job.computed_tokens + computed_tokens,
+        generated,
+        max(job.output_tokens, generated + 1),
+        next_token_due_s(anchor, generated, job.pace_s),
+        job.pace_s,
+        anchor,
+        job.best_effort,
+    )
+
+
+def preempted(job: Job) -> Job:
+    """The job once its KV has been freed. It keeps its tokens; its due time stands."""
+    return job._replace(computed_tokens=0)

@@ -1,0 +1,95 @@
+"""How long an iteration takes, and how many tokens fit into a time [SLOs-Serve, §3.1.1].
+
+The planner's belief about its engine, fitted from measured iterations and never told:
+
+    T = scale · ( max over terms l of (k[l]·tokens + s[l]·spec_steps + b[l])
+                  + kd·context_tokens + kp·prefill_work + c0 )
+
+The terms are the roofline: one where the iteration is bound by compute, one where it is bound by loading
+weights. The paper stops there. Long contexts need the two attention terms [SOLA, eq. 3–4]: a decode reads
+its whole context, and a prefill chunk attends to everything before it. `scale` is the online correction.
+"""
+
+from dataclasses import asdict, dataclass
+from math import floor
+from typing import Any, NamedTuple
+
+SHORTEST_CHUNK_TOKENS = 128
+"""Attention kernels take a chunk shorter than this as long as one of this length."""
+
+
+class BatchWork(NamedTuple):
+    """What an iteration computes, as far as its duration depends on it.
+
+    tokens: all tokens in the batch, decodes and prefill chunks alike.
+    context_tokens: tokens of context read by its decodes, summed.
+    prefill_work: token pairs attended to by its prefill chunks, summed (`chunk_work`).
+    spec_steps: most drafter steps of any decode in it; 0 without speculation.
+    """
+
+    tokens: int
+    context_tokens: int = 0
+    prefill_work: float = 0.0
+    spec_steps: int = 0
+
+
+def chunk_work(chunk_tokens: int, computed_tokens: int) -> float:
+    """Token pairs that a prefill chunk attends to, after `computed_tokens` that came before it."""
+    return max(chunk_tokens, SHORTEST_CHUNK_TOKENS) * (computed_tokens + chunk_tokens / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of the roofline: seconds per token, per drafter step, and fixed."""
+
+    token_s: float
+    fixed_s: float
+    spec_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeModel:
+    """Seconds of an iteration from its work. All coefficients in seconds."""
+
+    name: str
+    terms: tuple[Term, ...]
+    context_token_s: float = 0.0
+    prefill_work_s: float = 0.0
+    overhead_s: float = 0.0
+    scale: float = 1.0
+
+    def seconds(self, work: BatchWork) -> float:
+        """Predicted duration of an iteration; 0 for an empty one."""
+        if work.tokens == 0:
+            return 0.0
+        roofline_s = max(
+            t.token_s * work.tokens + t.spec_step_s * work.spec_steps + t.fixed_s for t in self.terms
+        )
+        return self.scale * (roofline_s + self._attention_s(work) + self.overhead_s)
+
+    def tokens_within(
+        self, time_s: float, context_tokens: int = 0, prefill_work: float = 0.0, spec_steps: int = 0
+    ) -> int:
+        """Most tokens whose iteration takes at most `time_s`, beside the given attention (`time2bs`)."""
+        attention_s = self._attention_s(BatchWork(0, context_tokens, prefill_work))
+        left_s = time_s / self.scale - attention_s - self.overhead_s
+        fits = min((left_s - t.spec_step_s * spec_steps - t.fixed_s) / t.token_s for t in self.terms)
+        return max(floor(fits + 1e-9), 0)
+
+    def _attention_s(self, work: BatchWork) -> float:
+        return self.context_token_s * work.context_tokens + self.prefill_work_s * work.prefill_work
+
+    def prefill_seconds(self, prompt_tokens: int) -> float:
+        """Prefill of one prompt on an idle replica, in one iteration: what a slowdown is measured by."""
+        return self.seconds(BatchWork(prompt_tokens, 0, chunk_work(prompt_tokens, 0)))
+
+
+def to_json(model: TimeModel) -> dict[str, Any]:
+    """The model as plain values, for files and messages."""
+    return asdict(model)
+
+
+def from_json(values: dict[str, Any]) -> TimeModel:
+    """The model that `to_json` wrote. Raises KeyError or TypeError where it did not."""
+    terms = tuple(Term(**term) for term in values["terms"])
+    return TimeModel(**{**values, "terms": terms})

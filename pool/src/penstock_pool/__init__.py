@@ -1,0 +1,1 @@
+"""The ServingPool as its users write it: one schema for local tools and the cluster."""

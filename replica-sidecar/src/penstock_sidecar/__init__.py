@@ -1,0 +1,1 @@
+"""Beside every engine: admits, forwards, returns tokens, reports state, drains."""

@@ -1,0 +1,37 @@
+"""Errors in OpenAI's JSON shape, which is the only shape its clients can read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError(Exception):
+    """An answer that is an error.
+
+    status: HTTP status.
+    type: one word for programs, like `invalid_request_error`.
+    param: the field or header that is wrong, where one is.
+    code: a narrower word, where there is one.
+    headers: beside content-type, like `retry-after`.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def body(self) -> bytes:
+        """`{"error": {…}}`."""
+        return orjson.dumps({"error": self.as_dict()})
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands under `error`."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    def event(self) -> bytes:
+        """As a server-sent event, for a stream that has begun."""
+        return b"data: " + self.body() + b"\n\n"

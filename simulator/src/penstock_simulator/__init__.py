@@ -1,0 +1,1 @@
+"""A simulated engine: OpenAI's API with a GPU's timing, for machines without GPUs."""
