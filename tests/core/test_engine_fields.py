@@ -1,0 +1,62 @@
+"""SLOs cross to the engine as scalars, and arrive as they were sent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.engine_fields import Scalar, from_fields, to_fields
+from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Judge, Targets
+
+seconds = st.none() | st.floats(0.001, 1000)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    targets = Targets(draw(seconds), draw(seconds), draw(seconds), draw(st.sampled_from(Judge)))
+    request = Request("r-1", "chat", 100.0, draw(st.integers(1, 9000)), 500, targets, draw(st.floats(0.1, 9)))
+    return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()))
+
+
+@given(jobs(), st.floats(0, 5))
+def test_engine_sees_the_job_the_sidecar_planned(job: Job, spent_s: float) -> None:
+    fields = to_fields(job, now_s=100.0 + spent_s)
+    seen = from_fields(
+        fields,
+        engine_id="cmpl-9",
+        prompt_tokens=job.request.prompt_tokens,
+        max_output_tokens=job.request.max_output_tokens,
+        now_s=7.0 + spent_s,
+    )
+    assert seen.request.arrival_s == pytest.approx(7.0)
+    assert (seen.request.id, seen.request.targets) == (job.request.id, job.request.targets)
+    assert (seen.output_tokens, seen.best_effort, seen.pace_s) == (
+        job.output_tokens,
+        job.best_effort,
+        job.pace_s,
+    )
+
+
+def engine_sees(fields: dict[str, Scalar]) -> Job:
+    return from_fields(fields, engine_id="cmpl-9", prompt_tokens=10, max_output_tokens=20, now_s=0.0)
+
+
+def test_fields_are_scalars_only() -> None:
+    request = Request("r-1", "chat", 0.0, 10, 20, Targets(1.0, 0.1))
+    fields = to_fields(new_job(request, 20, best_effort=False), 0.5)
+    assert all(isinstance(value, str | int | float | bool) for value in fields.values())
+    assert fields["penstock_spent_s"] == 0.5
+
+
+def test_request_that_came_directly_is_best_effort() -> None:
+    job = engine_sees({})
+    assert (job.request.id, job.request.tier, job.best_effort) == ("cmpl-9", "direct", True)
+
+
+def test_prediction_never_passes_the_bound() -> None:
+    assert engine_sees({"penstock_output_tokens": 900}).output_tokens == 20
+
+
+@pytest.mark.parametrize("field", ["penstock_ttft_s", "penstock_judge", "penstock_output_tokens"])
+def test_field_that_is_no_value_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match="junk"):
+        engine_sees({field: "junk"})

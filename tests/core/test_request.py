@@ -1,0 +1,56 @@
+"""A job's life inside a replica: progress, due times, preemption."""
+
+from penstock_core.request import Job, Request, advance, new_job, preempted
+from penstock_core.slo import NO_DEADLINE_S, Judge, Targets
+
+
+def chat(prompt_tokens: int = 100, targets: Targets = Targets(ttft_s=1.0, tpot_s=0.1)) -> Job:
+    request = Request(
+        "a", "chat", arrival_s=10.0, prompt_tokens=prompt_tokens, max_output_tokens=500, targets=targets
+    )
+    return new_job(request, output_tokens=50, best_effort=False)
+
+
+def test_new_job_has_its_whole_prompt_pending() -> None:
+    job = chat()
+    assert (job.pending_tokens, job.decoding, job.due_s) == (100, False, 11.0)
+
+
+def test_chunk_brings_no_token_and_moves_no_deadline() -> None:
+    job = advance(chat(), computed_tokens=60, new_tokens=0, now_s=10.5)
+    assert (job.pending_tokens, job.generated_tokens, job.due_s) == (40, 0, 11.0)
+
+
+def test_first_token_anchors_the_pace() -> None:
+    job = advance(chat(), computed_tokens=100, new_tokens=1, now_s=10.5)
+    assert job.decoding
+    assert job.due_s == 10.6
+
+
+def test_preempted_job_keeps_its_tokens_and_prefills_them_again() -> None:
+    running = advance(advance(chat(), 100, 1, 10.5), 1, 1, 10.6)
+    job = preempted(running)
+    assert (job.generated_tokens, job.pending_tokens, job.decoding) == (2, 102, False)
+    assert job.due_s == running.due_s
+
+
+def test_predicted_length_stays_ahead_of_what_was_generated() -> None:
+    job = chat()._replace(output_tokens=2)
+    for step in range(5):
+        job = advance(job, 1, 1, 10.5 + step)
+    assert job.generated_tokens == 5
+    assert job.output_tokens_left == 1
+
+
+def test_window_tier_is_due_from_its_window() -> None:
+    job = advance(chat(targets=Targets(1.0, 0.1, judge=Judge.WINDOW)), 100, 1, 10.0)
+    for token in range(10):
+        job = advance(job, 1, 1, 10.05 + 0.05 * token)
+    assert job.anchor is not None
+    assert job.anchor.tokens == 11
+
+
+def test_nobody_waits_for_a_job_without_targets() -> None:
+    job = chat(targets=Targets())
+    assert (job.due_s, job.pace_s) == (NO_DEADLINE_S, None)
+    assert advance(job, 100, 1, 99.0).due_s == NO_DEADLINE_S

@@ -1,0 +1,91 @@
+"""What was promised, when each token is due, and how it is judged."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.slo import (
+    NO_DEADLINE_S,
+    Anchor,
+    Judge,
+    Slo,
+    Targets,
+    anchor_after,
+    first_token_due_s,
+    judged_tpot_s,
+    next_token_due_s,
+    pace_s,
+)
+
+paces = st.floats(0.001, 2.0)
+
+
+def test_slowdown_becomes_a_duration_of_this_prompt() -> None:
+    assert Slo(ttft_slowdown=5, tpot_s=0.1).targets(idle_prefill_s=0.2) == Targets(1.0, 0.1)
+
+
+def test_plain_ttft_does_not_depend_on_the_prompt() -> None:
+    assert Slo(ttft_s=0.8).targets(idle_prefill_s=0.2).ttft_s == 0.8
+
+
+def test_first_token_is_due_by_its_own_target_then_by_half_of_e2e() -> None:
+    assert first_token_due_s(10, Targets(ttft_s=1, e2e_s=30)) == 11
+    assert first_token_due_s(10, Targets(e2e_s=30)) == 25
+    assert first_token_due_s(10, Targets()) == NO_DEADLINE_S
+
+
+def test_pace_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
+    assert pace_s(Targets(tpot_s=0.1), output_tokens=50) == 0.1
+    assert pace_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
+    assert pace_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
+    assert pace_s(Targets(e2e_s=10), output_tokens=1) is None
+    assert pace_s(Targets(), output_tokens=10) is None
+
+
+def test_token_without_a_pace_is_never_due() -> None:
+    assert next_token_due_s(Anchor(5, 1), 7, None) == NO_DEADLINE_S
+
+
+def test_mean_lends_the_lead_of_fast_tokens_but_not_that_of_the_first() -> None:
+    first = anchor_after(Judge.MEAN, None, 1, now_s=2.0)
+    later = anchor_after(Judge.MEAN, first, 8, now_s=2.1)
+    assert later == Anchor(2.0, 1)
+    assert next_token_due_s(later, 8, 0.1) == pytest.approx(2.8)
+
+
+def test_window_starts_anew_every_ten_tokens() -> None:
+    anchor = Anchor(2.0, 1)
+    assert anchor_after(Judge.WINDOW, anchor, 10, now_s=2.5) == anchor
+    assert anchor_after(Judge.WINDOW, anchor, 11, now_s=2.6) == Anchor(2.6, 11)
+
+
+def test_max_counts_every_gap_from_the_token_before() -> None:
+    assert anchor_after(Judge.MAX, Anchor(2.0, 1), 2, now_s=2.5) == Anchor(2.5, 2)
+
+
+def test_one_token_has_no_pace() -> None:
+    assert judged_tpot_s([3.0], Judge.MEAN) is None
+    assert judged_tpot_s([], Judge.MAX) is None
+
+
+def test_judges_differ_on_a_stall() -> None:
+    times_s = [0.1 * k for k in range(11)] + [2.0 + 0.1 * k for k in range(10)]
+    assert judged_tpot_s(times_s, Judge.MAX) == pytest.approx(1.0)
+    assert judged_tpot_s(times_s, Judge.WINDOW) == pytest.approx(0.19)
+    assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(2.9 / 20)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=60), paces, st.sampled_from(Judge))
+def test_tokens_on_their_due_times_are_judged_on_pace(leads: list[float], pace: float, judge: Judge) -> None:
+    """Whatever lead each token has over its due time, keeping all due times keeps the judged pace."""
+    times_s = [0.0]
+    anchor = anchor_after(judge, None, 1, 0.0)
+    for generated, lead in enumerate(leads, start=1):
+        due_s = next_token_due_s(anchor, generated, pace)
+        now_s = max(times_s[-1], due_s - lead * pace)
+        times_s.append(now_s)
+        anchor = anchor_after(judge, anchor, generated + 1, now_s)
+    judged = judged_tpot_s(times_s, judge)
+    assert judged is not None
+    assert judged <= pace * (1 + 1e-9) or math.isclose(judged, pace)
