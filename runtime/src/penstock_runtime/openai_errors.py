@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: whoever re-raises an exception writes its traceback
 class ApiError(Exception):
     """An answer that is an error.
 

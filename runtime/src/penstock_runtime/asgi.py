@@ -1,0 +1,115 @@
+"""The little of ASGI that Penstock's processes speak, without a framework on the token path.
+
+An app that raises `ApiError` has answered: `with_errors` writes it in OpenAI's shape, as a response where
+nothing was sent yet and as the stream's last event where something was. Anything else that escapes an app is
+our fault: it is logged with its trace, and the client gets a 500 in the same shape, without one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import structlog
+
+from penstock_runtime.openai_errors import ApiError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+log = structlog.get_logger()
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had sent its whole request."""
+
+
+async def answer(
+    send: Send, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
+) -> None:
+    """One whole response."""
+    fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_error(send: Send, error: ApiError) -> None:
+    """An error as a whole response."""
+    headers = [(name.encode(), value.encode()) for name, value in error.headers]
+    await answer(send, error.body(), error.status, headers=headers)
+
+
+async def read_body(receive: Receive, max_bytes: int, timeout_s: float = 30.0) -> bytes:
+    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _collect(receive, max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the request's body did not arrive within {timeout_s:g} s",
+            type="timeout_error",
+            headers=(("connection", "close"),),
+        ) from None
+
+
+async def _collect(receive: Receive, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        size_bytes += len(chunks[-1])
+        if size_bytes > max_bytes:
+            raise ApiError(
+                413,
+                f"the request's body is over the bound of {max_bytes} bytes",
+                code="request_too_large",
+                headers=(("connection", "close"),),
+            )
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def with_errors(app: App) -> App:
+    """The app, with every error that it raises answered in OpenAI's shape."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await app(scope, receive, watched)
+        except ClientGone:
+            if not started:  # nobody reads it: it only ends the exchange
+                await answer_error(send, ApiError(400, "the client went away"))
+        except ApiError as error:
+            await _end_with(error, send, started)
+        except asyncio.CancelledError:
+            await _end_with(ApiError(503, "the server stopped", type="server_error"), send, started)
+        except Exception:
+            log.exception("request failed", path=scope["path"])
+            await _end_with(ApiError(500, "internal error", type="server_error"), send, started)
+
+    return guarded
+
+
+async def _end_with(error: ApiError, send: Send, started: bool) -> None:
+    if started:
+        await send({"type": "http.response.body", "body": error.event()})
+    else:
+        await answer_error(send, error)

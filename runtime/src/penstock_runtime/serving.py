@@ -1,0 +1,151 @@
+"""How a Penstock process listens, says that it is ready, and stops.
+
+    def main() -> int:
+        return run_process(lambda stop: serve_router(options, stop))
+
+    async def serve_router(options, stop):
+        listener = listen(options.host, options.port)
+        async with serving(app, listener, drain_s=30):
+            log.info("ready", address=address_of(listener))
+            await stop.wait()
+
+SIGTERM and SIGINT set `stop`; leaving `serving` closes the listener, lets open responses end for up to
+`drain_s`, ends the rest with an error event, and returns. A second signal ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from penstock_runtime.asgi import App, with_errors
+from penstock_runtime.http_protocol import BoundedConfig, BoundedHttp, HttpBounds
+
+BACKLOG = 2048
+"""Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
+
+LAST_WORDS_S = 1.0
+"""For responses that were cut off at the end of a drain to send their error."""
+
+
+class StartError(Exception):
+    """The process cannot start; the message is the one line its user reads."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes any free one. Raises StartError where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: no such host ({error.strerror})") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # here, not in the server: two processes may bind, only one may listen
+    except OSError as error:
+        listener.close()
+        cause = "port taken" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0).lower()
+        raise StartError(f"cannot listen on {host}:{port}: {cause}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """`host:port` as it was bound."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: App, listener: socket.socket, drain_s: float = 30.0, bounds: HttpBounds | None = None
+) -> AsyncIterator[None]:
+    """Serve `app` on `listener` inside the block; drain on leaving it, not at all if by an error."""
+    server = _Server(_config(app, drain_s, bounds or HttpBounds()))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    started = asyncio.create_task(server.up.wait())
+    try:
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield
+    except BaseException:
+        server.config.timeout_graceful_shutdown = 0
+        raise
+    finally:
+        started.cancel()
+        server.should_exit = True
+        await running
+        if server.server_state.tasks:
+            await asyncio.wait(set(server.server_state.tasks), timeout=LAST_WORDS_S)
+
+
+def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
+    """Run `main(stop)` on uvloop to its end; `stop` is set by SIGTERM and SIGINT. Returns the exit code."""
+    try:
+        uvloop.run(_until_stopped(main))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        print("stopped by a second signal before it had drained", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    work = asyncio.create_task(main(stop))
+
+    def stop_or_quit() -> None:
+        if stop.is_set():
+            work.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_quit)
+    await work
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its own signal handlers, which would end a drained process by the signal."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+def _config(app: App, drain_s: float, bounds: HttpBounds) -> BoundedConfig:
+    config = BoundedConfig(
+        with_errors(app),
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=bounds.keep_alive_s,
+        timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # given to asyncio.wait_for as it is
+    )
+    config.bounds = bounds
+    return config

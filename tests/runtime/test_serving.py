@@ -1,0 +1,164 @@
+"""What every process does alike on its sockets: bounds, errors, clean stops."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.serving import StartError, address_of, listen, serving
+
+BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    match scope["path"]:
+        case "/echo":
+            await answer(send, await read_body(receive, 1000, timeout_s=0.2))
+        case "/bug":
+            raise ZeroDivisionError("secret")
+        case "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
+            await asyncio.sleep(float(scope["query_string"] or 0))
+            raise ApiError(502, "engine lost")
+
+
+@asynccontextmanager
+async def served(drain_s: float = 5.0) -> AsyncIterator[tuple[str, int]]:
+    listener = listen("127.0.0.1", 0)
+    async with serving(app, listener, drain_s, BOUNDS):
+        yield listener.getsockname()
+
+
+async def talk(address: tuple[str, int], request: bytes) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    async with asyncio.timeout(20):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]) if head else 0, body
+
+
+def post(path: str, body: bytes, headers: str = "") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(body)}"]
+    return "\r\n".join(lines).encode() + b"\r\n" + headers.encode() + b"\r\n" + body
+
+
+async def test_a_request_is_answered() -> None:
+    async with served() as address:
+        assert await talk(address, post("/echo", b"hello")) == (200, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "words"),
+    [
+        (post("/echo", b"x" * 1001), 413, "1000 bytes"),
+        (post("/bug", b""), 500, "internal error"),
+        (b"no http at all\r\n\r\n", 400, "HTTP/1.1"),
+        (post("/echo", b"", "x-long: " + "y" * 3000 + "\r\n"), 431, "2048 bytes"),
+        (b"GET / HTTP/1.1\r\nx-unended: " + b"y" * 3000, 431, "2048 bytes"),
+        (b"GET / HTTP/1.1\r\nhost: slow", 408, "headers"),
+        (b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab", 408, "body"),
+    ],
+    ids=["body", "bug", "junk", "head", "unended head", "late head", "late body"],
+)
+async def test_every_refusal_is_in_openais_shape(request_bytes: bytes, status: int, words: str) -> None:
+    async with served() as address:
+        code, body = await talk(address, request_bytes)
+    assert code == status
+    error = orjson.loads(body)["error"]
+    assert words in error["message"]
+    assert "secret" not in error["message"]
+    assert error.keys() == {"message", "type", "param", "code"}
+
+
+async def test_an_error_in_a_stream_is_its_last_event() -> None:
+    async with served() as address:
+        _, body = await talk(address, post("/stream", b""))
+    assert b"data: first" in body
+    assert b'data: {"error":{"message":"engine lost"' in body
+
+
+async def test_a_connection_too_many_is_answered_503() -> None:
+    async with served(drain_s=0) as address:
+        held = [await asyncio.open_connection(*address) for _ in range(3)]
+        for _, writer in held:  # a stream's first bytes tell that the server has taken the connection
+            writer.write(post("/stream?60", b""))
+        for reader, _ in held:
+            await reader.readuntil(b"first")
+        code, _ = await talk(address, b"")
+        assert code == 503
+        for _, writer in held:
+            writer.close()
+
+
+async def test_leaving_lets_an_open_stream_end_and_takes_no_new_one() -> None:
+    async with served() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post("/stream?0.2", b""))
+        await reader.readuntil(b"first")
+    assert b"engine lost" in await reader.read()
+    writer.close()
+    with pytest.raises(OSError):
+        await asyncio.open_connection(*address)
+
+
+async def test_a_stream_longer_than_the_drain_ends_with_an_error_event() -> None:
+    async with served(drain_s=0.1) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post("/stream?60", b""))
+        await reader.readuntil(b"first")
+    assert b"the server stopped" in await reader.read()
+    writer.close()
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    holder = listen("127.0.0.1", 0)
+    port = holder.getsockname()[1]
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: port taken"):
+        listen("127.0.0.1", port)
+    holder.close()
+
+
+def test_an_unknown_host_is_one_clear_line() -> None:
+    with pytest.raises(StartError, match="no such host"):
+        listen("no-such-host.invalid", 0)
+
+
+def test_addresses_read_as_they_are_typed() -> None:
+    with socket.socket(socket.AF_INET) as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert address_of(listener) == f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+PROCESS = """
+import sys
+from penstock_runtime.serving import StartError, run_process
+async def main(stop):
+    if sys.argv[1] == "fails":
+        raise StartError("cannot")
+    print("up", flush=True)
+    await stop.wait()
+sys.exit(run_process(main))
+"""
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [("stops", 0, b""), ("fails", 1, b"cannot\n")])
+async def test_a_process_ends_by_signal_with_0_and_by_start_error_with_1(
+    how: str, code: int, said: bytes
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROCESS, how, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    if how == "stops":
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"up\n"
+        process.terminate()
+    _, stderr = await process.communicate()
+    assert (process.returncode, stderr) == (code, said)
