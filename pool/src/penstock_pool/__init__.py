@@ -1,1 +1,19 @@
 """The ServingPool as its users write it: one schema for local tools and the cluster."""
+
+from penstock_pool.application_spec import Application
+from penstock_pool.durations import parse_duration_s
+from penstock_pool.keys import load_keys
+from penstock_pool.load import PoolError, load_pool, parse_pool
+from penstock_pool.serving_pool import Pool
+from penstock_pool.tier_spec import TierSpec
+
+__all__ = [
+    "Application",
+    "Pool",
+    "PoolError",
+    "TierSpec",
+    "load_keys",
+    "load_pool",
+    "parse_duration_s",
+    "parse_pool",
+]

@@ -1,0 +1,42 @@
+"""Applications: who may use the pool, by their API keys, and under which tiers."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from penstock_pool.scalars import Name, Text, wrong_at
+from penstock_pool.spec import Spec
+
+
+class KeySource(Spec):
+    """Where an application's API keys are: exactly one of these."""
+
+    secret: Text | None = Field(
+        default=None, description="Kubernetes Secret; every value in it is a key.", examples=["ide-keys"]
+    )
+    file: Text | None = Field(
+        default=None,
+        description="File with one key a line, beside the pool file. For local tools.",
+        examples=["keys.txt"],
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.secret is None) == (self.file is None):
+            raise wrong_at("", "names no single place; write exactly one of secret, file")
+        return self
+
+
+class Application(Spec):
+    """One user of the pool."""
+
+    name: Name = Field(description="Unique in the pool.", examples=["ide"])
+    tier: Name = Field(description="The tier of its requests that name none.", examples=["coder"])
+    allow: tuple[Name, ...] = Field(
+        default=(), description="Other tiers it may ask for.", examples=[["batch"]]
+    )
+    keys: KeySource = Field(description="Its API keys.")
+
+    def may_use(self, tier: str) -> bool:
+        """Whether a key of this application gets this tier."""
+        return tier == self.tier or tier in self.allow

@@ -1,0 +1,37 @@
+"""Durations as Kubernetes writes them: `800ms`, `1.5s`, `2m`, `1m30s`.
+
+A number without a unit is refused, and the refusal guesses what was meant: few people want a first token
+within fifty seconds, and few write 0.05 for milliseconds.
+"""
+
+import re
+
+UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_S = 24 * 3600.0
+"""Longer than any request, time-out or drain may take; what is longer is a slip of the pen."""
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration such as `800ms`, `1.5s`, `2m` or `1m30s`.
+
+    Raises ValueError with what was given and what would be right.
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(_what_is_wrong(text))
+    seconds = sum(float(number) * UNIT_S[unit] for number, unit in _PART.findall(text))
+    if seconds > LONGEST_S:
+        raise ValueError(f'"{text}" is longer than a day; at most 24h')
+    return seconds
+
+
+def _what_is_wrong(text: str) -> str:
+    if not _NUMBER.fullmatch(text):
+        return f'"{text}" is no duration; write for example 800ms, 1.5s or 2m'
+    number = float(text)
+    if number < 10:
+        return f'"{text}" has no unit; write {number:.10g}s or {number * 1000:.10g}ms'
+    return f'"{text}" has no unit; write {number:.10g}ms or {number / 1000:.10g}s'

@@ -1,0 +1,126 @@
+"""Which model a pool serves, and the engine that runs it."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock_pool.known import known_time_model
+from penstock_pool.scalars import Count, Duration, Number, Text, wrong_at
+from penstock_pool.spec import Spec
+
+AUTO = "auto"
+"""The time model that is measured at start instead of named."""
+
+
+class ModelSource(Spec):
+    """Where the weights come from: exactly one of these. Without any, the hub id is the model's name."""
+
+    hub: Text | None = Field(
+        default=None, description="Hugging Face hub id.", examples=["meta-llama/Llama-3.1-8B-Instruct"]
+    )
+    persistent_volume_claim: Text | None = Field(
+        default=None, description="PersistentVolumeClaim with the weights.", examples=["llama3-weights"]
+    )
+    image: Text | None = Field(
+        default=None,
+        description="OCI image mounted as a volume with the weights.",
+        examples=["registry.example/llama3:1"],
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise wrong_at(
+                "", "names no single source; write exactly one of hub, persistentVolumeClaim, image"
+            )
+        return self
+
+
+class ModelSpec(Spec):
+    """The model."""
+
+    name: Text = Field(
+        description="The name clients ask for; also the hub id where `source` says nothing else.",
+        examples=["meta-llama/Llama-3.1-8B-Instruct"],
+    )
+    source: ModelSource | None = Field(default=None, description="Where the weights come from.")
+
+
+class Resources(Spec):
+    """Kubernetes resources of a replica's engine container."""
+
+    limits: dict[str, str | int] = Field(
+        default_factory=dict, description="At most.", examples=[{"nvidia.com/gpu": "1"}]
+    )
+    requests: dict[str, str | int] = Field(
+        default_factory=dict, description="At least.", examples=[{"memory": "40Gi"}]
+    )
+
+
+class Speculation(Spec):
+    """Speculative decoding."""
+
+    max_tokens: Annotated[Count, Field(le=16)] = Field(
+        default=4, description="Most tokens drafted for one decode in one step.", examples=[4]
+    )
+    acceptance: Annotated[Number, Field(ge=0, lt=1)] = Field(
+        default=0.7,
+        description="Chance that a drafted token is accepted, 0 to 1; a live engine measures it.",
+        examples=[0.7],
+    )
+
+
+class EngineSpec(Spec):
+    """The engine beside every sidecar."""
+
+    type: Literal["vllm", "openai", "simulated"] = Field(
+        description="`vllm` with Penstock's scheduler; `openai`: any OpenAI-compatible engine, unmodified; "
+        "`simulated`: a GPU's timing without the GPU.",
+        examples=["vllm"],
+    )
+    image: Text | None = Field(
+        default=None, description="Container image of the engine.", examples=["vllm/vllm-openai:v0.33.0"]
+    )
+    args: tuple[str, ...] = Field(
+        default=(), description="Passed to the engine as they are.", examples=[["--enable-prefix-caching"]]
+    )
+    tensor_parallel_size: Count = Field(default=1, description="GPUs that one replica spans.", examples=[1])
+    resources: Resources = Field(default_factory=Resources, description="Of the engine's container.")
+    time_model: Annotated[Text, AfterValidator(known_time_model)] = Field(
+        default=AUTO,
+        description="How long an iteration takes: a built-in model by name, or `auto` to measure the engine "
+        "at start. Refined online either way. A simulated engine has to be told one.",
+        examples=["llama-3-8b-a100"],
+    )
+    kv_cache_tokens: Count | None = Field(
+        default=None,
+        description="Tokens that the KV cache holds. A live engine tells it itself.",
+        examples=[43296],
+    )
+    block_tokens: Count = Field(default=16, description="Tokens in one block of the KV cache.", examples=[16])
+    max_model_len: Count = Field(
+        default=8192, description="Longest prompt and answer together, in tokens.", examples=[8192]
+    )
+    speculation: Speculation | None = Field(default=None, description="Speculative decoding; absent: off.")
+    connect_timeout_s: Duration = Field(
+        default=2.0, description="Longest wait for a connection to the engine.", examples=["2s"]
+    )
+    silence_timeout_s: Duration = Field(
+        default=60.0,
+        description="An engine that sends nothing for a request it has started for so long counts as lost.",
+        examples=["60s"],
+    )
+    pod_template: dict[str, Any] | None = Field(
+        default=None,
+        description="Merged into the replica's pod: tolerations, volumes, node selection.",
+        examples=[{"spec": {"nodeSelector": {"gpu": "a100"}}}],
+    )
+
+    @model_validator(mode="after")
+    def _simulated_is_told_its_speed(self) -> Self:
+        if self.type == "simulated" and self.time_model == AUTO:
+            raise wrong_at(
+                "timeModel",
+                "a simulated engine has nothing to measure; write for example llama-3-8b-a100",
+            )
+        return self

@@ -1,0 +1,46 @@
+"""API keys: which application each belongs to."""
+
+from pathlib import Path
+
+from penstock_pool.application_spec import Application
+from penstock_pool.load import PoolError
+from penstock_pool.serving_pool import Pool
+
+
+def load_keys(pool: Pool, base_dir: Path) -> dict[str, Application]:
+    """Applications by API key, from the files that the pool names; empty where it names no application.
+
+    base_dir: what relative file names count from, usually the pool file's folder.
+    Raises PoolError where a file is missing, has no key, or has a key that another application has too; and
+    where keys are in a Secret, which only a cluster can read.
+    """
+    keys: dict[str, Application] = {}
+    problems: list[str] = []
+    for index, application in enumerate(pool.spec.applications):
+        where = f"spec.applications[{index}].keys"
+        found, problem = _keys_of(application, base_dir)
+        problems += [f"{where}.{problem}"] if problem else []
+        for key in found:
+            if keys.setdefault(key, application) is not application:
+                problems.append(f"{where}: holds a key of {keys[key].name} too; a key is of one application")
+    if problems:
+        raise PoolError([f"{pool.metadata.name}: {problem}" for problem in problems])
+    return keys
+
+
+def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
+    """The application's keys, and what is wrong with where they should be."""
+    if application.keys.file is None:
+        given = application.keys.secret
+        return (
+            [],
+            f'secret: "{given}" is in a cluster; local tools read keys: {{file: keys.txt}}, one key a line',
+        )
+    path = base_dir / application.keys.file
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        return [], f'file: "{path}" cannot be read: {reason}'
+    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return found, "" if found else f'file: "{path}" holds no key; one a line'

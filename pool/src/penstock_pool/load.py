@@ -1,0 +1,69 @@
+"""From a file, or a document somebody else read, to a checked pool."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock_pool.document import DocumentError, read_document
+from penstock_pool.problems import schema_problems, shown
+from penstock_pool.references import Problem, reference_problems
+from penstock_pool.serving_pool import API_VERSION, KIND, Pool
+
+
+class PoolError(Exception):
+    """A pool that cannot be used.
+
+    lines: one for each wrong field, like
+        `pool.yaml: spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s`.
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def load_pool(path: Path) -> Pool:
+    """The pool in a file. Raises PoolError with every line that is wrong."""
+    try:
+        document = read_document(path)
+    except DocumentError as error:
+        raise PoolError([f"{path}: {error}"]) from None
+    return parse_pool(document, str(path))
+
+
+def parse_pool(document: Any, source: str) -> Pool:
+    """The pool in a document. source: named at the start of every line of a PoolError."""
+    if document is None:
+        raise PoolError([f"{source}: is empty; a pool starts with apiVersion: {API_VERSION}, kind: {KIND}"])
+    if not isinstance(document, dict):
+        raise PoolError(
+            [f"{source}: is {shown(document)}; a pool is a mapping of apiVersion, kind, metadata, spec"]
+        )
+    problems = _wrong_type(document) or _wrong_fields(document)
+    if problems:
+        raise PoolError([f"{source}: {where}: {what}" for where, what in problems])
+    return Pool.model_validate(document)
+
+
+def _wrong_type(document: dict[str, Any]) -> list[Problem]:
+    """A document of another kind has only that said about it: its fields are right for what it is."""
+    wanted = {"apiVersion": API_VERSION, "kind": KIND}
+    return [
+        (field, f"missing; write {field}: {value}" if field not in document else _not(document[field], value))
+        for field, value in wanted.items()
+        if document.get(field) != value
+    ]
+
+
+def _not(given: Any, wanted: str) -> str:
+    return f"{shown(given)} is not what this reads; write {wanted}"
+
+
+def _wrong_fields(document: dict[str, Any]) -> list[Problem]:
+    problems: list[Problem] = []
+    try:
+        Pool.model_validate(document)
+    except ValidationError as error:
+        problems.extend(schema_problems(error, Pool))
+    return problems + list(reference_problems(document))

@@ -1,0 +1,133 @@
+"""What is wrong with a document, one line a field: where, what was given, what would be right."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from penstock_pool.known import did_you_mean
+from penstock_pool.references import Problem
+
+Location = Sequence[str | int]
+NAME_RULE = "lower-case letters, digits and inner dashes, at most 63"
+
+RULES = {
+    "string_type": "is no text; put it in quotes",
+    "int_type": "is no whole number",
+    "float_type": "is no number",
+    "finite_number": "is no finite number",
+    "bool_type": "is neither true nor false",
+    "tuple_type": "is no list",
+    "dict_type": "is no mapping",
+    "too_short": "is empty; at least one entry",
+    "string_too_short": "is empty; it has to say something",
+    "string_too_long": f"is no name; {NAME_RULE}",
+    "string_pattern_mismatch": f"is no name; {NAME_RULE}",
+    "greater_than": "is too small; has to be above {gt}",
+    "greater_than_equal": "is too small; at least {ge}",
+    "less_than": "is too large; has to be below {lt}",
+    "less_than_equal": "is too large; at most {le}",
+}
+"""What a field of that kind has to be, by pydantic's error types."""
+
+SILENT = {"default_factory_not_called"}
+"""Consequences of another error, which has its own line."""
+
+
+def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[Problem]:
+    """Each field that pydantic refused."""
+    for detail in error.errors(include_url=False):
+        if detail["type"] not in SILENT:
+            location = [part for part in detail["loc"] if not _is_tag(part)]
+            blamed = detail.get("ctx", {}).get("field")
+            yield dotted([*location, blamed] if blamed else location), _message(detail, location, root)
+
+
+def dotted(location: Location) -> str:
+    """`spec.tiers[1].slo.tpot`."""
+    steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(steps).removeprefix(".")
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a line: scalars as JSON, containers by their kind."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "null"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _message(detail: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "pool":
+        return _own_words(detail)
+    if kind == "missing":
+        return _missing(_field_at(root, location))
+    if kind == "extra_forbidden":
+        return _unknown(str(location[-1]), _model_at(root, location[:-1]))
+    if kind in {"model_type", "model_attributes_type"}:
+        return f"{shown(given)} is no mapping of {_fields(_model_at(root, location))}"
+    if kind == "literal_error":
+        allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{shown(given)} is not known; one of {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
+    rule = RULES.get(kind)
+    return f"{shown(given)}: {detail['msg']}" if rule is None else f"{shown(given)} {rule.format(**context)}"
+
+
+def _own_words(detail: ErrorDetails) -> str:
+    message = str(detail["msg"])
+    whole = message.startswith('"') or message.startswith("missing") or "field" in detail.get("ctx", {})
+    return message if whole else f"{shown(detail['input'])} {message}"
+
+
+def _missing(field: FieldInfo | None) -> str:
+    described = "" if field is None or not field.description else f"; {field.description}"
+    example = "" if field is None or not field.examples else f" For example {field.examples[0]}"
+    return f"missing{described}{example}"
+
+
+def _unknown(name: str, model: type[BaseModel] | None) -> str:
+    if model is None:
+        return "unknown field"
+    aliases = [str(field.alias) for field in model.model_fields.values()]
+    return f"unknown field{did_you_mean(name, aliases) or f'; fields here are {_fields(model)}'}"
+
+
+def _fields(model: type[BaseModel] | None) -> str:
+    return "fields" if model is None else ", ".join(str(f.alias) for f in model.model_fields.values())
+
+
+def _is_tag(part: str | int) -> bool:
+    """Whether pydantic added this part for a union, so that it is not in the file."""
+    return isinstance(part, str) and part.startswith("<")
+
+
+def _field_at(root: type[BaseModel], location: Location) -> FieldInfo | None:
+    model = _model_at(root, location[:-1])
+    fields = {} if model is None else model.model_fields
+    return next((field for field in fields.values() if field.alias == location[-1]), None)
+
+
+def _model_at(root: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    for part in location:
+        if isinstance(part, int) or model is None:
+            continue
+        field = next((f for f in model.model_fields.values() if f.alias == part), None)
+        model = None if field is None else _model_in(field.annotation)
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model class that an annotation speaks of, inside lists, unions and the like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -1,0 +1,118 @@
+"""How requests travel: scheduling inside a replica, routing between replicas, the router's bounds."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock_pool.known import known_policy
+from penstock_pool.scalars import Count, Duration, Name, Text, wrong_at
+from penstock_pool.spec import Spec
+
+
+class Scheduling(Spec):
+    """What a replica decides by."""
+
+    policy: Annotated[Text, AfterValidator(known_policy)] = Field(
+        default="slos-serve", description="Scheduling policy, by name.", examples=["slos-serve"]
+    )
+    max_batch_tokens: Count = Field(
+        default=8192, description="Most tokens in one engine iteration.", examples=[8192]
+    )
+    max_running: Count = Field(
+        default=256, description="Most requests that hold KV cache at once on a replica.", examples=[256]
+    )
+    max_waiting: Count = Field(
+        default=1024,
+        description="Most requests that a replica holds before they run; more are rejected.",
+        examples=[1024],
+    )
+    aging_timeout_s: Duration = Field(
+        default=60.0,
+        description="Best-effort work that has got nothing for so long is served before newcomers.",
+        examples=["60s"],
+    )
+    drain_timeout_s: Duration = Field(
+        default=30.0,
+        description="A replica told to stop finishes its requests for so long.",
+        examples=["30s"],
+    )
+
+
+class Routing(Spec):
+    """Which replica, and which next."""
+
+    order: Literal["round-robin"] = Field(
+        default="round-robin", description="Order in which replicas are tried.", examples=["round-robin"]
+    )
+    max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
+    backup: Literal["best-effort", "reject", "offload"] = Field(
+        default="best-effort",
+        description="What happens to a request that no replica can serve in time: served as `best-effort`, "
+        "`reject`ed with 429, or `offload`ed to another pool.",
+        examples=["best-effort"],
+    )
+    pool: Name | None = Field(
+        default=None, description="The pool that takes what is offloaded.", examples=["llama3-8b-spot"]
+    )
+
+    @model_validator(mode="after")
+    def _offload_has_a_pool(self) -> Self:
+        if self.backup == "offload" and self.pool is None:
+            raise wrong_at("pool", "missing; backup: offload has to name the pool that takes over")
+        if self.backup != "offload" and self.pool is not None:
+            raise wrong_at("pool", f'"{self.pool}" would not be used; write backup: offload, or remove it')
+        return self
+
+
+class RouterSpec(Spec):
+    """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
+
+    replicas: Count = Field(default=2, description="Routers in a cluster; they share nothing.", examples=[2])
+    max_body_bytes: Count = Field(
+        default=8 * 2**20,
+        description="Largest request body, in bytes; larger is answered 413.",
+        examples=[8388608],
+    )
+    max_header_bytes: Count = Field(
+        default=32 * 2**10,
+        description="Largest request head, in bytes; larger is answered 431.",
+        examples=[32768],
+    )
+    body_timeout_s: Duration = Field(
+        default=30.0,
+        description="Longest time a client may take to send its body; longer is answered 408.",
+        examples=["30s"],
+    )
+    max_inflight: Count = Field(
+        default=4096,
+        description="Most requests under way in one router; more are answered 429.",
+        examples=[4096],
+    )
+    stream_buffer_bytes: Count = Field(
+        default=256 * 2**10,
+        description="Most bytes held for a client that reads slowly; more cancels its request.",
+        examples=[262144],
+    )
+    verdict_timeout_s: Duration = Field(
+        default=5.0,
+        description="Longest wait for a replica's verdict before the next replica is tried.",
+        examples=["5s"],
+    )
+    drain_timeout_s: Duration = Field(
+        default=30.0, description="A router told to stop finishes its requests for so long.", examples=["30s"]
+    )
+
+
+class Autoscaling(Spec):
+    """Between how many replicas the pool may move."""
+
+    min_replicas: Count = Field(default=1, description="Fewest replicas.", examples=[1])
+    max_replicas: Count = Field(description="Most replicas.", examples=[8])
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise wrong_at(
+                "minReplicas", f"{self.min_replicas} is above maxReplicas {self.max_replicas}; at most that"
+            )
+        return self

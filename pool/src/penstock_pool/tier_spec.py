@@ -1,0 +1,94 @@
+"""Tiers: what an application is promised, as a pool states it."""
+
+from typing import Annotated, Any, Literal, Self
+
+from penstock_core.slo import Judge, Slo, Tier
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from penstock_pool.scalars import Duration, Flag, Name, Number, wrong_at
+from penstock_pool.spec import Spec
+
+
+class Slowdown(Spec):
+    """A TTFT target that grows with the prompt."""
+
+    slowdown: Annotated[Number, Field(ge=1)] = Field(
+        description="Times the prompt's prefill time on an idle replica; at least 1.", examples=[5]
+    )
+
+
+def _ttft_kind(given: Any) -> str:
+    return "<slowdown>" if isinstance(given, dict | Slowdown) else "<duration>"
+
+
+Ttft = Annotated[
+    Annotated[Duration, Tag("<duration>")] | Annotated[Slowdown, Tag("<slowdown>")],
+    Discriminator(_ttft_kind),
+]
+
+
+class SloSpec(Spec):
+    """Targets; at least one."""
+
+    ttft: Ttft | None = Field(
+        default=None,
+        description="Time to first token, from when the router has read the request: a duration, or "
+        "`slowdown: 5` for five times the prompt's prefill time on an idle replica.",
+        examples=["800ms", {"slowdown": 5}],
+    )
+    tpot_s: Duration | None = Field(
+        default=None,
+        description="Time per output token after the first, as `judge` measures it.",
+        examples=["50ms"],
+    )
+    e2e_s: Duration | None = Field(default=None, description="Time to the last token.", examples=["30s"])
+    judge: Literal["mean", "window", "max"] = Field(
+        default="mean",
+        description="How the time per output token is measured: `mean` over the answer, the slowest `window` "
+        "of ten tokens, or the `max` gap.",
+        examples=["window"],
+    )
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if self.ttft is None and self.tpot_s is None and self.e2e_s is None:
+            raise wrong_at("", "has no target; give at least one of ttft, tpot, e2e")
+        return self
+
+    def to_core(self) -> Slo:
+        """The SLO as the core knows it."""
+        judge = Judge(self.judge)
+        if isinstance(self.ttft, Slowdown):
+            return Slo(None, self.ttft.slowdown, self.tpot_s, self.e2e_s, judge)
+        return Slo(self.ttft, None, self.tpot_s, self.e2e_s, judge)
+
+
+class TierSpec(Spec):
+    """A class of requests with one promise."""
+
+    name: Name = Field(description="Unique in the pool; clients ask for it.", examples=["chat"])
+    slo: SloSpec | None = Field(default=None, description="What is promised; absent for best effort.")
+    value: Annotated[Number, Field(gt=0)] = Field(
+        default=1.0, description="What one admitted request is worth against another's.", examples=[1]
+    )
+    best_effort: Flag = Field(
+        default=False, description="No promise: served with what the others leave.", examples=[True]
+    )
+    allow_request_targets: Flag = Field(
+        default=False,
+        description="Whether requests may bring their own targets, by X-SLO-TTFT-MS and X-SLO-TPOT-MS.",
+        examples=[True],
+    )
+
+    @model_validator(mode="after")
+    def _promise_or_best_effort(self) -> Self:
+        if self.best_effort and self.slo is not None:
+            raise wrong_at("slo", "best effort carries no SLO; remove slo, or bestEffort: true")
+        if not self.best_effort and self.slo is None:
+            raise wrong_at("slo", "missing; give targets, or write bestEffort: true")
+        return self
+
+    def to_core(self) -> Tier:
+        """The tier as the core knows it."""
+        slo = Slo() if self.slo is None else self.slo.to_core()
+        return Tier(self.name, slo, self.value, self.best_effort, self.allow_request_targets)
