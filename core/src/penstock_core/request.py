@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock_core.slo import (
     Anchor,
+    Judge,
     Targets,
     anchor_after,
     first_token_due_s,
@@ -95,17 +96,19 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
     """The job after an iteration that ended at `now_s` and brought out `new_tokens` (0 within a prefill)."""
     if new_tokens == 0:
         return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
-    generated = job.generated_tokens + new_tokens
-    anchor = anchor_after(job.request.targets.judge, job.anchor, generated, now_s)
+    request, computed, generated, output, _, pace_s, anchor, best_effort = job
+    generated += new_tokens
+    if anchor is None or request.targets.judge is not Judge.MEAN:  # a mean's anchor is its first token
+        anchor = anchor_after(request.targets.judge, anchor, generated, now_s)
     return Job(
-        job.request,
-        job.computed_tokens + computed_tokens,
+        request,
+        computed + computed_tokens,
         generated,
-        max(job.output_tokens, generated + 1),
-        next_token_due_s(anchor, generated, job.pace_s),
-        job.pace_s,
+        output if output > generated else generated + 1,
+        next_token_due_s(anchor, generated, pace_s),
+        pace_s,
         anchor,
-        job.best_effort,
+        best_effort,
     )
 
 
