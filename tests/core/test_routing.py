@@ -1,0 +1,165 @@
+"""Who is asked, who next, and what is answered when nobody will."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.routing import (
+    OUT_OF_SERVICE,
+    Asked,
+    Backup,
+    Move,
+    NoReplicas,
+    ReplicaLoad,
+    Try,
+    Unattainable,
+    Walk,
+    lost,
+    next_move,
+    refused,
+    round_robin,
+)
+from penstock_core.verdict import Reason, Rejected
+
+LOST = "lost"
+Outcome = Reason | str
+
+
+def loads(*names: str, **best_effort: int) -> list[ReplicaLoad]:
+    return [ReplicaLoad(name, best_effort=best_effort.get(name, 0)) for name in names]
+
+
+def walk_with(outcomes: list[Outcome], walk: Walk, there: list[ReplicaLoad]) -> list[Move]:
+    """Every move of a walk whose tries come out as said; admitted where the outcomes end."""
+    moves: list[Move] = []
+    for outcome in outcomes:
+        move = next_move(walk, there)
+        moves.append(move)
+        if not isinstance(move, Try):
+            return moves
+        if isinstance(outcome, Reason):
+            walk = refused(walk, move, Rejected(outcome, 2.0))
+        else:
+            walk = lost(walk, move)
+    return [*moves, next_move(walk, there)]
+
+
+BUSY, FULL, NEVER = Reason.PREFILL_BUDGET, Reason.QUEUE_FULL, Reason.NEVER
+DOWN, DRAINING = Reason.ENGINE_DOWN, Reason.DRAINING
+A1, B1, B2, C2, C3 = Try("a", 1), Try("b", 1), Try("b", 2), Try("c", 2), Try("c", 3)
+LATER, POINTLESS, NOBODY = Unattainable(3, 2), Unattainable(3, None), NoReplicas()
+REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
+
+
+@pytest.mark.parametrize(
+    ("backup", "max_hops", "outcomes", "moves"),
+    [
+        (REJECT, 3, [], [A1]),
+        (REJECT, 3, [BUSY], [A1, B2]),
+        (REJECT, 3, [BUSY, BUSY, BUSY], [A1, B2, C3, LATER]),
+        (REJECT, 2, [BUSY, BUSY], [A1, B2, Unattainable(2, 2)]),
+        (REJECT, 3, [NEVER, NEVER, NEVER], [A1, B2, C3, POINTLESS]),
+        (REJECT, 3, [NEVER, FULL, NEVER], [A1, B2, C3, LATER]),
+        (REJECT, 3, [LOST], [A1, B1]),
+        (REJECT, 1, [LOST, LOST], [A1, B1, Try("c", 1)]),
+        (REJECT, 3, [LOST, LOST, LOST], [A1, B1, Try("c", 1), NOBODY]),
+        (REJECT, 3, [DOWN, DRAINING, LOST], [A1, B1, Try("c", 1), NOBODY]),
+        (REJECT, 3, [LOST, BUSY, BUSY], [A1, B1, C2, Unattainable(2, 2)]),
+        (BEST_EFFORT, 1, [BUSY], [A1, Try("b", 1, backup=True)]),
+        (BEST_EFFORT, 1, [BUSY, BUSY], [A1, Try("b", 1, backup=True), Unattainable(1, 2)]),
+        (BEST_EFFORT, 1, [BUSY, LOST], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
+        (BEST_EFFORT, 1, [BUSY, DOWN], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
+        (BEST_EFFORT, 1, [NEVER, NEVER], [A1, Try("b", 1, backup=True), Unattainable(1, None)]),
+        (BEST_EFFORT, 3, [LOST, LOST, LOST], [A1, B1, Try("c", 1), NOBODY]),
+    ],
+)
+def test_the_walk(backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[Move]) -> None:
+    there = loads("a", "b", "c", a=1, b=0, c=2)
+    assert walk_with(outcomes, Walk(("a", "b", "c"), max_hops, backup), there) == moves
+
+
+def test_nobody_is_there() -> None:
+    assert next_move(Walk((), 3, BEST_EFFORT), []) == NOBODY
+
+
+def test_a_replica_that_left_meanwhile_is_passed_over() -> None:
+    assert next_move(Walk(("a", "b"), 3, REJECT), loads("b")) == Try("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("earliest_s", "retry_after_s"),
+    [
+        ([0.2, 5.0], 1),
+        ([2.1, 9.0], 3),
+        ([None, 4.0], 4),
+        ([None, None], 1),
+        ([float("inf"), 7.0], 7),
+        ([float("nan")], 1),
+        ([1e9], 3600),
+        ([0.0], 1),
+    ],
+)
+def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None], retry_after_s: int) -> None:
+    refusals = tuple(Rejected(BUSY, s) for s in earliest_s)
+    answer = next_move(Walk((), 3, REJECT, refusals), [])
+    assert answer == Unattainable(len(earliest_s), retry_after_s)
+
+
+def test_round_robin_starts_one_further_each_time() -> None:
+    there = loads("b", "a", "c")
+    orders = [round_robin(there, Asked("chat", 10, turn)) for turn in range(4)]
+    assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
+    assert round_robin([], Asked("chat", 10, 5)) == ()
+
+
+OUTCOMES = st.sampled_from([LOST, *Reason])
+NAMES = ["a", "b", "c", "d"]
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]]:
+    order = draw(st.permutations(NAMES[: draw(st.integers(0, 4))]))
+    walk = Walk(tuple(order), draw(st.integers(1, 5)), draw(st.sampled_from(Backup)))
+
+    def there() -> list[ReplicaLoad]:
+        subset = draw(st.sets(st.sampled_from(order))) if order else set()
+        return [ReplicaLoad(name, best_effort=draw(st.integers(0, 3))) for name in sorted(subset)]
+
+    return walk, there, lambda: draw(OUTCOMES)
+
+
+@given(walks())
+def test_every_walk_ends_and_repeats_nothing(
+    story: tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
+) -> None:
+    walk, there, outcome_of = story
+    tried: set[tuple[str, bool]] = set()
+    answers = 0
+    while isinstance(move := next_move(walk, seen := there()), Try):
+        assert move.replica in {load.name for load in seen}
+        assert (move.replica, move.backup) not in tried
+        assert 1 <= move.hop <= walk.max_hops
+        assert not (move.backup and walk.backup is Backup.REJECT)
+        tried.add((move.replica, move.backup))
+        outcome = outcome_of()
+        if isinstance(outcome, Reason):
+            answers += outcome not in OUT_OF_SERVICE and not move.backup
+            walk = refused(walk, move, Rejected(outcome))
+        else:
+            walk = lost(walk, move)
+    assert len(tried) <= 2 * len(NAMES)
+    assert isinstance(move, Unattainable) == (answers > 0)
+
+
+@given(walks())
+def test_losing_replicas_turns_nothing_away(
+    story: tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
+) -> None:
+    walk, _, _ = story
+    there = [ReplicaLoad(name) for name in walk.left]
+    for name in walk.left:
+        move = next_move(walk, there)
+        assert move == Try(name, 1)
+        walk = lost(walk, move)
+    assert next_move(walk, there) == NoReplicas()
