@@ -1,0 +1,102 @@
+"""The time model: its lines, its inverse, its attention terms."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.builtin_time_models import BUILTINS
+from penstock_core.time_model import (
+    UNBOUNDED_TOKENS,
+    BatchWork,
+    Term,
+    TimeModel,
+    chunk_work,
+    from_json,
+    to_json,
+)
+
+ROOFLINE = TimeModel("roofline", (Term(1e-4, 0.002), Term(1e-5, 0.010)))
+MODELS = st.sampled_from([builtin.model for builtin in BUILTINS.values()])
+SCALES = st.floats(0.3, 3.0)
+BESIDE = st.builds(
+    BatchWork,
+    tokens=st.just(0),
+    context_tokens=st.integers(0, 200_000),
+    prefill_work=st.floats(0, 1e8),
+    spec_steps=st.integers(0, 8),
+)
+
+
+def scaled(model: TimeModel, scale: float) -> TimeModel:
+    return TimeModel(
+        model.name, model.terms, model.context_token_s, model.prefill_work_s, model.overhead_s, scale
+    )
+
+
+def test_small_batches_wait_for_weights_and_large_ones_for_compute() -> None:
+    assert ROOFLINE.seconds(BatchWork(1)) == pytest.approx(0.010 + 1e-5)
+    assert ROOFLINE.seconds(BatchWork(1000)) == pytest.approx(0.102)
+
+
+def test_an_empty_batch_takes_no_time() -> None:
+    assert ROOFLINE.seconds(BatchWork(0)) == 0.0
+
+
+def test_every_part_of_the_work_adds_its_time() -> None:
+    model = TimeModel("all", (Term(1e-4, 0.002, 0.005),), 1e-7, 1e-9, 0.003, 2.0)
+    assert model.seconds(BatchWork(10, 1000, 1e6, 2)) == pytest.approx(
+        2 * (0.001 + 0.002 + 0.010 + 0.0001 + 0.001 + 0.003)
+    )
+
+
+@given(MODELS, SCALES, st.floats(0, 2), BESIDE)
+def test_tokens_within_is_the_most_that_fits(
+    model: TimeModel, scale: float, time_s: float, beside: BatchWork
+) -> None:
+    model = scaled(model, scale)
+    tokens = model.tokens_within(time_s, beside.context_tokens, beside.prefill_work, beside.spec_steps)
+    assert tokens == 0 or model.seconds(beside._replace(tokens=tokens)) <= time_s + 1e-12
+    assert model.seconds(beside._replace(tokens=tokens + 1)) > time_s - 1e-12
+
+
+@given(MODELS, SCALES, st.integers(1, 20_000), st.integers(0, 200_000))
+def test_tokens_within_returns_what_seconds_was_given(
+    model: TimeModel, scale: float, tokens: int, context: int
+) -> None:
+    model = scaled(model, scale)
+    assert model.tokens_within(model.seconds(BatchWork(tokens, context)), context) == tokens
+
+
+def test_a_time_without_bound_has_room_for_any_batch() -> None:
+    assert ROOFLINE.tokens_within(inf) == UNBOUNDED_TOKENS
+
+
+def test_a_flat_line_bounds_only_by_where_it_lies() -> None:
+    model = TimeModel("flat", (Term(1e-4, 0.0), Term(0.0, 0.010)))
+    assert model.tokens_within(0.009) == 0
+    assert model.tokens_within(0.020) == 200
+
+
+def test_a_prompt_attends_to_half_of_its_square() -> None:
+    assert chunk_work(8192, 0) == 8192**2 / 2
+
+
+@given(st.integers(128, 4096), st.integers(128, 4096), st.integers(0, 8192))
+def test_chunks_attend_to_what_the_whole_does(first: int, second: int, computed: int) -> None:
+    whole = chunk_work(first + second, computed)
+    assert chunk_work(first, computed) + chunk_work(second, computed + first) == whole
+
+
+def test_a_short_chunk_costs_as_much_as_one_of_128_rows() -> None:
+    assert chunk_work(1, 1000) == 128 * 1000.5
+
+
+def test_prefill_seconds_are_those_of_the_prompt_in_one_batch() -> None:
+    model = TimeModel("attention", (Term(1e-4, 0.002),), prefill_work_s=1e-9)
+    assert model.prefill_seconds(1000) == pytest.approx(0.102 + 500_000e-9)
+
+
+@given(MODELS)
+def test_a_model_survives_json(model: TimeModel) -> None:
+    assert from_json(to_json(model)) == model
