@@ -1,0 +1,64 @@
+"""Every bound of the sidecar, each with the reason for its number."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one sidecar will hold and how long it will wait. Each is a flag of the process."""
+
+    carried: int = 4096
+    """Requests carried at once, over all sessions. Sixteen times what an engine runs at once: more than can
+    be admitted by any SLO, so whatever is above it could only time out. Also the engine connections."""
+
+    best_effort: int = 1024
+    """Best-effort requests accepted and not yet ended. Four engines' worth of surplus; past it a request
+    would wait for minutes and is better told so."""
+
+    admitted_together: int = 32
+    """Newcomers decided by one call of the planner. Its time grows faster than their number, and 32 keep it
+    within milliseconds; the rest is decided right after."""
+
+    body_bytes: int = 32 << 20
+    """Largest request body. A million token ids are 7 MB."""
+
+    answer_bytes: int = 32 << 20
+    """Largest answer that is not streamed, which must be held whole."""
+
+    outbox_bytes: int = 64 << 20
+    """Events a session may hold for a router that does not read. Seconds of a full engine's output and a few
+    whole answers; a router that far behind is gone, and its session is closed."""
+
+    frame_bytes: int = 1 << 20
+    """A frame is sent once it holds this much. Routers must take frames of this and one event's data."""
+
+    coalesce_s: float = 0.001
+    """Longest that output waits for others of its step, to share a frame."""
+
+    alone: int = 8
+    """With at most this many requests in a session nothing waits: there is no one to share with."""
+
+    snapshot_s: float = 1.0
+    """A router that gets no other frame hears of a changed state within this."""
+
+    connect_s: float = 2.0
+    """To open a connection to the engine, which is on this machine or next to it."""
+
+    silence_s: float = 60.0
+    """A request that the engine is running and that has brought nothing for so long is lost. There is no
+    limit on waiting: a long queue is no fault, and an engine that hangs as a whole fails its probes."""
+
+    idle_connection_s: float = 4.0
+    """An unused engine connection is closed after this: before uvicorn, under vLLM, closes it at 5 s."""
+
+    probe_s: float = 1.0
+    """Between two probes of the engine."""
+
+    probe_timeout_s: float = 2.0
+    """A probe that takes longer has failed."""
+
+    probes_failed: int = 3
+    """Timed-out probes in a row after which the engine is down. A refused connection counts at once."""
+
+    telemetry_silence_s: float = 2.0
+    """The engine works and has not reported for this long beyond its step: progress is inferred instead."""

@@ -1,0 +1,172 @@
+"""One request that this replica carries: its life cycle's shell.
+
+What may happen, and what must then be done, is `penstock_core.request_lifecycle`; here is only how: events
+into the session's outbox, a task that talks to the engine, one call at the end. Whoever learns of something
+that happened calls the method of that name, and it may be anyone: the task itself, the session on a cancel,
+the replica when its engine is gone.
+"""
+
+import asyncio
+from typing import Protocol
+
+from penstock_core.request import Job
+from penstock_core.request_lifecycle import ENDS, Do, Event, State, after
+from penstock_core.verdict import Rejected, Verdict
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_sidecar.client_body import ClientBody
+from penstock_sidecar.outbox import Outbox
+from penstock_sidecar.sse import Usage
+from penstock_sidecar.wire_events import (
+    ENGINE_LOST,
+    INTERNAL,
+    failed_event,
+    finished_event,
+    verdict_event,
+)
+
+
+class Carrier(Protocol):
+    """Who has to know how a carried request fares: the replica."""
+
+    def send(self, carried: "Carried") -> asyncio.Task[None]:
+        """Start to carry it to the engine and back."""
+
+    def has_passed(self, carried: "Carried", tokens: int) -> None:
+        """Tokens of it have passed."""
+
+    def has_ended(self, carried: "Carried") -> None:
+        """It is over."""
+
+
+class Owner(Protocol):
+    """Who waits for it: its router's session."""
+
+    outbox: Outbox
+
+    def forget(self, carried: "Carried") -> None:
+        """It is over."""
+
+
+class Carried:
+    """A request between a router and the engine.
+
+    id: the router's, unique in its session.
+    key: ours, unique in the engine.
+    job, body: None until its body has been read and found good.
+    usage: what its answer came to, once it has come whole.
+    """
+
+    __slots__ = (
+        "_carrier",
+        "_owner",
+        "_task",
+        "arrived_s",
+        "body",
+        "endpoint",
+        "first_s",
+        "id",
+        "job",
+        "key",
+        "last_s",
+        "request_id",
+        "state",
+        "tier",
+        "tokens",
+        "usage",
+    )
+
+    def __init__(self, submit: wire.Submit, key: str, owner: Owner, carrier: Carrier, now_s: float) -> None:
+        self.id, self.request_id, self.tier = submit.id, submit.request_id, submit.tier
+        self.endpoint = submit.endpoint
+        self.key, self.arrived_s = key, now_s
+        self.state = State.DECIDING
+        self.job: Job | None = None
+        self.body: ClientBody | None = None
+        self.first_s = self.last_s = 0.0
+        self.tokens = 0
+        self.usage: Usage | None = None
+        self._owner, self._carrier = owner, carrier
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self.state in ENDS
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap between the tokens that have passed; 0 with fewer than two."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def invalid(self, error: ApiError) -> None:
+        """Its body cannot be served."""
+        failed = failed_event(self.id, wire.FAILURE_BAD_REQUEST, error.status, error.body())
+        self._happens(Event.INVALID, failed)
+
+    def decided(self, verdict: Verdict) -> None:
+        """Its verdict is known."""
+        self._owner.outbox.put(verdict_event(self.id, verdict), at_once=True)
+        self._happens(Event.REFUSED if isinstance(verdict, Rejected) else Event.ACCEPTED)
+
+    def output(self, data: bytes, tokens: int, now_s: float) -> None:
+        """Bytes of the answer, with so many tokens in them."""
+        if self.state is State.WAITING:
+            self.first_s = now_s
+        self.last_s = now_s
+        self.tokens += tokens
+        output = wire.Output(data=data, tokens=tokens)
+        self._happens(Event.OUTPUT, wire.Event(id=self.id, output=output), len(data))
+        self._carrier.has_passed(self, tokens)
+
+    def finished(self, usage: Usage) -> None:
+        """The engine has closed the answer as it should."""
+        self.usage = usage
+        self._happens(Event.ENDED, finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s))
+
+    def engine_refused(self, status: int, body: bytes) -> None:
+        """The engine answered with an error status."""
+        failed = failed_event(self.id, wire.FAILURE_ENGINE_REFUSED, status, body)
+        self._happens(Event.ENGINE_REFUSED, failed, len(body))
+
+    def engine_lost(self) -> None:
+        """The connection broke, or the engine does not answer any more."""
+        failed = failed_event(self.id, wire.FAILURE_ENGINE_LOST, ENGINE_LOST.status, ENGINE_LOST.body())
+        self._happens(Event.ENGINE_LOST, failed)
+
+    def broke(self) -> None:
+        """A fault of our own."""
+        failed = failed_event(self.id, wire.FAILURE_INTERNAL, INTERNAL.status, INTERNAL.body())
+        self._happens(Event.BROKE, failed)
+
+    def cancelled(self) -> None:
+        """Nobody waits for it any more."""
+        self._happens(Event.CANCELLED)
+
+    async def closed(self) -> None:
+        """Wait until its stream at the engine is closed."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _happens(self, event: Event, answer: wire.Event | None = None, data_bytes: int = 0) -> None:
+        before = self.state
+        self.state, do = after(before, event)
+        if do is Do.SEND:
+            self._task = self._carrier.send(self)
+        elif answer is not None:
+            self._owner.outbox.put(answer, data_bytes, at_once=_waited_for(before, do))
+        if self.state in ENDS and before not in ENDS:
+            self._end()
+
+    def _end(self) -> None:
+        """Close the engine's stream where somebody else than its own task ends the request."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._owner.forget(self)
+        self._carrier.has_ended(self)
+
+
+def _waited_for(before: State, do: Do) -> bool:
+    """Whether a client waits for just this: anything but one more token of a stream that flows."""
+    return do is not Do.PASS_ON or before is State.WAITING

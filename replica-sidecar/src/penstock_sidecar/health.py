@@ -1,0 +1,30 @@
+"""gRPC's standard health service: serving while the engine does and the replica takes new work."""
+
+import asyncio
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+SERVICE = "penstock.v1.Replica"
+
+
+class Health:
+    """Answers for the process (empty name) and for the replica service alike."""
+
+    def __init__(self) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def add_to(self, server: object) -> None:
+        """Serve it."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    def tell(self, serving: bool) -> None:
+        """Whether the replica serves, from now on."""
+        task = asyncio.get_running_loop().create_task(self._set(serving))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _set(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        for service in ("", SERVICE):
+            await self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)

@@ -1,0 +1,141 @@
+"""The sidecar's flags: what is this process's own. Everything else is in the pool file."""
+
+import argparse
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of the server's identity. client_ca: whose clients are let in; None lets all in."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One sidecar's own settings. metrics: None serves none. drain_s: None takes the pool's."""
+
+    pool: Path
+    name: str
+    listen: Address
+    engine: str
+    telemetry: Path | None
+    metrics: Address | None
+    drain_s: float | None
+    tls: Tls | None
+    log_level: str
+    log_json: bool
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if problem := _problem(given):
+        parser.error(problem)
+    metrics = None if given.metrics_port is None else Address(given.metrics_host, given.metrics_port)
+    tls = Tls(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
+    return Options(
+        pool=given.file,
+        name=given.name,
+        listen=given.listen,
+        engine=given.engine,
+        telemetry=given.telemetry,
+        metrics=metrics,
+        drain_s=given.drain_s,
+        tls=tls,
+        log_level=given.log_level,
+        log_json=given.log_json,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "penstock-sidecar", description="Beside one engine: admits, forwards, returns tokens, drains."
+    )
+    flag = parser.add_argument
+    flag("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
+    flag("--name", required=True, help="this replica's name, like r0")
+    flag("--listen", type=_address, required=True, metavar="HOST:PORT", help="for routers; port 0 takes any")
+    flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
+    flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
+    flag("--metrics-port", type=_port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
+    flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
+    flag("--drain-s", type=_seconds, metavar="S", help="to finish requests when stopped; default: the pool's")
+    flag("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
+    flag("--tls-key", type=Path, metavar="PEM", help="and this key")
+    flag("--tls-client-ca", type=Path, metavar="PEM", help="let in only clients that this CA has signed")
+    flag("--insecure", action="store_true", help="listen without TLS beyond this machine")
+    flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    flag("--log-json", action="store_true", help="one JSON object a line")
+    return parser
+
+
+def _problem(given: argparse.Namespace) -> str | None:
+    if bool(given.tls_cert) != bool(given.tls_key):
+        return "--tls-cert and --tls-key belong together"
+    if given.tls_client_ca and not given.tls_cert:
+        return "--tls-client-ca needs --tls-cert and --tls-key"
+    if not given.tls_cert and not given.insecure and not given.listen.loopback:
+        return f"--listen {given.listen} is reachable from other machines: give --tls-cert, or --insecure"
+    missing = [
+        path for path in (given.tls_cert, given.tls_key, given.tls_client_ca) if path and not path.is_file()
+    ]
+    return f"{missing[0]}: no such file" if missing else None
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT, like 127.0.0.1:9000")
+    return Address(host.strip("[]"), _port(port))
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds, 0 or more")
+    return seconds
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"'{text}' is no URL, like http://127.0.0.1:8000")
+    return text.rstrip("/")

@@ -1,0 +1,276 @@
+"""The sidecar's picture of its replica: what it has accepted, and what the engine last said of it.
+
+Admission plans against a `ReplicaView`. The engine's reports give the truth of every request it holds, but a
+request is on its way for a moment before it stands in one, and gone from them a moment before its last bytes
+have been read. So the mirror keeps what was accepted here beside the latest report:
+
+- accepted and never reported: on its way to the engine, so it waits there, after all that already do;
+- in the latest report: as reported, in the engine's own order;
+- reported once and not any more: ended at the engine, so it takes nothing, whatever is still being read;
+- in the report and not ours: sent by somebody else. It holds memory and takes time, so it is planned for.
+
+Each report is the whole state; a lost one costs nothing but age. Where there are none, because the engine is
+not ours or has fallen silent, progress is inferred from the tokens that pass: a request with output runs and
+has its whole prompt in memory, one without waits. That errs towards too much work left: the safe side.
+
+Times are on the clock of whoever calls, and always passed in.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, RequestId, advance, new_job
+from penstock_core.time_model import BatchWork, TimeModel
+from penstock_proto.telemetry_pb2 import StepReport
+
+FOREIGN_TIER = "direct"
+"""Tier of requests that reached the engine past this sidecar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The picture in numbers."""
+
+    running: int
+    waiting: int
+    best_effort: int
+    prefill_tokens_left: int
+    kv_tokens_free: int
+    kv_tokens_total: int
+
+
+@dataclass(slots=True, eq=False)
+class Accepted:
+    """A job that was accepted here. `seen`: number of the last report it stood in, 0 for none."""
+
+    job: Job
+    seen: int = 0
+    passed_tokens: int = 0
+    prompt_known: bool = False
+
+
+class ReplicaMirror:
+    """What this replica holds.
+
+    kv: the cache as it is until the engine tells.
+    longer: the length to plan with, for a job that outran its prediction.
+    silence_s: working and unheard for so long, the engine's reports are not waited for any more.
+    """
+
+    def __init__(
+        self, kv: KvCache, limits: Limits, longer: Callable[[Job], int], silence_s: float = 2.0
+    ) -> None:
+        self._kv, self._limits, self._longer, self._silence_s = kv, limits, longer, silence_s
+        self._accepted: dict[RequestId, Accepted] = {}
+        self._reports = 0
+        self._running: list[Accepted] = []
+        self._waiting: list[Accepted] = []
+        self._heard_s = float("-inf")  # when the engine was last known to be in step with us
+        self._busy_until_s = float("-inf")
+        self._live = False
+        self._counts: Counts | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the picture rests on reports, not on inference."""
+        return self._live
+
+    @property
+    def kv_tokens_total(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self._kv.total_blocks * self._kv.block_tokens
+
+    def accept(self, job: Job, now_s: float, prompt_known: bool = False) -> None:
+        """A job was accepted and goes to the engine. prompt_known: its prompt was counted, not estimated."""
+        if not self._accepted:
+            self._heard_s = max(self._heard_s, now_s)  # an idle engine owes no report
+        self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known)
+        self._counts = None
+
+    def forget(self, request_id: RequestId) -> Job | None:
+        """The job has ended, in whatever way. Returns it as last known."""
+        found = self._accepted.pop(request_id, None)
+        self._counts = None
+        return found.job if found else None
+
+    def holds(self, request_id: RequestId) -> bool:
+        """Whether the engine works on it, or soon will: false once its last report was without it."""
+        found = self._accepted.get(request_id)
+        return found is not None and self._placed(found)
+
+    def runs(self, request_id: RequestId) -> bool:
+        """Whether it holds memory at the engine, as far as is known."""
+        found = self._accepted.get(request_id)
+        if found is None:
+            return False
+        return found in self._running if self._live else found.job.generated_tokens > 0
+
+    def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
+        """Tokens of a job have passed towards its client."""
+        found = self._accepted.get(request_id)
+        if found is None:
+            return
+        found.passed_tokens += tokens
+        if self._live:
+            return
+        job = found.job
+        new_tokens = found.passed_tokens - job.generated_tokens
+        if new_tokens > 0:
+            found.job = self._at_least(advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s))
+            self._counts = None
+
+    def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
+        """The engine's report, received at `now_s`. Returns jobs whose true prompt length it has revealed."""
+        self._reports += 1
+        self._live, self._counts = True, None
+        self._heard_s, self._busy_until_s = now_s, now_s + report.next_duration_s
+        if report.kv_blocks_total:
+            self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
+        rows = [self._row(row, now_s) for row in _rows(report)]
+        self._running, self._waiting = rows[: report.running], rows[report.running :]
+        if report.waiting > len(self._waiting):
+            self._keep_unnamed()
+        return list(self._revealed())
+
+    def check(self, now_s: float) -> bool:
+        """Notice an engine that works and has fallen silent. Returns `live`."""
+        due_s = max(self._heard_s, self._busy_until_s) + self._silence_s
+        if self._live and now_s > due_s and any(map(self._placed, self._accepted.values())):
+            self.lose_reports()
+        return self._live
+
+    def lose_reports(self) -> None:
+        """The last report means nothing any more: the engine is gone, or silent."""
+        self._live, self._counts = False, None
+        self._running, self._waiting = [], []
+        self._busy_until_s = float("-inf")
+
+    def view(self, now_s: float, model: TimeModel) -> ReplicaView:
+        """The replica as admission plans with it."""
+        self.check(now_s)
+        running, waiting = self._places()
+        free = self._kv.free_blocks if self._live else self._blocks_left(running)
+        return ReplicaView(
+            now_s=now_s,
+            busy_until_s=self._busy_until(now_s, running, model),
+            running=running,
+            waiting=waiting,
+            kv=KvCache(self._kv.total_blocks, free, self._kv.block_tokens),
+            limits=self._limits,
+            model=model,
+        )
+
+    def counts(self) -> Counts:
+        """The picture in numbers. Costs nothing where nothing has changed."""
+        if self._counts is None:
+            self._counts = self._count()
+        return self._counts
+
+    def _count(self) -> Counts:
+        running, waiting = self._places()
+        free = self._kv.free_blocks if self._live else self._blocks_left(running)
+        jobs = (*running, *waiting)
+        return Counts(
+            running=len(running),
+            waiting=len(waiting),
+            best_effort=sum(job.best_effort for job in jobs),
+            prefill_tokens_left=sum(job.pending_tokens for job in jobs if not job.decoding),
+            kv_tokens_free=free * self._kv.block_tokens,
+            kv_tokens_total=self.kv_tokens_total,
+        )
+
+    def _places(self) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+        accepted = self._accepted.values()
+        if not self._live:
+            jobs = [found.job for found in accepted]
+            return (
+                tuple(job for job in jobs if job.generated_tokens),
+                tuple(job for job in jobs if not job.generated_tokens),
+            )
+        coming = [found.job for found in accepted if not found.seen]
+        running, waiting = ([row.job for row in rows] for rows in (self._running, self._waiting))
+        return tuple(running), (*waiting, *coming)
+
+    def _placed(self, found: Accepted) -> bool:
+        return not self._live or found.seen in (0, self._reports)
+
+    def _keep_unnamed(self) -> None:
+        """The report had no room for everybody who waits: those it does not name may be among them."""
+        for found in self._accepted.values():
+            if found.seen < self._reports:
+                found.seen = 0
+
+    def _row(self, row: "Row", now_s: float) -> Accepted:
+        found = self._accepted.get(row.request_id)
+        if found is None:
+            return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
+        found.seen = self._reports
+        found.job = self._at_least(_moved(found.job, row, now_s))
+        return found
+
+    def _at_least(self, job: Job) -> Job:
+        """A job that has just outrun its predicted length is planned with a longer one."""
+        if job.output_tokens > job.generated_tokens + 1:
+            return job
+        bound = max(job.request.max_output_tokens, job.generated_tokens + 1)
+        return job._replace(output_tokens=min(max(self._longer(job), job.generated_tokens + 1), bound))
+
+    def _revealed(self) -> Iterator[tuple[RequestId, int]]:
+        for found in self._running:
+            job = found.job
+            if found.prompt_known or not job.generated_tokens:
+                continue
+            found.prompt_known = True
+            prompt_tokens = max(job.computed_tokens + 1 - job.generated_tokens, 1)
+            found.job = _with_prompt(job, prompt_tokens)
+            yield job.request.id, prompt_tokens
+
+    def _blocks_left(self, running: tuple[Job, ...]) -> int:
+        used = sum(self._kv.blocks_for(job.computed_tokens + 1) for job in running)
+        return max(self._kv.total_blocks - used, 0)
+
+    def _busy_until(self, now_s: float, running: tuple[Job, ...], model: TimeModel) -> float:
+        if self._live or not running:
+            return max(now_s, self._busy_until_s)
+        context_tokens = sum(job.computed_tokens for job in running)
+        return now_s + model.seconds(BatchWork(len(running), context_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request in a report."""
+
+    request_id: RequestId
+    computed_tokens: int
+    generated_tokens: int
+    best_effort: bool
+
+
+def _rows(report: StepReport) -> Iterator[Row]:
+    columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
+    return map(Row, *columns)
+
+
+def _moved(job: Job, row: Row, now_s: float) -> Job:
+    """The job as its row says."""
+    new_tokens = max(row.generated_tokens - job.generated_tokens, 0)
+    moved = advance(job, row.computed_tokens - job.computed_tokens, new_tokens, now_s)
+    if moved.best_effort != row.best_effort:
+        moved = moved._replace(best_effort=row.best_effort)
+    if moved.pending_tokens < 1:  # the prompt was estimated, and is longer than that
+        moved = _with_prompt(moved, moved.computed_tokens + 1 - moved.generated_tokens)
+    return moved
+
+
+def _with_prompt(job: Job, prompt_tokens: int) -> Job:
+    return job._replace(request=replace(job.request, prompt_tokens=prompt_tokens))
+
+
+def _foreign(row: Row, now_s: float) -> Job:
+    """A request that is not ours: as much of it as the report tells."""
+    prompt_tokens = max(row.computed_tokens + 1 - row.generated_tokens, 1)
+    left_tokens = row.generated_tokens + 1
+    request = Request(row.request_id, FOREIGN_TIER, now_s, prompt_tokens, left_tokens)
+    job = new_job(request, left_tokens, row.best_effort)
+    return job._replace(computed_tokens=row.computed_tokens, generated_tokens=row.generated_tokens)

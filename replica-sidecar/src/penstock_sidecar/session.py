@@ -1,0 +1,84 @@
+"""One router's session: submits and cancels in, frames out, and nothing left behind when it ends.
+
+A reader and a writer run side by side. Whichever of them ends first ends the session: the router closed its
+half or is gone, or it does not read. What the session carried is cancelled then, at the engine too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from penstock_proto import replica_pb2 as wire
+
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.carried import Carried
+from penstock_sidecar.outbox import Outbox
+
+Submit = Callable[[wire.Submit, "Session"], Carried]
+Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
+
+
+class BadRouter(Exception):
+    """The router broke the protocol; the message says how."""
+
+
+class Session:
+    """What is between one router and this replica."""
+
+    def __init__(self, submit: Submit, snapshot: Callable[[], wire.Snapshot], bounds: Bounds) -> None:
+        self._submit = submit
+        self._carried: dict[int, Carried] = {}
+        self.outbox = Outbox(bounds, snapshot, lambda: len(self._carried))
+
+    async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
+        """Until the router ends it, falls behind, or `close` was called and everything is written.
+
+        Raises BadRouter. `outbox.behind` tells afterwards whether the router had fallen behind.
+        """
+        reading = asyncio.create_task(self._read(frames))
+        writing = asyncio.create_task(self._write(write))
+        behind = asyncio.create_task(self.outbox.behind.wait())
+        parts: set[asyncio.Task[object]] = {reading, writing, behind}
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            await self._end(parts)
+
+    def close(self) -> None:
+        """End it once what there is has been written."""
+        self.outbox.close()
+
+    def forget(self, carried: Carried) -> None:
+        """It has ended; its id may be used again."""
+        self._carried.pop(carried.id, None)
+
+    async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
+        async for frame in frames:
+            for submit in frame.submits:
+                self._take(submit)
+            for id in frame.cancels:
+                if carried := self._carried.get(id):  # else it has ended, and the cancel crossed that
+                    carried.cancelled()
+
+    def _take(self, submit: wire.Submit) -> None:
+        if submit.id in self._carried:
+            raise BadRouter(f"submit id {submit.id} is in use")
+        carried = self._submit(submit, self)
+        if not carried.ended:
+            self._carried[submit.id] = carried
+
+    async def _write(self, write: Write) -> None:
+        while (frame := await self.outbox.frame()) is not None:
+            await write(frame)
+
+    async def _end(self, parts: set[asyncio.Task[object]]) -> None:
+        self.outbox.close()
+        for part in parts:
+            part.cancel()
+        left = list(self._carried.values())
+        for carried in left:
+            carried.cancelled()
+        await asyncio.wait(parts)
+        for carried in left:
+            await carried.closed()

@@ -1,0 +1,111 @@
+"""Tokens in a stream of server-sent events, counted without taking the stream apart.
+
+The sidecar passes an engine's bytes on untouched, so it counts what ends events: a blank line, which cannot
+stand inside JSON. One event carries one token, except the chat's opening event (a role and empty content),
+the usage at the end and `[DONE]`. Engines that merge tokens into one event are counted low until their usage
+tells; where there is usage, it is what `Finished` reports.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]"
+
+EVENT_BYTES = 1 << 20
+"""No event is longer; what comes without an end is passed on and not counted."""
+
+_OPENING = b'"content":""'
+_USAGE = b'"usage"'
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the engine says it has counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class TokenCount:
+    """Tokens of one streamed answer, and whether it has come whole."""
+
+    __slots__ = ("_opened", "_rest", "done", "tokens", "usage")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.done = False  # `[DONE]` has come: the answer is whole
+        self.usage: Usage | None = None
+        self._rest = b""  # of an event whose end has not come
+        self._opened = False
+
+    def feed(self, data: bytes) -> int:
+        """Tokens that `data`, the next bytes of the stream, completes."""
+        if self._rest:
+            data = self._rest + data
+        if self._opened and _is_one_event(data) and _USAGE not in data and not data.startswith(DONE):
+            self._rest = b""
+            self.tokens += 1
+            return 1
+        return self._feed_events(data)
+
+    def _feed_events(self, data: bytes) -> int:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")  # some servers write CRLF; a lone CR waits for its LF
+        *events, rest = data.split(b"\n\n")
+        self._rest = rest if len(rest) <= EVENT_BYTES else b""
+        tokens = sum(self._count(event.strip(b"\n")) for event in events)
+        self.tokens += tokens
+        return tokens
+
+    def _count(self, event: bytes) -> int:
+        if event.startswith(DONE):
+            self.done = True
+            return 0
+        if not event.startswith(b"data:"):
+            return 0
+        if _USAGE in event:
+            return self._count_usage(event)
+        if not self._opened:
+            self._opened = True
+            return 0 if _OPENING in event.replace(b" ", b"") else 1
+        return 1
+
+    def _count_usage(self, event: bytes) -> int:
+        chunk = _parsed(event[5:])
+        if chunk is None:
+            return 1
+        self.usage = usage_of(chunk) or self.usage
+        opening = not self._opened and _OPENING in event.replace(b" ", b"")
+        self._opened = True
+        return 1 if chunk.get("choices") and not opening else 0
+
+
+def usage_of(answer: dict[str, Any]) -> Usage | None:
+    """The usage an answer, or one event of it, tells."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(prompt, int) or not isinstance(completion, int) or prompt < 0 or completion < 0:
+        return None
+    return Usage(prompt, completion)
+
+
+def usage_of_body(body: bytes) -> Usage | None:
+    """The usage of an answer that came whole."""
+    answer = _parsed(body)
+    return None if answer is None else usage_of(answer)
+
+
+def _is_one_event(data: bytes) -> bool:
+    return data.endswith(b"\n\n") and data.count(b"\n\n") == 1 and data.startswith(b"data:")
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None

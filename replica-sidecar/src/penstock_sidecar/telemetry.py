@@ -1,0 +1,94 @@
+"""Step reports from the engine, over a Unix datagram socket that the sidecar owns.
+
+The engine sends one report an iteration and never waits, so the sidecar reads all that are there whenever it
+gets to it. Each report is the whole state: of several that waited, only the last is a picture of now, but
+each measured an iteration. A gap in their numbers tells how many were lost; a changed instance, that the
+engine is another process than before.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.serving import StartError
+
+DATAGRAM_BYTES = 1 << 20
+"""Longest report read. Four thousand requests take about 100 KB."""
+
+BUFFER_BYTES = 4 << 20
+"""Kernel's buffer for reports that wait; it caps it at net.core.rmem_max."""
+
+TOGETHER = 64
+"""Most reports read before other work gets its turn."""
+
+
+@dataclass(slots=True)
+class Continuity:
+    """Whether reports follow on one another."""
+
+    instance: str = ""
+    sequence: int = 0
+
+    def lost_before(self, report: StepReport) -> int:
+        """Reports that never came, between the one before and this."""
+        same, before = report.engine_instance == self.instance, self.sequence
+        self.instance, self.sequence = report.engine_instance, report.sequence
+        return max(report.sequence - before - 1, 0) if same else 0
+
+
+class TelemetrySocket:
+    """Receives while open. `receive` gets the reports that came since the last time, oldest first."""
+
+    def __init__(self, path: Path, receive: Callable[[Sequence[StepReport]], None]) -> None:
+        self._path, self._receive = path, receive
+        self._buffer = bytearray(DATAGRAM_BYTES)
+        self._socket = _bind(path)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        """Stop receiving; the path is free again."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        reports: list[StepReport] = []
+        with contextlib.suppress(BlockingIOError):
+            while len(reports) < TOGETHER:
+                size = self._socket.recv_into(self._buffer)
+                with contextlib.suppress(DecodeError):  # no report: its number is missed, and counted as lost
+                    reports.append(StepReport.FromString(bytes(self._buffer[:size])))
+        if reports:
+            self._receive(reports)
+
+
+def _bind(path: Path) -> socket.socket:
+    """The socket, bound. A path left behind by a dead process is taken over, a living one's is not."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.setblocking(False)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    try:
+        if path.is_socket():
+            _unlink_stale(path)
+        receiver.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        receiver.close()
+        cause = "taken" if error.errno == errno.EADDRINUSE else str(error.strerror or error).lower()
+        raise StartError(f"cannot receive telemetry at {path}: {cause}") from None
+    return receiver
+
+
+def _unlink_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()

@@ -1,0 +1,61 @@
+"""The core's words as messages to the router, and an error's answer."""
+
+from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_sidecar.sse import Usage
+
+REASONS: dict[Reason, wire.Reason.ValueType] = {
+    Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,
+    Reason.DECODE_BUDGET: wire.REASON_DECODE_BUDGET,
+    Reason.KV_MEMORY: wire.REASON_KV_MEMORY,
+    Reason.NEVER: wire.REASON_NEVER,
+    Reason.QUEUE_FULL: wire.REASON_QUEUE_FULL,
+    Reason.DRAINING: wire.REASON_DRAINING,
+    Reason.ENGINE_DOWN: wire.REASON_ENGINE_DOWN,
+}
+
+ENGINE_LOST = ApiError(502, "the engine was lost while it served this request", "engine_lost")
+INTERNAL = ApiError(500, "internal error of the replica", "server_error")
+
+
+def verdict_event(id: int, verdict: Verdict) -> wire.Event:
+    """The verdict, which is a request's first event."""
+    if isinstance(verdict, Admitted):
+        admitted = wire.Admitted(
+            ttft_predicted_s=verdict.ttft_predicted_s, tpot_predicted_s=verdict.tpot_predicted_s
+        )
+        return wire.Event(id=id, admitted=admitted)
+    if isinstance(verdict, BestEffort):
+        return wire.Event(id=id, best_effort=wire.BestEffort())
+    return wire.Event(id=id, rejected=_rejected(verdict))
+
+
+def _rejected(verdict: Rejected) -> wire.Rejected:
+    return wire.Rejected(reason=REASONS[verdict.reason], earliest_s=verdict.earliest_s)
+
+
+def verdict_words(verdict: Verdict) -> tuple[str, str]:
+    """The verdict and its reason, as metrics and logs say them."""
+    if isinstance(verdict, Rejected):
+        return "rejected", verdict.reason.value
+    return ("admitted" if isinstance(verdict, Admitted) else "best-effort"), ""
+
+
+def failed_event(id: int, failure: wire.Failure.ValueType, status: int, body: bytes) -> wire.Event:
+    """An end that is an error."""
+    return wire.Event(id=id, failed=wire.Failed(failure=failure, status=status, body=body))
+
+
+def finished_event(id: int, usage: Usage, ttft_s: float, tpot_s: float) -> wire.Event:
+    """An end as it should be."""
+    return wire.Event(
+        id=id,
+        finished=wire.Finished(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+        ),
+    )

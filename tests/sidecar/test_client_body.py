@@ -1,0 +1,124 @@
+import orjson
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+from penstock_sidecar.client_body import ClientBody, over_context, read_body
+
+CHAT = wire.ENDPOINT_CHAT_COMPLETIONS
+COMPLETIONS = wire.ENDPOINT_COMPLETIONS
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def completion(**fields: object) -> ClientBody:
+    return read_body(COMPLETIONS, orjson.dumps({"model": "m", **fields}))
+
+
+def chat(**fields: object) -> ClientBody:
+    return read_body(CHAT, orjson.dumps({"model": "m", **fields}))
+
+
+WRONG = [
+    (COMPLETIONS, b"{", None),
+    (COMPLETIONS, b"", None),
+    (COMPLETIONS, b"[1]", None),
+    (COMPLETIONS, b"null", None),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": NaN}', None),
+    (COMPLETIONS, b'{"prompt": "\xff"}', None),
+    (COMPLETIONS, b'{"prompt": "\\ud800"}', None),
+    (COMPLETIONS, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", None),
+    (COMPLETIONS, b"{}", "prompt"),
+    (COMPLETIONS, b'{"prompt": null}', "prompt"),
+    (COMPLETIONS, b'{"prompt": 5}', "prompt"),
+    (COMPLETIONS, b'{"prompt": {}}', "prompt"),
+    (COMPLETIONS, b'{"prompt": []}', "prompt"),
+    (COMPLETIONS, b'{"prompt": [[]]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": [1, "a"]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": [1.5]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": [-1]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": [true]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": 0}', "max_tokens"),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": -3}', "max_tokens"),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": "5"}', "max_tokens"),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": 5.5}', "max_tokens"),
+    (COMPLETIONS, b'{"prompt": "a", "max_tokens": true}', "max_tokens"),
+    (COMPLETIONS, b'{"prompt": "a", "stream": "yes"}', "stream"),
+    (COMPLETIONS, b'{"prompt": "a", "stream": 1}', "stream"),
+    (COMPLETIONS, b'{"prompt": "a", "n": 0}', "n"),
+    (COMPLETIONS, b'{"prompt": "a", "vllm_xargs": []}', "vllm_xargs"),
+    (CHAT, b"{}", "messages"),
+    (CHAT, b'{"messages": "hi"}', "messages"),
+    (CHAT, b'{"messages": []}', "messages"),
+    (CHAT, b'{"messages": ["hi"]}', "messages[0]"),
+    (CHAT, b'{"messages": [{"content": "a"}, {"content": 5}]}', "messages[1].content"),
+    (CHAT, b'{"messages": [{"content": ["a"]}]}', "messages[0].content"),
+    (CHAT, b'{"messages": [{"content": "a"}], "max_completion_tokens": []}', "max_completion_tokens"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "raw", "param"), WRONG, ids=[str(raw[:60]) for _, raw, _ in WRONG])
+def test_a_body_that_cannot_be_served_is_a_400_that_names_the_field(
+    endpoint: wire.Endpoint.ValueType, raw: bytes, param: str | None
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_body(endpoint, raw)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert refused.value.message
+
+
+def test_prompts_are_counted_where_they_are_ids_and_measured_where_they_are_text() -> None:
+    assert completion(prompt=[5, 6, 7]).prompt_token_ids == 3
+    assert completion(prompt=[[1], [2, 3]]).prompt_token_ids == 3
+    assert completion(prompt="schön").prompt_token_ids is None
+    assert completion(prompt="schön").text_bytes == 6
+    assert completion(prompt=["ab", "c"]).text_bytes == 3
+
+
+def test_a_chat_is_measured_by_its_texts_and_messages() -> None:
+    parts = [{"type": "text", "text": "four"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    body = chat(messages=[*HELLO, {"role": "user", "content": parts}, {"role": "assistant", "content": None}])
+    assert (body.text_bytes, body.messages, body.prompt_token_ids) == (9, 3, None)
+
+
+def test_tools_are_part_of_the_prompt() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat(messages=HELLO, tools=tools).text_bytes == 5 + len(orjson.dumps(tools))
+
+
+def test_the_newer_name_of_the_bound_wins() -> None:
+    assert chat(messages=HELLO, max_tokens=5, max_completion_tokens=9).max_tokens == 9
+    assert chat(messages=HELLO, max_tokens=5).max_tokens == 5
+    assert chat(messages=HELLO).max_tokens is None
+
+
+def test_the_engine_gets_the_clients_bytes_with_the_fields_behind_them() -> None:
+    raw = b'{ "prompt" : [1,2], "seed": 123456789012345678901234567890, "temperature": 1e0 } \n'
+    sent = read_body(COMPLETIONS, raw).with_fields({"penstock_id": "a", "penstock_spent_s": 0.5})
+    assert sent.startswith(raw.rstrip()[:-1])
+    assert orjson.loads(sent)["vllm_xargs"] == {"penstock_id": "a", "penstock_spent_s": 0.5}
+
+
+def test_the_clients_own_extra_arguments_are_kept() -> None:
+    own = {"simulated_output_tokens": 7, "penstock_id": "forged"}
+    sent = completion(prompt="a", vllm_xargs=own, logit_bias={"5": 1}).with_fields({"penstock_id": "ours"})
+    assert orjson.loads(sent) == {
+        "model": "m",
+        "prompt": "a",
+        "vllm_xargs": {"simulated_output_tokens": 7, "penstock_id": "ours"},
+        "logit_bias": {"5": 1},
+    }
+
+
+def test_empty_extra_arguments_are_filled() -> None:
+    owns: list[dict[str, int] | None] = [{}, None]
+    for own in owns:
+        sent = orjson.loads(completion(prompt="a", vllm_xargs=own).with_fields({"penstock_id": "a"}))
+        assert sent["vllm_xargs"] == {"penstock_id": "a"}
+
+
+def test_a_prompt_is_over_the_context_only_where_that_is_certain() -> None:
+    full = completion(prompt=[1] * 100)
+    assert over_context(full, 101) is None
+    error = over_context(full, 100)
+    assert error is not None and (error.status, error.param) == (400, "prompt")
+    assert over_context(full, 0) is None
+    assert over_context(completion(prompt="a" * 10000), 100) is None

@@ -1,0 +1,240 @@
+from itertools import count
+
+import pytest
+from penstock_core.replica_view import KvCache, Limits
+from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Targets
+from penstock_core.time_model import BatchWork, Term, TimeModel
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar.replica_mirror import FOREIGN_TIER, ReplicaMirror
+
+MODEL = TimeModel("test", (Term(0.0001, 0.01),))
+Row = tuple[str, int, int] | tuple[str, int, int, bool]
+numbers = count(1)
+
+
+def job(id: str, prompt: int = 100, out: int = 50, best_effort: bool = False) -> Job:
+    targets = Targets(ttft_s=1.0, tpot_s=0.1)
+    return new_job(Request(id, "chat", 0.0, prompt, 500, targets), out, best_effort)
+
+
+def mirror(longer: int = 400) -> ReplicaMirror:
+    return ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: longer, silence_s=2.0)
+
+
+def report(running: list[Row], queued: list[Row] = [], **more: float) -> StepReport:  # noqa: B006
+    rows = [*running, *queued]
+    fields: dict[str, float] = {"kv_blocks_total": 1000, "kv_blocks_free": 900, "block_tokens": 16, **more}
+    return StepReport(
+        sequence=next(numbers),
+        running=len(running),
+        request_ids=[row[0] for row in rows],
+        computed_tokens=[row[1] for row in rows],
+        generated_tokens=[row[2] for row in rows],
+        best_effort=[row[3] if len(row) > 3 else False for row in rows],
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def ids(jobs: tuple[Job, ...]) -> list[str]:
+    return [job.request.id for job in jobs]
+
+
+def test_what_was_accepted_waits_until_it_is_reported() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    view = m.view(0.1, MODEL)
+    assert (ids(view.running), ids(view.waiting)) == ([], ["a"])
+    m.apply(report([("a", 64, 0)]), 0.2)
+    m.accept(job("b"), 0.2)
+    view = m.view(0.2, MODEL)
+    assert (ids(view.running), ids(view.waiting)) == (["a"], ["b"])
+    assert view.running[0].computed_tokens == 64
+
+
+def test_the_engines_order_stands_and_newcomers_wait_behind_it() -> None:
+    m = mirror()
+    for id in "abcd":
+        m.accept(job(id), 0.0)
+    m.apply(report([("c", 10, 0), ("a", 10, 0)], [("b", 0, 0)]), 0.1)
+    view = m.view(0.1, MODEL)
+    assert (ids(view.running), ids(view.waiting)) == (["c", "a"], ["b", "d"])
+
+
+def test_a_reported_request_that_is_gone_from_the_report_takes_nothing() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.accept(job("b"), 0.0)
+    m.apply(report([("a", 100, 1), ("b", 100, 1)]), 0.1)
+    m.apply(report([("b", 101, 2)]), 0.2)
+    assert ids(m.view(0.2, MODEL).running) == ["b"]
+    assert not m.holds("a") and m.holds("b")
+    ended = m.forget("a")
+    assert ended is not None and ended.generated_tokens == 1
+    assert m.forget("a") is None
+
+
+def test_a_job_that_ended_here_stands_no_more_even_where_the_engine_still_reports_it() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.forget("a")
+    m.apply(report([("a", 100, 1)]), 0.1)
+    (foreign,) = m.view(0.1, MODEL).running
+    assert foreign.request.tier == FOREIGN_TIER
+
+
+def test_requests_of_others_are_planned_for() -> None:
+    m = mirror()
+    m.apply(report([("x", 120, 21, True)], [("y", 0, 3, True)]), 0.1)
+    view = m.view(0.1, MODEL)
+    (x,), (y,) = view.running, view.waiting
+    assert (x.request.prompt_tokens, x.generated_tokens, x.best_effort, x.decoding) == (100, 21, True, True)
+    assert (y.computed_tokens, y.generated_tokens, y.pending_tokens > 0) == (0, 3, True)
+
+
+def test_the_pace_is_counted_from_when_the_first_token_was_reported() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.apply(report([("a", 100, 1)]), 5.0)
+    m.apply(report([("a", 102, 3)]), 5.2)
+    (a,) = m.view(5.2, MODEL).running
+    assert a.due_s == pytest.approx(5.0 + 3 * 0.1)
+    assert a.decoding
+
+
+def test_a_preempted_job_keeps_its_tokens_and_waits() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0, prompt_known=True)
+    m.apply(report([("a", 104, 5)]), 0.1)
+    m.apply(report([], [("a", 0, 5)]), 0.2)
+    (a,) = m.view(0.2, MODEL).waiting
+    assert (a.computed_tokens, a.generated_tokens, a.pending_tokens) == (0, 5, 105)
+
+
+def test_promoted_best_effort_is_planned_as_the_engine_serves_it() -> None:
+    m = mirror()
+    m.accept(job("a", best_effort=True), 0.0)
+    m.apply(report([("a", 10, 0, True)]), 0.1)
+    assert m.view(0.1, MODEL).running[0].best_effort
+    m.apply(report([("a", 20, 0, False)]), 0.2)
+    assert not m.view(0.2, MODEL).running[0].best_effort
+
+
+def test_an_estimated_prompt_is_corrected_by_the_first_token_and_told_once() -> None:
+    m = mirror()
+    m.accept(job("a", prompt=100), 0.0)
+    m.accept(job("b", prompt=100), 0.0, prompt_known=True)
+    assert m.apply(report([("a", 130, 0), ("b", 100, 1)]), 0.1) == []
+    assert m.view(0.1, MODEL).running[0].pending_tokens == 1  # longer than estimated, never done early
+    assert m.apply(report([("a", 140, 1), ("b", 101, 2)]), 0.2) == [("a", 140)]
+    assert m.view(0.2, MODEL).running[0].request.prompt_tokens == 140
+    assert m.apply(report([("a", 141, 2), ("b", 102, 3)]), 0.3) == []
+
+
+def test_a_job_that_outruns_its_prediction_is_planned_with_a_longer_one() -> None:
+    m = mirror(longer=80)
+    m.accept(job("a", out=10), 0.0)
+    m.apply(report([("a", 108, 9)]), 0.1)
+    assert m.view(0.1, MODEL).running[0].output_tokens == 80
+    m.apply(report([("a", 578, 479)]), 0.2)
+    assert m.view(0.2, MODEL).running[0].output_tokens == 480
+
+
+def test_memory_and_the_iteration_under_way_are_as_reported() -> None:
+    m = mirror()
+    m.apply(report([("x", 10, 0)], kv_blocks_total=500, kv_blocks_free=123, next_duration_s=0.03), 1.0)
+    view = m.view(1.01, MODEL)
+    assert (view.kv.total_blocks, view.kv.free_blocks, view.kv.block_tokens) == (500, 123, 16)
+    assert view.busy_until_s == pytest.approx(1.03)
+    assert m.view(1.05, MODEL).busy_until_s == 1.05
+    assert m.kv_tokens_total == 8000
+
+
+def test_a_report_without_room_for_all_who_wait_leaves_them_waiting() -> None:
+    m = mirror()
+    for id in "abc":
+        m.accept(job(id), 0.0)
+    m.apply(report([("a", 10, 0)], [("b", 0, 0), ("c", 0, 0)], waiting=2), 0.1)
+    m.apply(report([("a", 20, 0)], [("b", 0, 0)], waiting=2), 0.2)
+    assert ids(m.view(0.2, MODEL).waiting) == ["b", "c"]
+    m.apply(report([("a", 30, 0)], [("b", 0, 0)], waiting=1), 0.3)
+    assert ids(m.view(0.3, MODEL).waiting) == ["b", "c"]  # not named since: on its way, or gone
+
+
+def test_without_reports_progress_is_what_has_passed() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.accept(job("b"), 0.0)
+    m.passed("a", 1, 3.0)
+    m.passed("a", 4, 3.2)
+    view = m.view(3.2, MODEL)
+    assert (ids(view.running), ids(view.waiting)) == (["a"], ["b"])
+    (a,) = view.running
+    assert (a.generated_tokens, a.computed_tokens, a.decoding) == (5, 104, True)
+    assert a.due_s == pytest.approx(3.0 + 5 * 0.1)
+    assert view.kv.free_blocks == 1000 - 7
+    assert view.busy_until_s == pytest.approx(3.2 + MODEL.seconds(_one_decode()))
+
+
+def _one_decode() -> BatchWork:
+    return BatchWork(1, 104)
+
+
+def test_a_silent_engine_is_not_waited_for() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.apply(report([("a", 100, 1)], next_duration_s=0.5), 1.0)
+    m.passed("a", 1, 1.0)
+    m.passed("a", 2, 2.0)
+    assert m.check(3.4)
+    assert not m.check(3.6)
+    m.passed("a", 1, 3.7)
+    (a,) = m.view(3.7, MODEL).running
+    assert a.generated_tokens == 4
+    m.apply(report([("a", 105, 6)]), 4.0)
+    assert m.live and m.view(4.0, MODEL).running[0].generated_tokens == 6
+
+
+def test_an_idle_engine_owes_no_report() -> None:
+    m = mirror()
+    m.apply(report([]), 1.0)
+    assert m.check(100.0)
+    m.accept(job("a"), 100.0)
+    assert m.check(101.9)
+    assert not m.check(102.1)
+
+
+def test_a_restarted_engine_holds_nothing_of_before() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.apply(report([("a", 100, 1)]), 1.0)
+    m.apply(report([]), 2.0)
+    m.accept(job("b"), 2.0)
+    view = m.view(2.0, MODEL)
+    assert (ids(view.running), ids(view.waiting)) == ([], ["b"])
+
+
+def test_counts_follow_the_picture() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.accept(job("b", best_effort=True), 0.0)
+    m.accept(job("c"), 0.0)
+    m.apply(report([("a", 100, 1), ("b", 40, 0, True)]), 0.1)
+    counts = m.counts()
+    assert (counts.running, counts.waiting, counts.best_effort) == (2, 1, 1)
+    assert counts.prefill_tokens_left == 60 + 100
+    assert (counts.kv_tokens_free, counts.kv_tokens_total) == (900 * 16, 16000)
+    m.forget("c")
+    assert m.counts().waiting == 0
+
+
+def test_which_jobs_run() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.accept(job("b"), 0.0)
+    assert not m.runs("a") and not m.runs("unknown")
+    m.apply(report([("a", 10, 0)], [("b", 0, 0)]), 0.1)
+    assert m.runs("a") and not m.runs("b")
+    m.lose_reports()
+    m.passed("b", 1, 0.2)
+    assert m.runs("b") and not m.runs("a")

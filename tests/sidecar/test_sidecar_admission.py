@@ -1,0 +1,75 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from penstock_core.policy import Step
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, new_job
+from penstock_core.time_model import Term, TimeModel
+from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_sidecar.admission import Standing, decide
+from penstock_sidecar.bounds import Bounds
+
+VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), TimeModel("t", (Term(1e-4, 0.01),)))
+FREE = Standing(draining=False, engine_ready=True, carried=0, best_effort=0)
+BOUNDS = replace(Bounds(), carried=4, best_effort=2)
+
+
+class OneInTwo:
+    """Admits every second of those it is asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def start(self) -> None:
+        return None
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> Sequence[Verdict]:
+        self.asked.append([job.request.id for job in new])
+        return [
+            Admitted(1.0, 0.1) if place % 2 == 0 else Rejected(Reason.KV_MEMORY, 3.0)
+            for place in range(len(new))
+        ]
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        raise AssertionError
+
+
+def jobs(names: str) -> list[Job]:
+    """A job for each letter; capitals are best effort."""
+    return [new_job(Request(name, "chat", 0.0, 10, 10), 10, name.isupper()) for name in names]
+
+
+def verdicts(names: str, standing: Standing = FREE) -> list[Verdict]:
+    return decide(OneInTwo(), VIEW, jobs(names), standing, BOUNDS)
+
+
+def test_newcomers_are_decided_together_and_in_order() -> None:
+    policy = OneInTwo()
+    given = decide(policy, VIEW, jobs("aXbc"), FREE, BOUNDS)
+    assert policy.asked == [["a", "b", "c"]]
+    assert given == [
+        Admitted(1.0, 0.1),
+        BestEffort(),
+        Rejected(Reason.KV_MEMORY, 3.0),
+        Admitted(1.0, 0.1),
+    ]
+
+
+@pytest.mark.parametrize("names", ["a", "X", "aX"])
+def test_a_replica_that_takes_nobody_says_why(names: str) -> None:
+    draining, down = replace(FREE, draining=True), replace(FREE, engine_ready=False)
+    assert set(verdicts(names, draining)) == {Rejected(Reason.DRAINING)}
+    assert set(verdicts(names, down)) == {Rejected(Reason.ENGINE_DOWN)}
+    assert set(verdicts(names, replace(FREE, carried=4))) == {Rejected(Reason.QUEUE_FULL)}
+
+
+def test_a_full_backlog_of_best_effort_leaves_room_for_promises() -> None:
+    full = replace(FREE, best_effort=2)
+    assert verdicts("Xa", full) == [Rejected(Reason.QUEUE_FULL), Admitted(1.0, 0.1)]
+
+
+def test_bounds_hold_within_one_burst() -> None:
+    assert [isinstance(v, Rejected) for v in verdicts("XYZ")] == [False, False, True]
+    refused = verdicts("abcdef")[4:]
+    assert refused == [Rejected(Reason.QUEUE_FULL)] * 2

@@ -1,0 +1,55 @@
+import pytest
+from penstock_sidecar.sse import EVENT_BYTES, TokenCount, Usage, usage_of_body
+
+OPENING = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"delta":{"content":"data: a\\n\\nb"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
+DONE = b"data: [DONE]\n\n"
+CHAT = OPENING + TOKEN * 3 + USAGE + DONE
+
+
+def counted(*parts: bytes) -> TokenCount:
+    count = TokenCount()
+    for part in parts:
+        count.feed(part)
+    return count
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+def test_tokens_are_counted_however_the_stream_is_cut(size: int) -> None:
+    for stream in (CHAT, CHAT.replace(b"\n", b"\r\n")):
+        count = counted(*(stream[at : at + size] for at in range(0, len(stream), size)))
+        assert (count.tokens, count.usage, count.done) == (3, Usage(9, 3), True)
+
+
+def test_each_chunk_tells_its_own_tokens() -> None:
+    count = TokenCount()
+    assert [count.feed(part) for part in (OPENING, TOKEN, TOKEN * 2, USAGE, DONE)] == [0, 1, 2, 0, 0]
+
+
+def test_a_stream_without_opening_counts_from_its_first_event() -> None:
+    count = counted(b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":""}]}\n\n')
+    assert count.tokens == 2
+
+
+def test_a_token_that_carries_usage_counts() -> None:
+    token = TOKEN.replace(b"}\n", b',"usage":{"prompt_tokens":9,"completion_tokens":1}}\n')
+    assert counted(TOKEN, token).tokens == 2
+    assert counted(token).usage == Usage(9, 1)
+
+
+def test_comments_and_fields_that_are_no_data_do_not_count() -> None:
+    assert counted(b": ping\n\n", b"event: x\n\n", TOKEN).tokens == 1
+
+
+def test_an_answer_that_never_ends_an_event_does_not_grow() -> None:
+    count = counted(*[b"x" * 4096] * (2 * EVENT_BYTES // 4096))
+    assert count.tokens == 0
+    assert count.feed(b"\n\n" + TOKEN) <= 2
+    assert not count.done
+
+
+def test_usage_of_a_whole_answer() -> None:
+    assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == Usage(4, 2)
+    for nothing in (b"", b"[]", b"{}", b'{"usage":null}', b'{"usage":{"prompt_tokens":-1}}', b"<html>"):
+        assert usage_of_body(nothing) is None
