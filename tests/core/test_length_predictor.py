@@ -1,0 +1,142 @@
+"""Answer lengths: sane at first, learned from answers, conditional on what is there."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_core.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
+
+PROMPT = 1000
+
+
+def learned(lengths: list[int], tier: str = "chat", prompt_tokens: int = PROMPT) -> LengthPredictor:
+    predictor = LengthPredictor()
+    for length in lengths:
+        predictor.observe(tier, prompt_tokens, length)
+    return predictor
+
+
+def normal(mean: float, deviation: float, count: int) -> list[int]:
+    draw = Random(5)
+    return [max(1, round(draw.gauss(mean, deviation))) for _ in range(count)]
+
+
+ANSWERS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 40_000), st.integers(0, 300_000)), max_size=40
+)
+
+
+@st.composite
+def predictors(draw: st.DrawFn) -> LengthPredictor:
+    predictor = LengthPredictor()
+    for tier, prompt_tokens, output_tokens in draw(ANSWERS):
+        predictor.observe(tier, prompt_tokens, output_tokens, cut_short=draw(st.booleans()))
+    return predictor
+
+
+def test_before_anything_it_expects_a_chat() -> None:
+    fresh = LengthPredictor()
+    assert fresh.predict("chat", PROMPT, 0, quantile=0.5) == pytest.approx(128, rel=0.02)
+    assert fresh.predict("chat", PROMPT, 0) == pytest.approx(461, rel=0.02)
+    assert fresh.mean("chat", PROMPT, 0) == pytest.approx(211, rel=0.02)
+    assert sum(PRIOR) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9, 0.99])
+def test_quantiles_become_those_of_the_answers(quantile: float) -> None:
+    lengths = normal(300, 60, 4000)
+    predicted = learned(lengths).predict("chat", PROMPT, 0, quantile=quantile)
+    assert predicted == pytest.approx(sorted(lengths)[int(quantile * 4000)], rel=0.08)
+
+
+def test_the_mean_becomes_that_of_the_answers() -> None:
+    assert learned(normal(300, 60, 4000)).mean("chat", PROMPT, 0) == pytest.approx(300, rel=0.03)
+
+
+def test_an_answer_that_outlived_most_will_be_a_long_one() -> None:
+    predictor = learned([50] * 900 + [800] * 100)
+    assert predictor.predict("chat", PROMPT, 0, quantile=0.5) < 60
+    assert 700 < predictor.predict("chat", PROMPT, 100, quantile=0.5) < 900
+
+
+def test_tiers_do_not_teach_one_another() -> None:
+    predictor = learned([2000] * 500, tier="reasoning")
+    assert predictor.predict("chat", PROMPT, 0) == LengthPredictor().predict("chat", PROMPT, 0)
+
+
+def test_prompts_of_a_new_length_lean_on_their_tier() -> None:
+    predictor = learned([40] * 500)
+    assert predictor.predict("chat", 30_000, 0) < 60
+
+
+def test_prompts_of_a_known_length_have_answers_of_their_own() -> None:
+    predictor = learned([40] * 500)
+    for _ in range(500):
+        predictor.observe("chat", 20_000, 900)
+    assert predictor.predict("chat", PROMPT, 0) < 60
+    assert 800 < predictor.predict("chat", 20_000, 0) < 1000
+
+
+def test_few_answers_move_the_prior_a_little() -> None:
+    fresh, few, many = (learned([20] * n).predict("chat", PROMPT, 0) for n in (0, 5, 500))
+    assert many < few < fresh
+
+
+def test_old_answers_fade() -> None:
+    predictor = learned([100] * 5000 + [1000] * 5000)
+    assert predictor.predict("chat", PROMPT, 0, quantile=0.2) > 900
+
+
+def test_an_answer_cut_short_tells_that_it_was_longer() -> None:
+    cut = learned([100] * 50 + [600] * 50)
+    for _ in range(100):
+        cut.observe("chat", PROMPT, 256, cut_short=True)
+    whole = learned([100] * 50 + [600] * 50 + [256] * 100)
+    assert cut.predict("chat", PROMPT, 0, quantile=0.7) > 500 > whole.predict("chat", PROMPT, 0, quantile=0.7)
+
+
+def test_a_long_life_stays_in_scale() -> None:
+    predictor = LengthPredictor()
+    for _ in range(60_000):
+        predictor.observe("chat", PROMPT, 100)
+    assert 95 <= predictor.predict("chat", PROMPT, 0, quantile=0.5) <= 105
+
+
+@given(predictors(), st.integers(0, 40_000), st.integers(0, 300_000), st.integers(1, 300_000))
+def test_a_prediction_is_above_what_is_there_and_within_the_limit(
+    predictor: LengthPredictor, prompt_tokens: int, generated: int, most: int
+) -> None:
+    predicted = predictor.predict("a", prompt_tokens, generated, most)
+    assert generated < predicted <= max(most, generated + 1)
+
+
+@given(predictors(), st.integers(0, 40_000), st.lists(st.integers(0, 100_000), min_size=2, max_size=2))
+def test_a_prediction_never_falls_as_the_answer_grows(
+    predictor: LengthPredictor, prompt_tokens: int, generated: list[int]
+) -> None:
+    less, more = sorted(generated)
+    assert predictor.predict("a", prompt_tokens, less) <= predictor.predict("a", prompt_tokens, more)
+
+
+@given(predictors(), st.integers(0, 20_000), st.lists(st.floats(0, 1), min_size=2, max_size=2))
+def test_a_prediction_never_falls_as_the_quantile_rises(
+    predictor: LengthPredictor, generated: int, quantiles: list[float]
+) -> None:
+    low, high = (predictor.predict("a", PROMPT, generated, quantile=q) for q in sorted(quantiles))
+    assert low <= high
+
+
+@settings(max_examples=50)
+@given(predictors(), st.integers(0, 100_000), st.integers(1, 100_000))
+def test_a_mean_lies_between_what_is_there_and_the_limit(
+    predictor: LengthPredictor, generated: int, more: int
+) -> None:
+    mean = predictor.mean("a", PROMPT, generated, generated + more)
+    assert generated * (1 - 1e-9) <= mean <= (generated + more) * (1 + 1e-9)
+
+
+def test_past_the_longest_answer_there_is_one_token_more() -> None:
+    predictor = LengthPredictor()
+    assert predictor.predict("chat", PROMPT, 2 * LONGEST_TOKENS) == 2 * LONGEST_TOKENS + 1
+    assert predictor.mean("chat", PROMPT, 2 * LONGEST_TOKENS, 3 * LONGEST_TOKENS) == 3 * LONGEST_TOKENS

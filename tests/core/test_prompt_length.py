@@ -1,0 +1,53 @@
+"""Prompt tokens from bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.prompt_length import LEAST_BYTES_PER_TOKEN, PromptLength
+
+# Bytes, chat messages, tokens before anything has been learned.
+FRESH = [(0, 0, 1), (1, 0, 1), (4, 0, 1), (5, 0, 2), (4000, 0, 1000), (0, 2, 8), (4000, 3, 1012)]
+
+
+@pytest.mark.parametrize(("text_bytes", "messages", "tokens"), FRESH)
+def test_it_starts_at_four_bytes_a_token(text_bytes: int, messages: int, tokens: int) -> None:
+    assert PromptLength().estimate(text_bytes, messages) == tokens
+
+
+@pytest.mark.parametrize("bytes_per_token", [1.5, 3.2, 4.0, 5.5])
+def test_it_learns_the_tokenizer(bytes_per_token: float) -> None:
+    known = PromptLength()
+    for _ in range(200):
+        known = known.observe(8000, 1, round(8000 / bytes_per_token) + 4)
+    assert known.estimate(8000, 1) == pytest.approx(8000 / bytes_per_token, rel=0.02)
+
+
+def test_it_leans_to_more_tokens_where_prompts_differ() -> None:
+    known = PromptLength()
+    for _ in range(200):
+        known = known.observe(6000, 0, 2000).observe(6000, 0, 1200)
+    assert 1500 * 1.2 < known.estimate(6000) < 2200
+
+
+def test_short_prompts_teach_little() -> None:
+    short, long = PromptLength().observe(20, 0, 10), PromptLength().observe(2000, 0, 1000)
+    assert long.bytes_per_token < short.bytes_per_token < 4.0
+
+
+@pytest.mark.parametrize(("text_bytes", "messages", "tokens"), [(0, 0, 5), (100, 2, 8), (100, 0, 0)])
+def test_a_prompt_without_text_teaches_nothing(text_bytes: int, messages: int, tokens: int) -> None:
+    assert PromptLength().observe(text_bytes, messages, tokens) == PromptLength()
+
+
+REPORTS = st.tuples(st.integers(0, 10**7), st.integers(0, 50), st.integers(0, 10**6))
+
+
+@given(st.lists(REPORTS, max_size=50), st.integers(0, 10**7), st.integers(0, 100))
+def test_no_report_makes_an_impossible_estimate(
+    reports: list[tuple[int, int, int]], text_bytes: int, messages: int
+) -> None:
+    known = PromptLength()
+    for report in reports:
+        known = known.observe(*report)
+    estimate = known.estimate(text_bytes, messages)
+    assert 1 <= estimate <= text_bytes / LEAST_BYTES_PER_TOKEN + 4 * messages + 1

@@ -1,0 +1,109 @@
+"""Online correction: follows the engine, is not taught by stalls, leaves room for noise."""
+
+from collections.abc import Callable, Iterable
+from math import exp, inf, nan
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.builtin_time_models import time_model
+from penstock_core.time_model import BatchWork
+from penstock_core.time_model_correction import MOST_MARGIN, Correction, corrected, expected, observe
+
+MODEL = time_model("llama-3-8b-a100")
+WORK = BatchWork(500, context_tokens=10_000)
+PREDICTED_S = MODEL.seconds(WORK)
+
+
+def after(ratios: Iterable[float], start: Correction | None = None) -> Correction:
+    """The correction after iterations that took so many times what the model says."""
+    correction = start or Correction()
+    for ratio in ratios:
+        correction = observe(correction, MODEL, WORK, ratio * PREDICTED_S)
+    return correction
+
+
+def noisy(level: float, spread: float, count: int, seed: int = 1) -> list[float]:
+    draw = Random(seed)
+    return [level * exp(draw.gauss(0.0, spread)) for _ in range(count)]
+
+
+# Where the engine's speed lies from its model, its noise, and how many iterations it takes to be known.
+SPEEDS = [(1.0, 0.03, 50), (1.3, 0.03, 50), (0.7, 0.03, 50), (2.0, 0.05, 60), (0.3, 0.05, 100)]
+
+
+@pytest.mark.parametrize(("level", "spread", "count"), SPEEDS)
+def test_an_engine_of_any_speed_is_known_soon(level: float, spread: float, count: int) -> None:
+    correction = after(noisy(level, spread, count))
+    assert correction.ratio == pytest.approx(level, rel=0.03)
+    assert expected(MODEL, correction).seconds(WORK) == pytest.approx(level * PREDICTED_S, rel=0.03)
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    before = after(noisy(1.0, 0.02, 300))
+    assert after(noisy(1.5, 0.02, 80), before).ratio == pytest.approx(1.5, rel=0.03)
+
+
+@pytest.mark.parametrize("stall", [2.0, 10.0, 1000.0])
+def test_one_stall_teaches_little(stall: float) -> None:
+    before = after(noisy(1.0, 0.02, 300))
+    assert after([stall], before).ratio == pytest.approx(before.ratio, rel=0.01)
+
+
+def test_a_first_iteration_that_stalls_is_forgotten_soon() -> None:
+    assert after([20.0, *noisy(1.0, 0.02, 40)]).ratio == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03, 0.05])
+def test_one_iteration_in_twenty_is_longer_than_planned(spread: float) -> None:
+    correction = after(noisy(1.1, spread, 300))
+    longer = 0
+    for ratio in noisy(1.1, spread, 4000, seed=2):
+        longer += ratio * PREDICTED_S > corrected(MODEL, correction).seconds(WORK)
+        correction = after([ratio], correction)
+    assert 0.03 < longer / 4000 < 0.06
+
+
+def test_a_steadier_engine_is_planned_with_less_margin() -> None:
+    calm, rough = (after(noisy(1.0, spread, 1000)).margin for spread in (0.01, 0.05))
+    assert 1.0 < calm < 1.03
+    assert rough > 1.05
+
+
+def test_the_margin_of_a_bad_time_does_not_outlive_it() -> None:
+    rough = after(noisy(1.0, 0.3, 500))
+    assert rough.margin > 1.2
+    assert after(noisy(1.0, 0.02, 120), rough).margin < 1.1
+
+
+def test_error_is_the_mean_relative_distance() -> None:
+    assert after([0.9, 1.1] * 500).error == pytest.approx(0.1, rel=0.1)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), max_size=60))
+def test_no_history_makes_a_model_that_cannot_plan(ratios: list[float]) -> None:
+    correction = after(ratios)
+    planned = corrected(MODEL, correction)
+    assert 0 < planned.scale < inf
+    assert planned.scale >= expected(MODEL, correction).scale
+    assert 1.0 <= correction.margin <= MOST_MARGIN
+    assert correction.observed == len(ratios)
+
+
+def test_an_empty_iteration_teaches_nothing() -> None:
+    assert observe(Correction(), MODEL, BatchWork(0), 0.5) == Correction()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, nan, inf])
+def test_an_impossible_duration_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="an iteration of 500 tokens cannot take"):
+        observe(Correction(), MODEL, WORK, seconds)
+
+
+@pytest.mark.parametrize("apply", [expected, corrected])
+def test_a_correction_keeps_what_the_model_was_scaled_by(
+    apply: Callable[..., object],
+) -> None:
+    twice = expected(MODEL, Correction(ratio=2.0))
+    assert apply(twice, Correction(ratio=1.5)) == apply(MODEL, Correction(ratio=3.0))
