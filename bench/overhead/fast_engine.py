@@ -1,0 +1,257 @@
+"""An engine that costs next to nothing, so that what stands in front of it can be seen.
+
+It speaks the part of OpenAI's API that a router needs, over one asyncio protocol without a framework. Answers
+that are not streamed come at once. Streams get their first token at once and one more at every tick,
+all of them in the same tick, as an engine's iterations bring them. With `--telemetry` it also reports each
+tick as Penstock's engines do, so that a sidecar in front of it has all of its usual work.
+
+A simulated engine would not do here: its prefill and step times are those of a GPU, tens of milliseconds with
+noise, and a router's share of a millisecond would drown in them.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+import uvloop
+from penstock_proto.telemetry_pb2 import StepReport
+
+MODEL = "bench"
+KV_BLOCKS, BLOCK_TOKENS = 1_000_000, 16
+PROMPT_TOKENS = 8
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One streamed answer that has not ended. usage_each: the request asked for usage in every chunk."""
+
+    transport: asyncio.Transport
+    request_id: str
+    chat: bool
+    tokens_left: int
+    usage_each: bool
+    usage_last: bool
+    generated: int = 0
+
+
+class Engine:
+    """Everything that is streaming, and the tick that moves it."""
+
+    def __init__(self, step_s: float, telemetry: str | None) -> None:
+        self.step_s = step_s
+        self.streams: dict[asyncio.Transport, Stream] = {}
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if telemetry else None
+        self.telemetry = telemetry
+        self.sequence = 0
+        if self.socket is not None:
+            self.socket.setblocking(False)
+
+    def start(self, stream: Stream) -> None:
+        """Send the first token; keep the stream if there are more to come."""
+        stream.transport.write(STREAM_HEAD)
+        self._advance(stream)
+
+    def drop(self, transport: asyncio.Transport) -> None:
+        """The client went away."""
+        self.streams.pop(transport, None)
+
+    async def tick_forever(self) -> None:
+        """One token for every stream, every `step_s`."""
+        due_s = time.monotonic()
+        while True:
+            due_s = max(due_s + self.step_s, time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())
+            for stream in list(self.streams.values()):
+                self._advance(stream)
+            self._report()
+
+    def _advance(self, stream: Stream) -> None:
+        stream.generated += 1
+        stream.tokens_left -= 1
+        last = stream.tokens_left <= 0
+        stream.transport.write(token_chunk(stream, last))
+        if last:
+            stream.transport.write(end_chunks(stream))
+            self.streams.pop(stream.transport, None)
+        else:
+            self.streams[stream.transport] = stream
+
+    def _report(self) -> None:
+        if self.socket is None or self.telemetry is None:
+            return
+        self.sequence += 1
+        streams = self.streams.values()
+        report = StepReport(
+            sequence=self.sequence,
+            engine_instance="bench",
+            duration_s=self.step_s if streams else 0.0,
+            tokens=len(streams),
+            context_tokens=sum(PROMPT_TOKENS + s.generated for s in streams),
+            next_duration_s=self.step_s if streams else 0.0,
+            kv_blocks_total=KV_BLOCKS,
+            kv_blocks_free=KV_BLOCKS
+            - sum(1 + (PROMPT_TOKENS + s.generated) // BLOCK_TOKENS for s in streams),
+            block_tokens=BLOCK_TOKENS,
+            running=len(streams),
+            request_ids=[s.request_id for s in streams],
+            computed_tokens=[PROMPT_TOKENS + s.generated - 1 for s in streams],
+            generated_tokens=[s.generated for s in streams],
+            best_effort=[False] * len(streams),
+        )
+        with contextlib.suppress(OSError):  # nobody listens yet, or its queue is full: the next one heals it
+            self.socket.sendto(report.SerializeToString(), self.telemetry)
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection; requests on it come one after the other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.parser = httptools.HttpRequestParser(self)
+        self.path, self.body = b"", b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.engine.drop(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.path, self.body = url, b""
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        if self.path in ANSWERS:
+            self.transport.write(ANSWERS[self.path])
+            return
+        request = json.loads(self.body)
+        chat = self.path == b"/v1/chat/completions"
+        if not request.get("stream"):
+            self.transport.write(COMPLETE_CHAT if chat else COMPLETE)
+            return
+        self.engine.start(stream_of(request, self.transport, chat))
+
+
+def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool) -> Stream:
+    options = request.get("stream_options") or {}
+    return Stream(
+        transport,
+        str((request.get("vllm_xargs") or {}).get("penstock_id", "direct")),
+        chat,
+        int(request.get("max_completion_tokens") or request.get("max_tokens") or 16),
+        bool(options.get("continuous_usage_stats")),
+        bool(options.get("include_usage")),
+    )
+
+
+def blocks(stream: Stream) -> int:
+    return 1 + (PROMPT_TOKENS + stream.generated) // BLOCK_TOKENS
+
+
+def token_chunk(stream: Stream, last: bool) -> bytes:
+    reason = "length" if last else None
+    choice = (
+        {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": reason}
+        if stream.chat
+        else {"index": 0, "text": " word", "logprobs": None, "finish_reason": reason}
+    )
+    event = {**chunk_head(stream.chat), "choices": [choice]}
+    if stream.usage_each:
+        event["usage"] = usage(stream.generated)
+    return chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+
+
+def end_chunks(stream: Stream) -> bytes:
+    end = b""
+    if stream.usage_last:
+        event = {**chunk_head(stream.chat), "choices": [], "usage": usage(stream.generated)}
+        end = chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+    return end + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def chunk_head(chat: bool) -> dict[str, Any]:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    return {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": kind, "created": 0, "model": MODEL}
+
+
+def usage(completion_tokens: int) -> dict[str, int]:
+    total_tokens = PROMPT_TOKENS + completion_tokens
+    return {
+        "prompt_tokens": PROMPT_TOKENS,
+        "total_tokens": total_tokens,
+        "completion_tokens": completion_tokens,
+    }
+
+
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def json_response(body: object) -> bytes:
+    data = json.dumps(body).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(data) + data
+
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+ANSWERS = {
+    b"/health": json_response({}),
+    b"/v1/models": json_response(
+        {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 131072}]}
+    ),
+    b"/tokenize": json_response({"count": PROMPT_TOKENS, "max_model_len": 131072, "tokens": []}),
+    b"/version": json_response({"version": "bench"}),
+    b"/metrics": b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n\r\n",
+}
+COMPLETE_CHAT = json_response(
+    {
+        **chunk_head(chat=True),
+        "object": "chat.completion",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": " word"}, "finish_reason": "length"}
+        ],
+        "usage": usage(1),
+    }
+)
+COMPLETE = json_response(
+    {
+        **chunk_head(chat=False),
+        "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": "length"}],
+        "usage": usage(1),
+    }
+)
+
+
+async def serve(port: int, step_s: float, telemetry: str | None) -> None:
+    engine = Engine(step_s, telemetry)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=2048)
+    print(f"ready {server.sockets[0].getsockname()[1]}", flush=True)
+    await engine.tick_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--step-ms", type=float, default=30.0, help="time between two tokens of a stream")
+    parser.add_argument("--telemetry", help="Unix socket of a sidecar to report each tick to")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(options.port, options.step_ms / 1000, options.telemetry))
+
+
+if __name__ == "__main__":
+    main()

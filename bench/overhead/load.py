@@ -1,0 +1,178 @@
+"""The client's side: raw HTTP/1.1 over asyncio, so that the client is not what is measured.
+
+`exchange_all` is a closed loop of `connections` that each send the next request once the last was answered.
+`Streams` opens many streamed answers and counts the tokens that arrive on them.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+
+class BadAnswer(Exception):
+    """A response that was not 200; the text is its body."""
+
+
+def request_bytes(url: str, *, stream: bool, max_tokens: int) -> bytes:
+    """A chat request of ordinary size."""
+    body = {
+        "model": "bench",
+        "messages": [{"role": "user", "content": "Tell me a story about a mill. " * 8}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+class Connection(asyncio.Protocol):
+    """One connection; `done` ends with the answer that is under way."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.first_at_s = 0.0
+        self.tokens = 0
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.parser = httptools.HttpResponseParser(self)
+
+    def send(self, request: bytes) -> asyncio.Future[None]:
+        """Send a request; the future is done when its answer is whole."""
+        self.done = self.loop.create_future()
+        self.first_at_s = 0.0
+        self.tail = b""
+        self.transport.write(request)
+        return self.done
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        if self.first_at_s == 0.0:
+            self.first_at_s = time.perf_counter()
+        self.tail = (self.tail + body)[-4096:] if self.parser.get_status_code() != 200 else b""
+        self.tokens += body.count(b'"finish_reason"')
+
+    def on_message_complete(self) -> None:
+        status = self.parser.get_status_code()
+        self.parser = httptools.HttpResponseParser(self)
+        if self.done.done():
+            return
+        if status == 200:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(BadAnswer(f"{status}: {self.tail.decode(errors='replace')}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(BadAnswer("connection lost"))
+            self.done.exception()  # may be nobody's any more
+
+
+async def connect(url: str) -> Connection:
+    host, _, port = urlsplit(url).netloc.partition(":")
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+    return connection
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What a closed loop saw: seconds to the whole answer and to its first byte, per request."""
+
+    wall_s: float
+    latencies_s: list[float]
+    first_bytes_s: list[float]
+
+
+async def exchange_all(url: str, requests: int, connections: int, *, stream: bool) -> Exchanged:
+    """Send `requests` one-token requests over `connections`, each connection one at a time."""
+    request = request_bytes(url, stream=stream, max_tokens=1)
+    tickets: Iterator[int] = iter(range(requests))
+    latencies_s: list[float] = []
+    first_bytes_s: list[float] = []
+
+    async def one(connection: Connection) -> None:
+        for _ in tickets:
+            sent_s = time.perf_counter()
+            await connection.send(request)
+            latencies_s.append(time.perf_counter() - sent_s)
+            first_bytes_s.append(connection.first_at_s - sent_s)
+
+    opened = [await connect(url) for _ in range(connections)]
+    began_s = time.perf_counter()
+    await asyncio.gather(*map(one, opened))
+    wall_s = time.perf_counter() - began_s
+    for connection in opened:
+        connection.transport.close()
+    return Exchanged(wall_s, latencies_s, first_bytes_s)
+
+
+@dataclass(slots=True)
+class Streams:
+    """Many streamed answers at once."""
+
+    url: str
+    tokens_each: int
+    connections: list[Connection] = field(default_factory=list)
+    answers: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def open(self, streams: int) -> None:
+        """Open them; returns when each has its first token."""
+        request = request_bytes(self.url, stream=True, max_tokens=self.tokens_each)
+        for _ in range(streams):
+            connection = await connect(self.url)
+            self.answers.append(connection.send(request))
+            self.connections.append(connection)
+        while not all(connection.tokens for connection in self.connections):
+            self.check()
+            await asyncio.sleep(0.02)
+
+    def check(self) -> None:
+        """Raise what has gone wrong with any of them."""
+        for answer in self.answers:
+            if answer.done():
+                answer.result()
+
+    @property
+    def tokens(self) -> int:
+        """Received so far, over all."""
+        return sum(connection.tokens for connection in self.connections)
+
+    @property
+    def streaming(self) -> int:
+        """How many have not ended."""
+        return sum(not answer.done() for answer in self.answers)
+
+    async def close(self) -> None:
+        """Go away, as clients do."""
+        for connection in self.connections:
+            connection.transport.close()
+        await asyncio.sleep(0)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def interleave(rounds: int, targets: list[str]) -> Iterator[tuple[int, str]]:
+    """Each target once a round, and each round starting one further, so that none is always first."""
+    for number in range(rounds):
+        shift = number % len(targets)
+        yield from zip(itertools.repeat(number), targets[shift:] + targets[:shift], strict=False)

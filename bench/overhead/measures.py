@@ -1,0 +1,97 @@
+"""The four questions, each asked of one way to the engine at a time.
+
+CPU is read from the kernel and divided by what was carried, so that it means the same on a busy machine. Wall
+figures (latency, requests a second) do not, which is why ways take turns within one run.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from overhead.deployments import Way
+from overhead.load import Streams, exchange_all
+from overhead.procfs import cpu_s, rss_mib
+
+CONNECTIONS = 64
+TOKENS_EACH = 4096
+SETTLE_S = 1.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that was measured of one way, an entry per round; by process where it is per process."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    first_bytes_s: list[float] = field(default_factory=list)
+    requests_per_s: list[float] = field(default_factory=list)
+    streams_per_s: list[float] = field(default_factory=list)
+    request_cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    stream_cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    token_cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    idle_mib: dict[str, float] = field(default_factory=dict)
+    open_mib: dict[str, float] = field(default_factory=dict)
+
+
+async def warm_up(way: Way) -> None:
+    """Pools filled, code paths loaded."""
+    for stream in (False, True):
+        await exchange_all(way.url, 300, 8, stream=stream)
+
+
+async def one_at_a_time(way: Way, seen: Seen, requests: int) -> None:
+    """Latency with one connection: to a whole JSON answer, and to a stream's first byte."""
+    whole = await exchange_all(way.url, requests, 1, stream=False)
+    streamed = await exchange_all(way.url, requests, 1, stream=True)
+    seen.latencies_s += whole.latencies_s
+    seen.first_bytes_s += streamed.first_bytes_s
+
+
+async def as_many_as_it_can(way: Way, seen: Seen, requests: int) -> None:
+    """Requests a second with the way's processes on one core, and what one costs each of them."""
+    for stream, rates, costs in (
+        (False, seen.requests_per_s, seen.request_cpu_us),
+        (True, seen.streams_per_s, seen.stream_cpu_us),
+    ):
+        before_s = {name: cpu_s(pid) for name, pid in way.pids.items()}
+        exchanged = await exchange_all(way.url, requests, CONNECTIONS, stream=stream)
+        rates.append(requests / exchanged.wall_s)
+        for name, pid in way.pids.items():
+            costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / requests * 1e6)
+
+
+async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
+    """What a streamed token costs each process while `streams` answers stream steadily."""
+    async with streaming(way, streams) as answers:
+        await asyncio.sleep(SETTLE_S)
+        before_tokens, before_s = answers.tokens, {name: cpu_s(pid) for name, pid in way.pids.items()}
+        await asyncio.sleep(window_s)
+        carried = answers.tokens - before_tokens
+        for name, pid in way.pids.items():
+            seen.token_cpu_us.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
+        answers.check()
+
+
+async def memory(way: Way, seen: Seen, streams: int) -> None:
+    """Resident memory with `streams` answers open."""
+    async with streaming(way, streams) as answers:
+        await asyncio.sleep(SETTLE_S)
+        seen.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
+        answers.check()
+
+
+def idle_memory(way: Way, seen: Seen) -> None:
+    """Resident memory before anything was asked."""
+    seen.idle_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
+
+
+@asynccontextmanager
+async def streaming(way: Way, streams: int) -> AsyncIterator[Streams]:
+    """Open streams, all of them past their first token; closed, and their cancels settled, on leaving."""
+    answers = Streams(way.url, TOKENS_EACH)
+    try:
+        await answers.open(streams)
+        yield answers
+    finally:
+        await answers.close()
+        await asyncio.sleep(SETTLE_S)

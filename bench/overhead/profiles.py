@@ -1,0 +1,62 @@
+"""Where a process spends its time, sampled from outside by py-spy."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from overhead.deployments import Way
+from overhead.load import exchange_all
+from overhead.measures import CONNECTIONS, SETTLE_S, streaming
+from overhead.peer import py_spy
+
+RATE_HZ = 200
+LARGEST = 3
+
+
+async def of_tokens(way: Way, name: str, streams: int, window_s: float, folder: Path) -> list[str]:
+    """The largest costs while `streams` answers stream."""
+    async with streaming(way, streams):
+        await asyncio.sleep(SETTLE_S)
+        return await _sampled(way.pids[name], window_s, folder / f"{name}-tokens.txt")
+
+
+async def of_requests(way: Way, name: str, window_s: float, folder: Path) -> list[str]:
+    """The largest costs under one-token JSON requests."""
+    load = asyncio.create_task(exchange_all(way.url, 10_000_000, CONNECTIONS, stream=False))
+    await asyncio.sleep(SETTLE_S)
+    try:
+        return await _sampled(way.pids[name], window_s, folder / f"{name}-requests.txt")
+    finally:
+        load.cancel()
+        await asyncio.wait([load])
+        await asyncio.sleep(SETTLE_S)
+
+
+async def _sampled(pid: int, window_s: float, out: Path) -> list[str]:
+    sampler = await asyncio.create_subprocess_exec(
+        *(py_spy(), "record", "--pid", str(pid), "--duration", str(round(window_s)), "--nonblocking"),
+        *("--rate", str(RATE_HZ), "--format", "raw", "--output", out),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await sampler.communicate()
+    if sampler.returncode != 0:
+        raise SystemExit(f"py-spy: {said.decode(errors='replace')}")
+    return largest_costs(await asyncio.to_thread(out.read_text))
+
+
+def largest_costs(stacks: str) -> list[str]:
+    """Functions by their own time, with the C code they call, as shares of the busy samples."""
+    own: Counter[str] = Counter()
+    for line in stacks.splitlines():
+        frames, _, samples = line.rpartition(" ")
+        own[_function(frames.split(";")[-1])] += int(samples)
+    total = own.total() or 1
+    return [f"{100 * samples / total:4.1f} %  {name}" for name, samples in own.most_common(LARGEST)]
+
+
+def _function(frame: str) -> str:
+    """`name (path/file.py:12)` without its line number and the path's beginning."""
+    name, _, place = frame.partition(" (")
+    path = place.rstrip(")").rpartition(":")[0]
+    return f"{name} ({'/'.join(path.split('/')[-2:])})" if path else frame
