@@ -1,25 +1,13 @@
-"""Names that a pool may use because the core has them: time models and policies."""
+"""Names that a pool may use because the core has them."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
+from penstock_core.builtin_time_models import BUILTINS
+from penstock_core.routing import ORDERS
+
 from penstock_pool.scalars import wrong
 
-TIME_MODELS = (
-    "llama-3-8b-a100",
-    "llama-3-70b-4xa100",
-    "qwen2.5-7b-a100",
-    "opt-13b-a100",
-    "opt-13b-h100",
-    "llama-3-8b-h100",
-    "llama-3-70b-4xh100",
-    "slos-serve-opt-6.7b-a100",
-    "slos-serve-opt-13b-2xa100",
-    "slos-serve-opt-30b-4xa100",
-    "slos-serve-opt-13b-h100",
-    "slos-serve-toolllama-7b-a100",
-    "slos-serve-r1-distill-1.5b-a100",
-)
 POLICIES = ("slos-serve", "vllm")
 
 
@@ -31,12 +19,17 @@ def did_you_mean(given: str, allowed: Collection[str]) -> str:
 
 def known_time_model(name: str) -> str:
     """The name, if it is `auto` or a built-in time model."""
-    return _one_of(name, ("auto", *TIME_MODELS), "time model")
+    return _one_of(name, ("auto", *BUILTINS), "time model")
 
 
 def known_policy(name: str) -> str:
     """The name, if the core has such a policy."""
     return _one_of(name, POLICIES, "policy")
+
+
+def known_order(name: str) -> str:
+    """The name, if the core has such a routing order."""
+    return _one_of(name, ORDERS, "routing order")
 
 
 def _one_of(name: str, allowed: Collection[str], what: str) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from penstock_pool.known import known_policy
+from penstock_pool.known import known_order, known_policy
 from penstock_pool.scalars import Count, Duration, Name, Text, wrong_at
 from penstock_pool.spec import Spec
 
@@ -41,7 +41,7 @@ class Scheduling(Spec):
 class Routing(Spec):
     """Which replica, and which next."""
 
-    order: Literal["round-robin"] = Field(
+    order: Annotated[Text, AfterValidator(known_order)] = Field(
         default="round-robin", description="Order in which replicas are tried.", examples=["round-robin"]
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])

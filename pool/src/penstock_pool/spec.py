@@ -1,12 +1,12 @@
 """What every object of a pool file has in common: frozen, camelCase outside, no unknown fields."""
 
 from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
 
 
 def file_name(field: str) -> str:
     """A field's name in the file: camelCase, and without the unit, which the value carries there."""
-    return to_camel(field.removesuffix("_s"))
+    head, *rest = field.removesuffix("_s").split("_")
+    return head + "".join(word.capitalize() for word in rest)  # pydantic's own would make e2e e2E
 
 
 class Spec(BaseModel):

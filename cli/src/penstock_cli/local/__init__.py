@@ -1,0 +1,1 @@
+"""A whole pool on one machine, each component a process of its own."""

@@ -1,0 +1,104 @@
+"""One process of a pool, kept alive: started again where it dies, on its same address, until stopped."""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from penstock_cli.local.layout import Process
+from penstock_cli.local.parent_death import stop_with_parent
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+SETTLED_S = 30.0
+"""A process that has run for so long starts over with the first pause."""
+LONGEST_LINE_BYTES = 64 * 1024
+LAST_LINES = 5
+
+
+class LogSink(Protocol):
+    """Where log lines go."""
+
+    def line(self, name: str, text: str) -> None:
+        """One line that a process wrote."""
+
+    def note(self, name: str, text: str) -> None:
+        """Something that happened to a process."""
+
+
+class Child:
+    """A process and its restarts.
+
+    exits: how often it has ended without being told to.
+    last_lines: of its log, for who has to explain why it ended.
+    """
+
+    def __init__(self, process: Process, sink: LogSink) -> None:
+        self.process = process
+        self.exits = 0
+        self.last_code = 0
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._sink = sink
+        self._running: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._life = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        while not self._stopping:
+            started_s = loop.time()
+            self.last_code = await self._run_once()
+            if self._stopping:
+                return
+            self.exits += 1
+            pause_s = FIRST_PAUSE_S if loop.time() - started_s > SETTLED_S else pause_s
+            self._sink.note(
+                self.process.name, f"ended ({_cause(self.last_code)}); starting it again in {pause_s:g} s"
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _run_once(self) -> int:
+        self._running = running = await asyncio.create_subprocess_exec(
+            *self.process.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+            preexec_fn=stop_with_parent,
+            limit=LONGEST_LINE_BYTES,
+        )
+        assert running.stdout is not None
+        await self._pass_lines(running.stdout)
+        return await running.wait()
+
+    async def _pass_lines(self, log: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await log.readuntil(b"\n")
+            except asyncio.IncompleteReadError as end:
+                line = end.partial
+                if not line:
+                    return
+            except asyncio.LimitOverrunError as long:
+                line = await log.readexactly(long.consumed)
+            text = line.decode(errors="replace").rstrip()
+            self.last_lines.append(text)
+            self._sink.line(self.process.name, text)
+
+    async def stop(self, deadline_s: float) -> None:
+        """Tell it to stop, wait, and kill it where it does not. It is not started again."""
+        self._stopping = True
+        running = self._running
+        if running is None or running.returncode is not None:
+            self._life.cancel()
+            await asyncio.wait({self._life})
+            return
+        running.terminate()
+        done, _ = await asyncio.wait({self._life}, timeout=deadline_s)
+        if not done:
+            self._sink.note(self.process.name, f"did not stop within {deadline_s:g} s; killing it")
+            running.kill()
+            await asyncio.wait({self._life})
+
+
+def _cause(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

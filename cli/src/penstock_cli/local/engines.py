@@ -1,0 +1,56 @@
+"""Which engines `penstock up` is to use, and whether those that run elsewhere answer."""
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock_pool import Pool
+
+from penstock_cli.failure import Failure
+
+ANSWER_TIMEOUT_S = 5.0
+
+
+def engines_wanted(given: str | None) -> tuple[str, ...]:
+    """URLs of engines that run already; empty where engines are to be started. Raises Failure."""
+    if given is None or given == "simulated":
+        return ()
+    if given == "vllm":
+        raise Failure(
+            "--engine vllm: this release starts simulated engines only; start vLLM yourself and give its URL",
+            bad_input=True,
+        )
+    urls = tuple(url.strip().rstrip("/").removesuffix("/v1") for url in given.split(","))
+    for url in urls:
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).netloc:
+            raise Failure(
+                f'--engine: "{url}" is no URL; write for example http://10.0.0.5:8000', bad_input=True
+            )
+    return urls
+
+
+def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int | None) -> None:
+    """Raises Failure where the engines the pool needs are not there."""
+    if not urls and pool.spec.engine.type != "simulated":
+        raise Failure(
+            f'{file}: spec.engine.type: "{pool.spec.engine.type}" is not started by this command; give the '
+            "URL of one that runs with --engine, or write --engine simulated",
+            bad_input=True,
+        )
+    if urls and replicas is not None and replicas != len(urls):
+        raise Failure(f"--replicas {replicas}: --engine names {len(urls)} engines", bad_input=True)
+    for url in urls:
+        _check_answers(url)
+
+
+def _check_answers(url: str) -> None:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=ANSWER_TIMEOUT_S):
+            return
+    except urllib.error.HTTPError as error:
+        raise Failure(f"--engine {url}: answers {error.code} to /v1/models; is it an engine?") from None
+    except urllib.error.URLError as error:
+        raise Failure(f"--engine {url}: no engine answers there ({error.reason})") from None
+    except (OSError, ValueError) as error:
+        raise Failure(f"--engine {url}: no engine answers there ({error})") from None

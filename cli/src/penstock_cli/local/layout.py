@@ -1,0 +1,135 @@
+"""Which processes a pool on this machine consists of, and the command line of each.
+
+Each replica is a sidecar and, where it is simulated, an engine of its own; one router stands in front. The
+programs are found beside this one's interpreter, so that the pool runs the release that its user called.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from penstock_cli.failure import Failure
+from penstock_cli.local.ports import check_free, free_ports
+
+LOOPBACK = "127.0.0.1"
+
+
+class Role(StrEnum):
+    """What a process is, in the order in which a pool is stopped: no request is cut off from behind."""
+
+    ROUTER = "router"
+    SIDECAR = "sidecar"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process. name: before each of its log lines."""
+
+    name: str
+    role: Role
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user asked for.
+
+    pool_file: that every process reads.
+    engines: URLs of engines that run already; empty: simulated ones are started.
+    port: of the router; 0: any.
+    """
+
+    pool_file: Path
+    replicas: int
+    host: str
+    port: int
+    engines: tuple[str, ...] = ()
+    truth: str = "measured"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A pool's processes and where they can be asked.
+
+    engines: base URLs, one a replica.
+    metrics: URLs of the sidecars' metrics.
+    """
+
+    processes: tuple[Process, ...]
+    url: str
+    engines: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+def lay_out(wanted: Wanted, socket_dir: Path) -> Layout:
+    """Choose ports and sockets and write the command lines. Raises Failure where the port is taken."""
+    if wanted.port:
+        check_free(wanted.host, wanted.port)
+    count = wanted.replicas
+    ports = free_ports(3 * count + 1, LOOPBACK)
+    sidecar_ports, metrics_ports, engine_ports = ports[:count], ports[count : 2 * count], ports[2 * count :]
+    router_port = wanted.port or engine_ports.pop()
+    engines = wanted.engines or tuple(f"http://{LOOPBACK}:{port}" for port in engine_ports[:count])
+    replicas = [
+        _Replica(index, engines[index], sidecar_ports[index], metrics_ports[index], socket_dir)
+        for index in range(count)
+    ]
+    own_engines = [] if wanted.engines else [_engine(wanted, replica) for replica in replicas]
+    sidecars = [_sidecar(wanted, replica) for replica in replicas]
+    router = _router(wanted, router_port, replicas)
+    return Layout(
+        processes=(*own_engines, *sidecars, router),
+        url=f"http://{wanted.host}:{router_port}",
+        engines=engines,
+        metrics=tuple(f"http://{LOOPBACK}:{port}/metrics" for port in metrics_ports),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    index: int
+    engine: str
+    port: int
+    metrics_port: int
+    socket_dir: Path
+
+    @property
+    def name(self) -> str:
+        return f"r{self.index}"
+
+    @property
+    def socket(self) -> str:
+        return str(self.socket_dir / f"{self.name}.sock")
+
+
+def _engine(wanted: Wanted, replica: _Replica) -> Process:
+    host, port = replica.engine.removeprefix("http://").rsplit(":", 1)
+    flags = ("--host", host, "--port", port, "--telemetry", replica.socket)
+    seeds = ("--seed", str(wanted.seed + replica.index), "--truth", wanted.truth)
+    return _process(wanted, f"engine-{replica.name}", Role.ENGINE, (*flags, *seeds))
+
+
+def _sidecar(wanted: Wanted, replica: _Replica) -> Process:
+    flags = ("--name", replica.name, "--listen", f"{LOOPBACK}:{replica.port}", "--engine", replica.engine)
+    metrics = ("--metrics-port", str(replica.metrics_port))
+    # Only an engine that was started with the socket can report to it.
+    telemetry = () if wanted.engines else ("--telemetry", replica.socket)
+    return _process(wanted, f"sidecar-{replica.name}", Role.SIDECAR, (*flags, *metrics, *telemetry))
+
+
+def _router(wanted: Wanted, port: int, replicas: Sequence[_Replica]) -> Process:
+    flags = ["--host", wanted.host, "--port", str(port)]
+    for replica in replicas:
+        flags += ["--replica", f"{replica.name}={LOOPBACK}:{replica.port}"]
+    return _process(wanted, "router", Role.ROUTER, tuple(flags))
+
+
+def _process(wanted: Wanted, name: str, role: Role, flags: tuple[str, ...]) -> Process:
+    program = Path(sys.executable).parent / f"penstock-{role}"
+    if not program.exists():
+        raise Failure(f"{program}: not installed; a pool needs penstock-{role} beside {sys.executable}")
+    return Process(name, role, (str(program), "-f", str(wanted.pool_file), *flags))

@@ -1,0 +1,82 @@
+"""A whole pool on this machine: started, waited for, kept alive, stopped in order."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from penstock_cli.failure import Failure
+from penstock_cli.local.child import Child, LogSink
+from penstock_cli.local.layout import Layout, Role, Wanted, lay_out
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.1
+STOP_GRACE_S = 5.0
+"""Beyond the drain that the pool allows, for the process itself to end."""
+
+
+@asynccontextmanager
+async def local_pool(
+    wanted: Wanted, sink: LogSink, drain_s: float, on_progress: Callable[[int, int], None]
+) -> AsyncIterator[Layout]:
+    """The pool, ready for requests, for as long as the block runs.
+
+    drain_s: how long a process may finish what it has begun.
+    on_progress: told how many of how many parts are ready.
+    Raises Failure where a process ends before the pool is ready, or it takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-") as socket_dir:  # 0700
+        layout = lay_out(wanted, Path(socket_dir))
+        children = [Child(process, sink) for process in layout.processes]
+        try:
+            await _until_ready(layout, children, on_progress)
+            yield layout
+        finally:
+            await stop(children, drain_s + STOP_GRACE_S)
+
+
+async def stop(children: Sequence[Child], deadline_s: float) -> None:
+    """Router first, engines last: each finds those it needs alive while it drains."""
+    for role in Role:
+        await asyncio.gather(*(child.stop(deadline_s) for child in children if child.process.role is role))
+
+
+async def _until_ready(
+    layout: Layout, children: Sequence[Child], on_progress: Callable[[int, int], None]
+) -> None:
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S), aiohttp.ClientSession() as session:
+            while True:
+                _raise_where_one_ended(children)
+                parts = await _ready_parts(session, layout)
+                on_progress(sum(parts), len(parts))
+                if all(parts):
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise Failure(f"the pool is not ready after {START_TIMEOUT_S:g} s; its log says why") from None
+
+
+def _raise_where_one_ended(children: Sequence[Child]) -> None:
+    for child in children:
+        if child.exits:
+            ended = f"{child.process.name} ended with exit code {child.last_code} before the pool was ready"
+            raise Failure(ended, *(f"  {line}" for line in child.last_lines))
+
+
+async def _ready_parts(session: aiohttp.ClientSession, layout: Layout) -> list[bool]:
+    """Engines, then sidecars, then the router."""
+    engines = [_answers(session, f"{url}/health") for url in layout.engines]
+    sidecars = [_answers(session, url) for url in layout.metrics]
+    return list(await asyncio.gather(*engines, *sidecars, _answers(session, f"{layout.url}/ready")))
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

@@ -1,0 +1,46 @@
+"""Ports for the pool's own processes, chosen before any of them starts so that a restart finds its port."""
+
+import errno
+import socket
+from contextlib import ExitStack
+from random import Random
+
+from penstock_cli.failure import Failure
+
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
+"""Below what the kernel gives to outgoing connections, so that none of those takes a port of ours."""
+
+
+def free_ports(count: int, host: str) -> list[int]:
+    """That many different ports that nobody listens on."""
+    candidates = Random().sample(range(LOWEST_PORT, HIGHEST_PORT), HIGHEST_PORT - LOWEST_PORT)
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in candidates:
+            if len(found) == count:
+                return found
+            listener = held.enter_context(_socket(host))
+            try:
+                listener.bind((host, port))
+            except OSError:
+                continue
+            found.append(port)
+    raise Failure(f"fewer than {count} free ports on {host} from {LOWEST_PORT} to {HIGHEST_PORT}")
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises Failure where the address is taken or is none of this machine's."""
+    try:
+        with _socket(host) as listener:
+            listener.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Failure(f"port {port} on {host} is taken; choose another with --port") from None
+        raise Failure(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def _socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listener

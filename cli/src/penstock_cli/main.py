@@ -1,0 +1,62 @@
+"""The `penstock` command: one file a subcommand, put together here.
+
+Exit codes: 0 done, 1 failure, 2 bad input. Whatever goes wrong that a user can cause ends in clear lines on
+standard error; a traceback is a defect of ours.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+from penstock_pool import PoolError
+
+from penstock_cli.demo_command import demo
+from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
+from penstock_cli.replay_command import replay
+from penstock_cli.traces import TraceError
+from penstock_cli.up_command import up
+from penstock_cli.validate_command import validate
+
+HELP = """Penstock serves LLM requests so that every one it admits meets its service-level objectives.
+
+A first look:
+
+  penstock demo
+
+  penstock validate -f examples/demo-pool.yaml
+
+  penstock up -f examples/demo-pool.yaml
+
+  penstock replay --trace examples/azure-excerpt.csv.gz --url http://127.0.0.1:8080
+
+Exit codes: 0 done, 1 failure, 2 bad input.
+"""
+
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for command in (demo, validate, up, replay):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line. Never returns."""
+    sys.exit(run(app))
+
+
+def run(command: Callable[[], object]) -> int:
+    """The exit code, with what went wrong on standard error."""
+    try:
+        command()
+    except Failure as failure:
+        return _tell(failure.lines, failure.exit_code)
+    except PoolError as error:
+        return _tell(error.lines, EXIT_BAD_INPUT)
+    except TraceError as error:
+        return _tell([str(error)], EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        return _tell(["interrupted"], EXIT_FAILURE)
+    return 0
+
+
+def _tell(lines: Sequence[str], code: int) -> int:
+    print(*lines, sep="\n", file=sys.stderr)
+    return code

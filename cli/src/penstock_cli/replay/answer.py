@@ -1,0 +1,72 @@
+"""One streamed answer: when each of its tokens came.
+
+A token's time is that of the event it came in. Engines may put several tokens in one event (speculation,
+or a slow reader in between), and only the usage at the end tells how many there were in all: they are then
+spread evenly over the events.
+"""
+
+from array import array
+from typing import Any
+
+import orjson
+
+from penstock_cli.replay.event_stream import EventStream
+
+DONE = b"[DONE]"
+
+
+class StreamError(Exception):
+    """The stream carried an error event, or something that is no event."""
+
+
+class Answer:
+    """What has arrived of an answer."""
+
+    def __init__(self) -> None:
+        self._events = EventStream()
+        self.event_times_s: array[float] = array("d")
+        self.completion_tokens: int | None = None
+        self.done = False
+
+    def feed(self, piece: bytes, now_s: float) -> None:
+        """Take in what has just been read. Raises StreamError."""
+        for data in self._events.feed(piece):
+            if data == DONE:
+                self.done = True
+            else:
+                self._take(data, now_s)
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        try:
+            event = orjson.loads(data)
+            if usage := event.get("usage"):
+                self.completion_tokens = int(usage["completion_tokens"])
+            if "error" in event:
+                raise StreamError(_reason(event["error"]))
+            if any(_has_content(choice) for choice in event.get("choices", ())):
+                self.event_times_s.append(now_s)
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise StreamError(f"unreadable event: {type(error).__name__}") from None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that came: as the engine counts them, else one for each event."""
+        return len(self.event_times_s) if self.completion_tokens is None else self.completion_tokens
+
+    def token_times_s(self) -> list[float]:
+        """The time of every token."""
+        events, tokens = len(self.event_times_s), self.tokens
+        if events in (0, tokens):
+            return self.event_times_s.tolist()
+        return [self.event_times_s[index * events // tokens] for index in range(tokens)]
+
+
+def _has_content(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        return bool(choice.get("text"))
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+def _reason(error: Any) -> str:
+    return str(error.get("code") or error.get("type")) if isinstance(error, dict) else str(error)[:60]

@@ -1,0 +1,68 @@
+"""How long the planner took, read from the sidecars' own histograms.
+
+Prometheus histograms hold counts under bounds, so a percentile is known up to its bucket: what is reported
+is the bucket's upper bound, which never flatters. The longest call is counted since the sidecars' start.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock_cli.failure import Failure
+from penstock_cli.replay.report import PlannerTimes
+
+HISTOGRAM = "penstock_replica_planner_seconds"
+LONGEST = "penstock_replica_planner_seconds_max"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReading:
+    """The planner's calls so far, over all sidecars.
+
+    calls: how many took at most so many seconds, by bucket bound.
+    longest_s: since the sidecars started.
+    """
+
+    calls: Counter[float] = field(default_factory=Counter)
+    longest_s: float = 0.0
+
+
+async def read_planner(session: aiohttp.ClientSession, urls: Iterable[str]) -> PlannerReading:
+    """The sidecars' own count. Raises Failure where one does not answer."""
+    total = PlannerReading()
+    for url in urls:
+        try:
+            async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as reply:
+                total = added(total, await reply.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Failure(f"--metrics {url}: no answer ({type(error).__name__})") from None
+    return total
+
+
+def added(total: PlannerReading, page: str) -> PlannerReading:
+    """The reading with one sidecar's page of metrics."""
+    calls, longest_s = Counter(total.calls), total.longest_s
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == f"{HISTOGRAM}_bucket":
+                calls[float(sample.labels["le"])] += int(sample.value)
+            elif sample.name == LONGEST:
+                longest_s = max(longest_s, sample.value)
+    return PlannerReading(calls, longest_s)
+
+
+def planner_times(before: PlannerReading, after: PlannerReading) -> PlannerTimes:
+    """Percentiles of the calls between two readings; nothing known where there were none."""
+    counts = {bound: after.calls[bound] - before.calls[bound] for bound in sorted(after.calls)}
+    calls = counts.get(float("inf"), 0)
+    if calls <= 0:
+        return PlannerTimes()
+
+    def bound_ms(share: float) -> float:
+        bound = next(bound for bound, count in counts.items() if count >= share * calls)
+        return min(bound, after.longest_s) * 1000
+
+    return PlannerTimes(bound_ms(0.5), bound_ms(0.99), after.longest_s * 1000)

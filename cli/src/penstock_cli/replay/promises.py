@@ -1,0 +1,42 @@
+"""What each tier was promised, and whether a request got it.
+
+Judged as the pool judges: a time to first token stated as a slowdown is a multiple of the prompt's prefill
+time on an idle replica, which the pool's time model tells.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock_core.slo import Slo, Targets
+from penstock_core.time_model import TimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """SLOs by tier.
+
+    default_tier: whose promise holds for requests that name no tier.
+    time_model: needed by tiers with a slowdown.
+    """
+
+    slos: Mapping[str, Slo] = field(default_factory=dict)
+    default_tier: str = ""
+    time_model: TimeModel | None = None
+
+    def targets(self, tier: str, prompt_tokens: int) -> Targets:
+        """Targets of one request. None at all where its tier promises nothing or is not known."""
+        slo = self.slos.get(tier, Slo())
+        if slo.ttft_slowdown is None:
+            return slo.targets(0.0)
+        if self.time_model is None:
+            raise ValueError(f"tier {tier} has a slowdown, and no time model tells what it is of")
+        return slo.targets(self.time_model.prefill_seconds(prompt_tokens))
+
+
+def met(targets: Targets, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
+    """Whether a finished request kept every target it carries.
+
+    A target that its request has no measure of is kept: an answer of one token has no pace.
+    """
+    pairs = ((ttft_s, targets.ttft_s), (tpot_s, targets.tpot_s), (e2e_s, targets.e2e_s))
+    return all(seen is None or target is None or seen <= target for seen, target in pairs)

@@ -1,0 +1,53 @@
+"""Prompts of a wanted number of tokens, made fast and never alike by accident.
+
+A prompt consists of blocks of 512 tokens. Each opens with its number written in three tokens, so that two
+blocks are alike exactly when their numbers are, and an engine's prefix cache finds what the trace says it
+may find and nothing else. The rest is cut from one seeded stretch of token ids, all of four digits: cutting
+text costs nothing, and the client shares its machine with what it measures.
+"""
+
+from random import Random
+
+BLOCK_TOKENS = 512
+LOWEST_ID, IDS = 1000, 9000
+"""Token ids of four digits: in every vocabulary, and clear of the special tokens at its start."""
+
+_STRETCH_TOKENS = 16_384
+_NUMBER_TOKENS = 3
+_WIDTH = 5
+"""Bytes of one id with its comma."""
+
+
+class Prompts:
+    """A seeded maker of prompts."""
+
+    def __init__(self, seed: int) -> None:
+        draw = Random(seed)
+        self._stretch = b"".join(b"%d," % (LOWEST_ID + draw.randrange(IDS)) for _ in range(_STRETCH_TOKENS))
+
+    def token_ids(self, tokens: int, blocks: tuple[int, ...], own: int) -> bytes:
+        """A JSON list of `tokens` token ids.
+
+        blocks: numbers of shared blocks, in order; what they leave open is filled with blocks of its own.
+        own: the request's number, which no shared block has.
+        """
+        parts = []
+        for index in range(-(-tokens // BLOCK_TOKENS)):
+            shared = index < len(blocks)
+            number = 2 * blocks[index] if shared else 2 * (own * 4096 + index) + 1
+            parts.append(self._block(number, min(BLOCK_TOKENS, tokens - index * BLOCK_TOKENS)))
+        return b"[" + b"".join(parts)[:-1] + b"]"
+
+    def _block(self, number: int, tokens: int) -> bytes:
+        digits = (number, number // IDS, number // IDS**2)
+        head = b"".join(b"%d," % (LOWEST_ID + digit % IDS) for digit in digits)
+        start = number % (_STRETCH_TOKENS - BLOCK_TOKENS)
+        rest = tokens - _NUMBER_TOKENS
+        return (head + self._stretch[start * _WIDTH : (start + max(rest, 0)) * _WIDTH])[: tokens * _WIDTH]
+
+    def text(self, tokens: int, own: int) -> bytes:
+        """Words of three digits and a space, one for each token: near the count under most tokenizers."""
+        start = own % (_STRETCH_TOKENS - BLOCK_TOKENS)
+        repeats = -(-tokens // _STRETCH_TOKENS) + 1
+        ids = (self._stretch * repeats)[start * _WIDTH : (start + tokens) * _WIDTH]
+        return b"".join(ids[at + 1 : at + 4] + b" " for at in range(0, len(ids), _WIDTH))

@@ -1,0 +1,86 @@
+"""What stands at the URL: a Penstock pool, which tells its tiers, or any OpenAI-compatible server."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from penstock_core.slo import Judge, Slo
+from penstock_core.time_model import from_json
+
+from penstock_cli.failure import Failure
+from penstock_cli.replay.promises import Promises
+
+LOOK_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to replay against.
+
+    max_model_len: longest prompt and answer together, where it tells.
+    policy, replicas, promises: of a Penstock pool; else None and nothing promised.
+    """
+
+    model: str
+    simulated: bool
+    max_model_len: int | None
+    policy: str | None
+    replicas: int | None
+    promises: Promises
+
+
+async def look(session: aiohttp.ClientSession, url: str, model: str | None) -> Target:
+    """Ask the server what it is. Raises Failure where it does not answer as one."""
+    models = await _get(session, f"{url}/v1/models")
+    if models is None:
+        raise Failure(f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models")
+    served = {entry["id"]: entry for entry in models.get("data", ()) if "id" in entry}
+    name = model or next(iter(served), "")
+    if name not in served:
+        raise Failure(f'{url}: serves no model "{name}"; it serves {", ".join(served) or "none"}')
+    pool = await _get(session, f"{url}/penstock/v1/pool")
+    return Target(
+        model=name,
+        simulated=served[name].get("engine") == "simulated",
+        max_model_len=served[name].get("max_model_len"),
+        policy=None if pool is None else pool["policy"],
+        replicas=None if pool is None else len(pool["replicas"]),
+        promises=Promises() if pool is None else _promises(pool),
+    )
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+    """The JSON object there; None where the server has no such page."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)) as reply:
+            if reply.status in {401, 403}:
+                raise Failure(f"{url}: answers {reply.status}; give a key with --api-key")
+            if reply.status != 200:
+                return None
+            found = await reply.json(content_type=None)
+            return found if isinstance(found, dict) else None
+    except aiohttp.InvalidURL:
+        raise Failure(f"{url}: is no URL; write for example http://127.0.0.1:8080", bad_input=True) from None
+    except aiohttp.ClientConnectorError as error:
+        raise Failure(f"{url}: no server answers there ({error.os_error.strerror or error})") from None
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Failure(f"{url}: {error or 'no answer'}") from None
+
+
+def _promises(pool: dict[str, Any]) -> Promises:
+    model = pool.get("time_model")
+    return Promises(
+        slos={name: _slo(tier) for name, tier in pool["tiers"].items()},
+        default_tier=pool["default_tier"],
+        time_model=None if model is None else from_json(model),
+    )
+
+
+def _slo(tier: dict[str, Any]) -> Slo:
+    return Slo(
+        ttft_s=tier.get("ttft_s"),
+        ttft_slowdown=tier.get("ttft_slowdown"),
+        tpot_s=tier.get("tpot_s"),
+        e2e_s=tier.get("e2e_s"),
+        judge=Judge(tier.get("judge") or Judge.MEAN),
+    )

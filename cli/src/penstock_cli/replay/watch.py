@@ -1,0 +1,60 @@
+"""Watching a replay: a bar on a terminal, a line now and then anywhere else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from penstock_cli.replay.generator import Progress
+
+REFRESH_S = 0.5
+LINE_EVERY_S = 10.0
+
+
+@asynccontextmanager
+async def watching(console: Console, title: str, progress: Progress, requests: int) -> AsyncIterator[None]:
+    """Show how far the replay is while the block runs. requests: how many there will be."""
+    show = _bar if console.is_terminal else _lines
+    watcher = asyncio.create_task(show(console, title, progress, requests))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.wait({watcher})
+
+
+async def _bar(console: Console, title: str, progress: Progress, requests: int) -> None:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("answered, {task.fields[rate]:.1f}/s sent, {task.fields[in_flight]} in flight"),
+        TimeElapsedColumn(),
+    )
+    # Refreshed from here: rich's own thread would take the processor at moments of its choosing.
+    with Bar(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task(title, total=requests, rate=0.0, in_flight=0)
+        try:
+            async for rate in _rates(progress, REFRESH_S):
+                bar.update(task, completed=progress.ended, rate=rate, in_flight=progress.in_flight)
+                bar.refresh()
+        finally:
+            bar.update(task, completed=progress.ended, in_flight=progress.in_flight)
+            bar.refresh()
+
+
+async def _lines(console: Console, title: str, progress: Progress, requests: int) -> None:
+    async for rate in _rates(progress, LINE_EVERY_S):
+        done = f"{progress.ended} of {requests} answered"
+        console.print(f"{title}: {done}, {rate:.1f}/s sent, {progress.in_flight} in flight")
+
+
+async def _rates(progress: Progress, every_s: float) -> AsyncIterator[float]:
+    """Requests sent a second, over each period."""
+    while True:
+        before = progress.sent
+        await asyncio.sleep(every_s)
+        yield (progress.sent - before) / every_s

@@ -1,0 +1,6 @@
+"""Traces: recorded arrivals and lengths, read from the formats they are published in."""
+
+from penstock_cli.traces.read import TraceSummary, read_trace, summarise
+from penstock_cli.traces.request import TraceError, TraceRequest
+
+__all__ = ["TraceError", "TraceRequest", "TraceSummary", "read_trace", "summarise"]

@@ -1,0 +1,76 @@
+"""Mooncake's traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+
+A hash id stands for 512 tokens of prompt together with everything before them, so equal ids share a prefix.
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any, NoReturn
+
+import orjson
+
+from penstock_cli.traces.csv_rows import MOST_TOKENS
+from penstock_cli.traces.request import TraceError, TraceRequest
+
+
+def parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
+    """Each line's number and request, in the file's order."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, _request(_Line(path, number, line))
+
+
+class _Line:
+    """One JSON object, and where it stands."""
+
+    def __init__(self, path: Path, number: int, text: str) -> None:
+        self.path, self.number, self.text = path, number, text
+        try:
+            self.fields: Any = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            self.fail(error.colno, f"not JSON: {error.msg}")
+        if not isinstance(self.fields, dict):
+            self.fail(1, "is no JSON object")
+
+    def value(self, name: str) -> Any:
+        if name not in self.fields:
+            self.fail(1, f"has no {name}")
+        return self.fields[name]
+
+    def wrong(self, name: str, what: str) -> NoReturn:
+        value = orjson.dumps(self.fields[name]).decode()
+        self.fail(self.text.find(f'"{name}"') + 1, f"{name} {value[:40]} {what}")
+
+    def fail(self, column: int, what: str) -> NoReturn:
+        raise TraceError(f"{self.path}: line {self.number}, column {column}: {what}")
+
+
+def _request(line: _Line) -> TraceRequest:
+    return TraceRequest(
+        arrival_s=_milliseconds(line, "timestamp") / 1000,
+        prompt_tokens=_tokens(line, "input_length"),
+        output_tokens=_tokens(line, "output_length"),
+        prefix_blocks=_hash_ids(line) if "hash_ids" in line.fields else (),
+    )
+
+
+def _milliseconds(line: _Line, name: str) -> float:
+    value = line.value(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        line.wrong(name, "is no number of milliseconds")
+    return float(value)
+
+
+def _tokens(line: _Line, name: str) -> int:
+    value = line.value(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
+        line.wrong(name, f"is no whole number from 1 to {MOST_TOKENS}")
+    return value
+
+
+def _hash_ids(line: _Line) -> tuple[int, ...]:
+    value = line.fields["hash_ids"]
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        line.wrong("hash_ids", "is no list of whole numbers")
+    return tuple(value)

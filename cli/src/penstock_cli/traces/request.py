@@ -1,0 +1,23 @@
+"""One line of a trace: when a request came, and how long its prompt and its answer were."""
+
+from typing import NamedTuple
+
+
+class TraceRequest(NamedTuple):
+    """A recorded request.
+
+    arrival_s: since the trace's first request.
+    tier: as the trace names it; empty where it names none.
+    prefix_blocks: what its prompt consists of, 512 tokens a block; equal numbers are equal content. Empty
+        where the trace does not tell: then its prompt is like no other.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    tier: str = ""
+    prefix_blocks: tuple[int, ...] = ()
+
+
+class TraceError(Exception):
+    """A trace that cannot be read: one line with file, line number and column."""

@@ -1,0 +1,121 @@
+"""`penstock up`: a whole pool on this machine."""
+
+import asyncio
+import signal
+import tempfile
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from penstock_pool import Pool, load_keys
+from rich.console import Console
+
+from penstock_cli.local.effective_pool import Overrides, effective_pool
+from penstock_cli.local.engines import check_engines, engines_wanted
+from penstock_cli.local.layout import Layout, Wanted
+from penstock_cli.local.local_pool import local_pool
+from penstock_cli.local.log_sinks import ConsoleSink
+from penstock_cli.validate_command import PoolFile, headline, tiers_table
+
+
+class Truth(StrEnum):
+    """What a simulated engine's iterations take."""
+
+    MEASURED = "measured"
+    EXACT = "exact"
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The router's; 0: any free one.")]
+Host = Annotated[str, typer.Option(help="Where the router listens.")]
+Replicas = Annotated[
+    int | None, typer.Option(min=1, max=64, help="In place of the file's.", show_default=False)
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="simulated|URL[,URL…]",
+        help="Simulated engines, or engines that run already, one URL a replica. In place of the file's.",
+        show_default=False,
+    ),
+]
+Policy = Annotated[str | None, typer.Option(help="In place of the file's.", show_default=False)]
+TruthName = Annotated[
+    Truth, typer.Option(help="Simulated engines: a GPU's measured, noisy timing, or the planner's own.")
+]
+Seed = Annotated[int, typer.Option(help="Of simulated engines.")]
+
+
+def up(
+    *,
+    file: PoolFile,
+    port: Port = 8080,
+    host: Host = "127.0.0.1",
+    replicas: Replicas = None,
+    engine: Engine = None,
+    policy: Policy = None,
+    truth: TruthName = Truth.MEASURED,
+    seed: Seed = 0,
+) -> None:
+    """Run a whole pool on this machine, each component its own process, until Ctrl-C.
+
+    A process that dies is started again. Engines that run elsewhere are used by their URL, and left running.
+
+    Examples:
+
+      penstock up -f examples/demo-pool.yaml
+
+      penstock up -f pool.yaml --port 9000 --replicas 4 --policy vllm
+
+      penstock up -f pool.yaml --engine http://10.0.0.5:8000,http://10.0.0.6:8000
+    """
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-pool-") as folder:
+        urls = engines_wanted(engine)
+        overrides = Overrides(policy=policy, engine_type="simulated" if engine == "simulated" else None)
+        pool_file, pool = effective_pool(file, overrides, Path(folder))
+        load_keys(pool, pool_file.parent)
+        check_engines(pool, file, urls, replicas)
+        wanted = Wanted(
+            pool_file=pool_file,
+            replicas=len(urls) or replicas or pool.spec.replicas,
+            host=host,
+            port=port,
+            engines=urls,
+            truth=truth.value,
+            seed=seed,
+        )
+        asyncio.run(_serve(pool, wanted, console))
+
+
+async def _serve(pool: Pool, wanted: Wanted, console: Console) -> None:
+    """Until a signal, and then until everything has stopped. A second signal does not wait for that."""
+    serving = asyncio.create_task(_keep_up(pool, wanted, console))
+
+    def told_to_stop() -> None:
+        console.print("stopping: the router first, engines last", style="yellow")
+        serving.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _keep_up(pool: Pool, wanted: Wanted, console: Console) -> None:
+    sink = ConsoleSink(console, width=len(f"sidecar-r{wanted.replicas - 1}"))
+    drain_s = max(pool.spec.router.drain_timeout_s, pool.spec.scheduling.drain_timeout_s)
+    with console.status("starting") as status:
+
+        def show(ready: int, parts: int) -> None:
+            status.update(f"starting: {ready} of {parts} parts are ready")
+
+        async with local_pool(wanted, sink, drain_s, show) as layout:
+            status.stop()
+            console.print(_welcome(pool, layout), tiers_table(pool), "")
+            await asyncio.get_running_loop().create_future()  # until cancelled
+
+
+def _welcome(pool: Pool, layout: Layout) -> str:
+    return f"\n{headline(pool)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"

@@ -1,0 +1,57 @@
+"""`penstock validate`: does a pool file say what it can mean?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from penstock_core.slo import Slo, Tier
+from penstock_pool import Pool, load_keys, load_pool
+from rich.console import Console
+
+from penstock_cli.replay.report import aligned
+
+PoolFile = Annotated[Path, typer.Option("-f", "--file", metavar="POOL.YAML", help="The pool file.")]
+
+
+def validate(file: PoolFile) -> None:
+    """Check a pool file: one line for each wrong field, or a summary of what it promises.
+
+    Example: penstock validate -f examples/demo-pool.yaml
+    """
+    pool = load_pool(file)
+    if any(application.keys.file for application in pool.spec.applications):
+        load_keys(pool, file.parent)
+    Console().print(f"{file} is fine: {headline(pool)}\n", tiers_table(pool))
+
+
+def headline(pool: Pool) -> str:
+    """A pool in one line."""
+    spec = pool.spec
+    replicas = f"{spec.replicas} replica{'s' if spec.replicas > 1 else ''}"
+    return (
+        f"pool {pool.metadata.name}, {spec.model.name} on {replicas} ({spec.engine.type}, time model "
+        f"{spec.engine.time_model}), policy {spec.scheduling.policy}, then {spec.routing.backup}"
+    )
+
+
+def tiers_table(pool: Pool) -> object:
+    """What each tier is promised."""
+    default = pool.spec.default_tier
+    lines = [_line(tier, tier.name == default) for tier in pool.tiers().values()]
+    heads = ("tier", "TTFT", "TPOT ms", "judged by", "e2e s", "value")
+    return aligned("Promises", heads, lines)
+
+
+def _line(tier: Tier, default: bool) -> list[str]:
+    name = f"{tier.name} (default)" if default else tier.name
+    if tier.best_effort:
+        return [name, "best effort", "–", "–", "–", "–"]
+    slo = tier.slo
+    tpot, judge = ("–", "–") if slo.tpot_s is None else (f"{slo.tpot_s * 1000:g}", slo.judge.value)
+    return [name, _ttft(slo), tpot, judge, "–" if slo.e2e_s is None else f"{slo.e2e_s:g}", f"{tier.value:g}"]
+
+
+def _ttft(slo: Slo) -> str:
+    if slo.ttft_slowdown is not None:
+        return f"{slo.ttft_slowdown:g} × idle prefill"
+    return "–" if slo.ttft_s is None else f"{slo.ttft_s:g} s"
