@@ -14,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock_runtime.openai_errors import ApiError
 
+ABORT = "penstock.abort"
+"""Extension in an ASGI scope: call it to break the connection at once, though the client does not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
@@ -77,6 +80,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Begin a head. Its first bytes were counted when they came, unless they came behind a body."""
         self._in_head = True
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ASGI's own place
 
     def on_headers_complete(self) -> None:
         """End a head."""

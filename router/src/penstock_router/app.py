@@ -1,0 +1,126 @@
+"""The router's HTTP side: which path does what, and what every answer has in common.
+
+Bare ASGI: a request is one task, and a token passes through two coroutines on its way to the socket.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+from penstock_pool import Pool
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.asgi import Receive, Scope, Send, answer
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from penstock_router import pages, request_head
+from penstock_router.generation import Call, Generation
+from penstock_router.metrics import Metrics
+from penstock_router.placement import RefusedBehind
+from penstock_router.rotation import Rotation
+from penstock_router.settings import Settings
+from penstock_router.tiers import application_of
+
+GENERATES = {
+    "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
+    "/v1/completions": wire.ENDPOINT_COMPLETIONS,
+}
+ONE_MODEL = "/v1/models/"
+
+Page = Callable[[Scope, Send], Awaitable[None]]
+log = structlog.get_logger()
+
+
+class RouterApp:
+    """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on."""
+
+    def __init__(self, pool: Pool, settings: Settings, rotation: Rotation) -> None:
+        self._pool, self._settings, self._rotation = pool, settings, rotation
+        self.draining = False
+        self.metrics = Metrics(settings.tiers, rotation)
+        self._generation = Generation(
+            settings, rotation, self.metrics, partial(pages.told_time_model, rotation, pool)
+        )
+        self._started_s = int(time.time())
+        self._turn = self._open = 0
+        self._pages: dict[str, Page] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+            "/penstock/v1/pool": self._pool_page,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Every error leaves as ApiError, with the request's id."""
+        request_id = request_head.request_id(request_head.head_of(scope))
+        try:
+            await self._route(scope, receive, send, request_id)
+        except ApiError as error:
+            error.headers = (*error.headers, (request_head.REQUEST_ID, request_id))
+            self.metrics.refused(error.status)
+            raise
+        except RefusedBehind as refusal:
+            name = request_head.REQUEST_ID.encode()
+            await answer(send, refusal.body, refusal.status, headers=[(name, request_id.encode())])
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        path, method = scope["path"], scope["method"]
+        endpoint = GENERATES.get(path)
+        page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
+        if endpoint is None and page is None:
+            raise ApiError(404, f"there is nothing at {path[:256]}", code="not_found")
+        allowed = ("POST",) if endpoint is not None else ("GET", "HEAD")
+        if method == "OPTIONS":
+            await answer(send, b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
+        elif method not in allowed:
+            raise ApiError(
+                405,
+                f"{path} takes {' and '.join(allowed)}, not {method[:32]}",
+                code="method_not_allowed",
+                headers=(("allow", ", ".join(allowed)),),
+            )
+        elif endpoint is not None:
+            turn, self._turn = self._turn, self._turn + 1
+            await self._generate(Call(scope, receive, send, endpoint, request_id, turn))
+        elif page is not None:
+            await page(scope, send)
+
+    async def _generate(self, call: Call) -> None:
+        if self._open >= self._settings.max_inflight:
+            raise ApiError(
+                429,
+                f"this router carries its bound of {self._settings.max_inflight} requests",
+                type="overloaded",
+                code="router_full",
+                headers=(("retry-after", "1"),),
+            )
+        self._open += 1
+        self.metrics.open.set(self._open)
+        try:
+            await self._generation.serve(call)
+        finally:
+            self._open -= 1
+            self.metrics.open.set(self._open)
+
+    async def _models(self, scope: Scope, send: Send) -> None:
+        application_of(self._settings, request_head.head_of(scope))
+        await answer(send, pages.models_page(self._pool, self._rotation, self._started_s))
+
+    async def _one_model(self, scope: Scope, send: Send) -> None:
+        application_of(self._settings, request_head.head_of(scope))
+        name = scope["path"].removeprefix(ONE_MODEL)
+        await answer(send, pages.model_page(self._pool, self._rotation, self._started_s, name))
+
+    async def _health(self, scope: Scope, send: Send) -> None:
+        await answer(send, b'{"status":"ok"}')
+
+    async def _ready(self, scope: Scope, send: Send) -> None:
+        await answer(send, pages.ready_page(self._rotation, self.draining))
+
+    async def _metrics(self, scope: Scope, send: Send) -> None:
+        await answer(send, self.metrics.page(), content_type=CONTENT_TYPE_LATEST.encode())
+
+    async def _pool_page(self, scope: Scope, send: Send) -> None:
+        await answer(send, pages.pool_page(self._pool, self._rotation))

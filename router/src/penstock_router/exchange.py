@@ -1,0 +1,126 @@
+"""One request at one replica, as its HTTP side waits for it.
+
+The session's reader puts what a frame brings; the request's own task takes everything that has come since it
+last looked, in one piece. However many tokens a frame brings for it, a request is woken once.
+
+What is held for a client that reads slowly is bounded. Past the bound the exchange ends as `Overflowed`, and
+`on_overflow` is called, for the task may be stuck in writing and must be freed from outside.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.verdict import Admitted, BestEffort, Rejected
+from penstock_proto import replica_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The replica went away, or said nothing in time."""
+
+    replica: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overflowed:
+    """The client read too slowly."""
+
+
+End = wire.Finished | wire.Failed | Rejected | Lost | Overflowed
+
+
+class News(NamedTuple):
+    """What has come since the last look. tokens: how many are in `data`, as the replica counts them."""
+
+    data: bytes
+    tokens: int
+    end: End | None
+
+
+class Exchange:
+    """Filled by a session, emptied by one task.
+
+    id: within the session.
+    verdict: None until the replica has accepted; a rejection is an `end`.
+    bound_bytes: most bytes held, where there is a bound.
+    """
+
+    __slots__ = (
+        "_bound_bytes",
+        "_chunks",
+        "_held_bytes",
+        "_news",
+        "_on_overflow",
+        "_tokens",
+        "_waiter",
+        "end",
+        "id",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        bound_bytes: int | None = None,
+        on_overflow: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.id = id
+        self.verdict: Admitted | BestEffort | None = None
+        self.end: End | None = None
+        self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
+        self._chunks: list[bytes] = []
+        self._held_bytes = self._tokens = 0
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def brought(self) -> bool:
+        """Whether there is output to take."""
+        return self._held_bytes > 0
+
+    def accepted(self, verdict: Admitted | BestEffort) -> None:
+        """The replica takes it."""
+        self.verdict = verdict
+        self._wake()
+
+    def put(self, data: bytes, tokens: int) -> bool:
+        """Output. False where it was one too many: the exchange has ended then."""
+        held_bytes = self._held_bytes + len(data)
+        if self._bound_bytes is not None and self._held_bytes and held_bytes > self._bound_bytes:
+            self.finish(Overflowed())
+            self._on_overflow()
+            return False
+        self._held_bytes = held_bytes
+        self._tokens += tokens
+        self._chunks.append(data)
+        self._wake()
+        return True
+
+    def finish(self, end: End) -> None:
+        """Nothing comes after this. A second end changes nothing."""
+        if self.end is None:
+            self.end = end
+            self._wake()
+
+    def take(self) -> News:
+        """Everything that has come, and the end where it is the end."""
+        chunks, tokens = self._chunks, self._tokens
+        self._chunks, self._tokens, self._held_bytes = [], 0, 0
+        self._news = False
+        return News(chunks[0] if len(chunks) == 1 else b"".join(chunks), tokens, self.end)
+
+    async def changed(self) -> None:
+        """Until something has come since the last `take` or `changed`."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._news = False
+
+    def _wake(self) -> None:
+        self._news = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,205 @@
+"""One generating request, from its head to the last byte of its answer.
+
+    head ── key, targets ──▶ body ── model, tier ──▶ walk (placement) ──▶ answer: a stream, or one piece
+
+Nothing goes to the client before a replica has accepted the request and brought something for it. From then
+on a stream's only way to fail is an event in it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.time_model import TimeModel
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.asgi import (
+    EVENT_STREAM,
+    JSON,
+    ClientGone,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    read_body,
+)
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router import request_head
+from penstock_router.client import Client
+from penstock_router.exchange import Exchange, Lost
+from penstock_router.metrics import Metrics
+from penstock_router.outcome import Ending, Outcome
+from penstock_router.placement import Placed, Placement, error_body
+from penstock_router.request_body import read_fields
+from penstock_router.rotation import Rotation
+from penstock_router.session_writer import Submission
+from penstock_router.settings import Settings
+from penstock_router.tiers import application_of, own_targets, tier_of
+
+LAST_EVENT = b"data: [DONE]\n\n"
+"""Ends a stream in OpenAI's protocol. Clients close on it, so the response must end with it."""
+
+FINISH_S = 5.0
+"""How long a replica may take to say its figures once the answer is complete."""
+
+
+class Call(NamedTuple):
+    """One HTTP request.
+
+    turn: how many came before it.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    endpoint: "wire.Endpoint.ValueType"
+    request_id: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What serving takes.
+
+    time_model: the engine's, as replicas know it now, or None before any has told.
+    """
+
+    settings: Settings
+    rotation: Rotation
+    metrics: Metrics
+    time_model: Callable[[], TimeModel | None]
+
+    async def serve(self, call: Call) -> None:
+        """Answer it. Raises ApiError, RefusedBehind, ClientGone before the first byte, nothing after it."""
+        loop = asyncio.get_running_loop()
+        head = request_head.head_of(call.scope)
+        application = application_of(self.settings, head)
+        raw = await self._body(head, call.receive)
+        arrival_s = loop.time()
+        asked = read_fields(raw)
+        if asked.model != self.settings.model:
+            raise unknown_model(asked.model, self.settings.model)
+        tier = tier_of(self.settings, application, request_head.tier_name(head), asked.service_tier)
+        own = own_targets(tier, head)
+        outcome = Outcome(tier, own, arrival_s, asked.stream)
+        submission = Submission(call.request_id, call.endpoint, raw, tier.name, arrival_s, own)
+        try:
+            async with Client(call.scope, call.receive) as client:
+                await self._answer(call, outcome, submission, client)
+        except ClientGone:
+            if outcome.ending is not Ending.CLIENT_SLOW:
+                outcome.ending = Ending.CLIENT_GONE
+            raise
+        finally:
+            outcome.ended_s = outcome.ended_s or loop.time()
+            self.metrics.ended(outcome, self.time_model())
+
+    async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
+        request_head.reject_encoding(head)
+        length_bytes, bound_bytes = request_head.content_length(head), self.settings.max_body_bytes
+        if length_bytes is not None and length_bytes > bound_bytes:
+            raise ApiError(
+                413,
+                f"the request's body has {length_bytes} bytes, the bound is {bound_bytes}",
+                code="request_too_large",
+                headers=(("connection", "close"),),
+            )
+        return await read_body(receive, bound_bytes, self.settings.body_timeout_s)
+
+    async def _answer(self, call: Call, outcome: Outcome, submission: Submission, client: Client) -> None:
+        def overflowed() -> None:
+            outcome.ending = Ending.CLIENT_SLOW
+            client.abort()
+
+        bound_bytes = self.settings.stream_buffer_bytes if outcome.stream else None
+        placement = Placement(self.settings, self.rotation, outcome, bound_bytes, overflowed)
+        placed = await placement.walk(submission, call.turn)
+        headers = _headers(submission.request_id, outcome, placed.link.name)
+        try:
+            if outcome.stream:
+                await _stream(outcome, placed, client, call.send, headers)
+            else:
+                await _whole(outcome, placed.exchange, client, call.send, headers)
+        finally:
+            placed.link.abandon(placed.exchange)
+
+
+async def _whole(
+    outcome: Outcome, exchange: Exchange, client: Client, send: Send, headers: list[Header]
+) -> None:
+    news = exchange.take()
+    client.answered()
+    await answer(send, news.data, content_type=JSON, headers=headers)
+    outcome.ended_s = asyncio.get_running_loop().time()
+    if isinstance(news.end, wire.Finished):
+        outcome.ending, outcome.finished = Ending.ANSWERED, news.end
+
+
+async def _stream(
+    outcome: Outcome, placed: Placed, client: Client, send: Send, headers: list[Header]
+) -> None:
+    exchange, time, times_s = placed.exchange, asyncio.get_running_loop().time, outcome.token_times_s
+    fixed = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
+    while True:
+        data, tokens, end = exchange.take()
+        if tokens == 1:
+            times_s.append(time())
+        elif tokens:
+            times_s.extend([time()] * tokens)
+        if end is not None or data.endswith(LAST_EVENT):
+            break
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await exchange.changed()
+    client.answered()
+    complete = data.endswith(LAST_EVENT) or isinstance(end, wire.Finished)
+    await send({"type": "http.response.body", "body": data if complete else data + _last_words(end, placed)})
+    outcome.ended_s = time()
+    if complete:
+        outcome.ending = Ending.ANSWERED
+        outcome.finished = await _figures(exchange)
+
+
+async def _figures(exchange: Exchange) -> wire.Finished | None:
+    """What the replica says of a complete answer. It may come a frame later than the last byte."""
+    try:
+        async with asyncio.timeout(FINISH_S):
+            while exchange.end is None:
+                await exchange.changed()
+    except TimeoutError:
+        return None
+    return exchange.end if isinstance(exchange.end, wire.Finished) else None
+
+
+def _last_words(end: object, placed: Placed) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    if isinstance(end, wire.Failed):
+        return b"data: " + error_body(end) + b"\n\n"
+    if isinstance(end, Lost):
+        said = f"replica {placed.link.name} was lost while it answered"
+        return ApiError(502, said, type="server_error", code="replica_lost").event()
+    return b""
+
+
+def _headers(request_id: str, outcome: Outcome, replica: str) -> list[Header]:
+    values = {
+        "x-request-id": request_id,
+        "x-penstock-tier": outcome.tier.name,
+        "x-penstock-verdict": outcome.verdict,
+        "x-penstock-replica": replica,
+        "x-penstock-hops": str(outcome.hops),
+    }
+    return [(name.encode(), value.encode()) for name, value in values.items()]
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    """404, as OpenAI's clients know it."""
+    return ApiError(
+        404,
+        f"the model '{asked[:128]}' does not exist; this pool serves '{served}'",
+        param="model",
+        code="model_not_found",
+    )

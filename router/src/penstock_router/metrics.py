@@ -1,0 +1,130 @@
+"""What a router counts, in Prometheus' words. Labels are tiers and words of ours, never a client's.
+
+Everything is counted when a request ends; nothing is counted per token.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from penstock_core.slo import Tier
+from penstock_core.time_model import TimeModel
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock_router.outcome import Ending, Outcome, measured, misses, targets_of
+from penstock_router.replica_link import LinkState
+from penstock_router.rotation import Rotation
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
+PACE_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
+"""Endings that say nothing about the service: attainment leaves them out."""
+
+
+class Metrics:
+    """One router's."""
+
+    def __init__(self, tiers: Mapping[str, Tier], rotation: Rotation) -> None:
+        registry = self.registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "penstock_router_requests",
+            "Requests ended, by tier, verdict (admitted, best-effort, rejected, none), "
+            "reason of the rejection, and how they ended.",
+            ["tier", "verdict", "reason", "ending"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "penstock_router_refused",
+            "Requests answered before they were sent to any replica, by HTTP status.",
+            ["status"],
+            registry=registry,
+        )
+        self._hops = Histogram(
+            "penstock_router_hops",
+            "Replicas that answered a request, with the one that took it.",
+            ["tier"],
+            buckets=(1, 2, 3, 4, 6, 8, 12, 16),
+            registry=registry,
+        )
+        self._ttft = self._seconds("ttft", "Reading the request to its first token written.", SECONDS)
+        self._tpot = self._seconds("tpot", "Per token after the first, as the tier judges.", PACE_SECONDS)
+        self._e2e = self._seconds("e2e", "Reading the request to the end of its answer.", SECONDS)
+        self._met = self._count("slo_met", "Requests that kept every target of their tier.", "tier")
+        self._missed = self._count(
+            "slo_missed",
+            "Requests that did not: which targets (several count each), rejected, failed, client_slow.",
+            "tier",
+            "why",
+        )
+        self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
+        self._failovers = self._count(
+            "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
+        )
+        self.open = Gauge("penstock_router_open_requests", "Requests under way.", registry=registry)
+        registry.register(_Replicas(rotation))
+        for tier in tiers:
+            self._met.labels(tier)
+            self._judged.labels(tier)
+
+    def refused(self, status: int) -> None:
+        """A request was answered with an error of its own making."""
+        self._refused.labels(str(status)).inc()
+
+    def ended(self, outcome: Outcome, model: TimeModel | None) -> None:
+        """A request that was sent on its way has ended."""
+        tier = outcome.tier.name
+        self._requests.labels(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
+        if outcome.failovers:
+            self._failovers.labels(tier).inc(outcome.failovers)
+        if outcome.hops:
+            self._hops.labels(tier).observe(outcome.hops)
+        if outcome.ending is Ending.ANSWERED:
+            self._answered(outcome, model)
+        elif outcome.ending not in NOT_COUNTED:
+            self._judged.labels(tier).inc()
+            self._missed.labels(tier, outcome.ending.value).inc()
+
+    def page(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _answered(self, outcome: Outcome, model: TimeModel | None) -> None:
+        tier, seen = outcome.tier.name, measured(outcome)
+        self._e2e.labels(tier).observe(seen.e2e_s)
+        if seen.ttft_s is not None:
+            self._ttft.labels(tier).observe(seen.ttft_s)
+        if seen.tpot_s is not None:
+            self._tpot.labels(tier).observe(seen.tpot_s)
+        targets = targets_of(outcome, model)
+        if targets is None:
+            return
+        self._judged.labels(tier).inc()
+        missed = misses(targets, seen)
+        for why in missed:
+            self._missed.labels(tier, why).inc()
+        if not missed:
+            self._met.labels(tier).inc()
+
+    def _seconds(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"penstock_router_{name}_seconds", says, ["tier"], buckets=buckets, registry=self.registry
+        )
+
+    def _count(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(f"penstock_router_{name}", says, labels, registry=self.registry)
+
+
+class _Replicas(Collector):
+    """What is known of the replicas, read when it is asked for."""
+
+    def __init__(self, rotation: Rotation) -> None:
+        self._rotation = rotation
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        ready = GaugeMetricFamily(
+            "penstock_router_replica_ready", "Whether the replica takes work.", labels=["replica"]
+        )
+        for link in self._rotation.links:
+            ready.add_metric([link.name], float(link.state is LinkState.READY))
+        return [ready]

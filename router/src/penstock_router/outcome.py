@@ -1,0 +1,96 @@
+"""What became of one request, and whether that was what its tier promises.
+
+Times are the router's own, taken when bytes go to the client, because that is what the client sees. An answer
+that is not streamed goes out in one piece, so its pace is the replica's word.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from penstock_core.slo import Slo, Targets, Tier, judged_tpot_s
+from penstock_core.time_model import TimeModel
+from penstock_proto import replica_pb2 as wire
+
+
+class Ending(StrEnum):
+    """How a request ended."""
+
+    ANSWERED = "answered"  # whole
+    REJECTED = "rejected"  # no replica could keep its SLO, or there was none
+    INVALID = "invalid"  # the engine or the replica found it wrong
+    FAILED = "failed"  # a fault behind us
+    CLIENT_GONE = "client_gone"
+    CLIENT_SLOW = "client_slow"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Filled in while the request is served.
+
+    verdict: admitted, best-effort or rejected; `none` until there is one. reason: of a rejection.
+    hops: replicas that answered, with the one that took it.
+    token_times_s: when each token was written, on the event loop's clock.
+    """
+
+    tier: Tier
+    own_targets: Targets
+    arrival_s: float
+    stream: bool
+    verdict: str = "none"
+    reason: str = ""
+    hops: int = 0
+    failovers: int = 0
+    ending: Ending = Ending.FAILED
+    ended_s: float = 0.0
+    token_times_s: list[float] = field(default_factory=list)
+    finished: wire.Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Durations as the client saw them; None where there were too few tokens."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+
+
+def measured(outcome: Outcome) -> Measured:
+    """The durations of an answered request, its pace as its tier judges it."""
+    e2e_s = outcome.ended_s - outcome.arrival_s
+    if not outcome.stream and outcome.finished is not None:
+        several = outcome.finished.completion_tokens > 1
+        return Measured(outcome.finished.ttft_s, outcome.finished.tpot_s if several else None, e2e_s)
+    times_s = outcome.token_times_s
+    ttft_s = times_s[0] - outcome.arrival_s if times_s else None
+    return Measured(ttft_s, judged_tpot_s(times_s, outcome.tier.slo.judge), e2e_s)
+
+
+def misses(targets: Targets, seen: Measured) -> list[str]:
+    """Which targets were not met."""
+    pairs = (
+        ("ttft", targets.ttft_s, seen.ttft_s),
+        ("tpot", targets.tpot_s, seen.tpot_s),
+        ("e2e", targets.e2e_s, seen.e2e_s),
+    )
+    return [
+        name for name, target, value in pairs if target is not None and value is not None and value > target
+    ]
+
+
+def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
+    """The targets that the request was served under; None where a slowdown cannot be told in seconds."""
+    slo = _own_in_place(outcome.tier.slo, outcome.own_targets)
+    if slo.ttft_slowdown is None:
+        return slo.targets(0.0)
+    if model is None or outcome.finished is None or not outcome.finished.prompt_tokens:
+        return None
+    return slo.targets(model.prefill_seconds(outcome.finished.prompt_tokens))
+
+
+def _own_in_place(slo: Slo, own: Targets) -> Slo:
+    if own.ttft_s is not None:
+        slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)
+    if own.tpot_s is not None:
+        slo = replace(slo, tpot_s=own.tpot_s)
+    return slo

@@ -1,0 +1,102 @@
+"""What a router says of itself and its pool. Each function is a page; none of them is on a request's path."""
+
+import orjson
+from penstock_core.builtin_time_models import time_model as builtin_time_model
+from penstock_core.slo import Tier
+from penstock_core.time_model import TimeModel, to_json
+from penstock_pool import Pool
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.generation import unknown_model
+from penstock_router.replica_link import ReplicaLink
+from penstock_router.rotation import Rotation
+
+AUTO = "auto"
+
+
+def told_time_model(rotation: Rotation, pool: Pool) -> TimeModel | None:
+    """As a replica told it, else the built-in that the pool names; None for `auto`."""
+    told = next((link.time_model for link in rotation.links if link.time_model is not None), None)
+    name = pool.spec.engine.time_model
+    return builtin_time_model(name) if told is None and name != AUTO else told
+
+
+def pool_page(pool: Pool, rotation: Rotation) -> bytes:
+    """What clients are promised, for those who judge it: tiers with their targets, and the time model."""
+    model = told_time_model(rotation, pool)
+    page = {
+        "pool": pool.metadata.name,
+        "model": pool.spec.model.name,
+        "policy": pool.spec.scheduling.policy,
+        "default_tier": pool.spec.default_tier,
+        "tiers": {tier.name: _tier(tier) for tier in pool.tiers().values()},
+        "engine": {"type": pool.spec.engine.type, "max_model_len": max_model_len(rotation, pool)},
+        "time_model": None if model is None else to_json(model),
+        "replicas": [_replica(link) for link in rotation.links],
+    }
+    return orjson.dumps(page)
+
+
+def models_page(pool: Pool, rotation: Rotation, started_s: int) -> bytes:
+    """OpenAI's list of models: the one this pool serves. started_s: Unix time."""
+    return orjson.dumps({"object": "list", "data": [_model(pool, rotation, started_s)]})
+
+
+def model_page(pool: Pool, rotation: Rotation, started_s: int, name: str) -> bytes:
+    """One model. Raises ApiError (404)."""
+    if name != pool.spec.model.name:
+        raise unknown_model(name, pool.spec.model.name)
+    return orjson.dumps(_model(pool, rotation, started_s))
+
+
+def ready_page(rotation: Rotation, draining: bool) -> bytes:
+    """Which replicas are in service. Raises ApiError (503) where none is, or the router is stopping."""
+    if draining:
+        raise ApiError(503, "the router is stopping", type="server_error", code="draining")
+    states = {link.name: link.state.value for link in rotation.links}
+    if not rotation.ready:
+        said = ", ".join(f"{name} {state}" for name, state in states.items()) or "none is known"
+        raise ApiError(503, f"no replica is in service: {said}", type="server_error", code="no_replicas")
+    return orjson.dumps({"status": "ready", "replicas": states})
+
+
+def max_model_len(rotation: Rotation, pool: Pool) -> int:
+    """As the engines say it, else as the pool does."""
+    told = [link.description.max_model_len for link in rotation.links if link.description is not None]
+    return min((length for length in told if length), default=pool.spec.engine.max_model_len)
+
+
+def _model(pool: Pool, rotation: Rotation, started_s: int) -> dict[str, object]:
+    return {
+        "id": pool.spec.model.name,
+        "object": "model",
+        "created": started_s,
+        "owned_by": "penstock",
+        "engine": pool.spec.engine.type,
+        "max_model_len": max_model_len(rotation, pool),
+    }
+
+
+def _tier(tier: Tier) -> dict[str, object]:
+    return {
+        "ttft_s": tier.slo.ttft_s,
+        "ttft_slowdown": tier.slo.ttft_slowdown,
+        "tpot_s": tier.slo.tpot_s,
+        "e2e_s": tier.slo.e2e_s,
+        "judge": tier.slo.judge.value,
+        "value": tier.value,
+        "best_effort": tier.best_effort,
+    }
+
+
+def _replica(link: ReplicaLink) -> dict[str, object]:
+    load = link.load
+    return {
+        "name": link.name,
+        "state": link.state.value,
+        "running": load.running,
+        "waiting": load.waiting,
+        "best_effort": load.best_effort,
+        "kv_tokens_free": load.kv_tokens_free,
+        "kv_tokens_total": load.kv_tokens_total,
+    }

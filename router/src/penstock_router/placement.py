@@ -1,0 +1,155 @@
+"""The walk of one request over the replicas, until one of them has something for the client.
+
+The core says whom to ask next; here it is asked. Nothing has been written to the client before this ends, so
+whatever goes wrong up to then is mended by asking the next replica, or answered by a status.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+from penstock_core.routing import Asked, Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
+from penstock_core.verdict import Admitted, Rejected
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.exchange import Exchange, Lost
+from penstock_router.outcome import Ending, Outcome
+from penstock_router.replica_link import ReplicaLink
+from penstock_router.rotation import Rotation
+from penstock_router.session_writer import Attempt, Submission
+from penstock_router.settings import Settings
+
+
+@dataclass(eq=False, slots=True)
+class RefusedBehind(Exception):
+    """A replica or its engine answered with an error of its own: status, and a body in OpenAI's shape."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request has come to rest. The exchange has something to take."""
+
+    link: ReplicaLink
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What walking takes.
+
+    bound_bytes, on_overflow: of the exchange that streams; None and nothing where the answer is held whole.
+    """
+
+    settings: Settings
+    rotation: Rotation
+    outcome: Outcome
+    bound_bytes: int | None
+    on_overflow: Callable[[], None]
+
+    async def walk(self, submission: Submission, turn: int) -> Placed:
+        """Ask until somebody takes it. Raises ApiError where nobody does, RefusedBehind where one answers."""
+        asked = Asked(submission.tier, len(submission.body), turn)
+        order = self.settings.order(self.rotation.loads(), asked)
+        backup = Backup.REJECT if self.outcome.tier.best_effort else self.settings.backup
+        walk = Walk(order, self.settings.max_hops, backup)
+        while isinstance(move := next_move(walk, self.rotation.loads()), Try):
+            self.outcome.hops = move.hop
+            taken = await self._try(submission, move)
+            if isinstance(taken, Placed):
+                return taken
+            if isinstance(taken, Rejected):
+                walk, self.outcome.reason = refused(walk, move, taken), taken.reason.value
+            else:
+                walk = lost(walk, move)
+                self.outcome.failovers += 1
+        self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
+        if isinstance(move, NoReplicas):
+            self.outcome.reason = "no_replicas"
+        raise _answer(move, submission.tier)
+
+    async def _try(self, submission: Submission, move: Try) -> Placed | Rejected | Lost:
+        link = self.rotation[move.replica]
+        exchange = link.submit(Attempt(submission, move.hop, move.backup), self.bound_bytes, self.on_overflow)
+        placed = False
+        try:
+            no = await self._until_output(exchange, move.replica)
+            placed = no is None
+            return Placed(link, exchange) if no is None else no
+        finally:
+            if not placed:
+                link.abandon(exchange)
+
+    async def _until_output(self, exchange: Exchange, replica: str) -> Rejected | Lost | None:
+        """Until there is something to write: for a stream its first bytes, else the whole answer."""
+        try:
+            async with asyncio.timeout(self.settings.verdict_timeout_s):
+                while exchange.verdict is None and exchange.end is None:
+                    await exchange.changed()
+        except TimeoutError:
+            return Lost(replica, "no verdict in time")
+        if exchange.verdict is not None:
+            admitted = isinstance(exchange.verdict, Admitted)
+            self.outcome.verdict, self.outcome.reason = "admitted" if admitted else "best-effort", ""
+        while exchange.end is None and not (self.outcome.stream and exchange.brought):
+            await exchange.changed()
+        return self._judge_end(exchange, replica)
+
+    def _judge_end(self, exchange: Exchange, replica: str) -> Rejected | Lost | None:
+        end = exchange.end
+        if isinstance(end, Rejected | Lost):
+            return end
+        if isinstance(end, wire.Failed):
+            if end.failure == wire.FAILURE_ENGINE_LOST:
+                return Lost(replica, "its engine was lost")
+            self.outcome.ending = Ending.INVALID if 400 <= end.status < 500 else Ending.FAILED
+            raise refused_behind(end)
+        return None
+
+
+def refused_behind(end: wire.Failed) -> RefusedBehind:
+    """The answer of a replica that failed, in OpenAI's shape whatever it said."""
+    status = end.status if 400 <= end.status <= 599 else 502
+    return RefusedBehind(status, error_body(end))
+
+
+def error_body(end: wire.Failed) -> bytes:
+    """The failure as `{"error": …}`, on one line."""
+    try:
+        said = orjson.loads(end.body)
+    except orjson.JSONDecodeError:
+        said = None
+    if isinstance(said, dict) and isinstance(said.get("error"), dict):
+        return orjson.dumps(said)
+    return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()
+
+
+def _answer(move: Unattainable | NoReplicas, tier: str) -> ApiError:
+    if isinstance(move, NoReplicas):
+        return ApiError(
+            503,
+            "no replica is in service; try again in 1 s",
+            type="no_replicas",
+            code="no_replicas",
+            headers=(("retry-after", "1"),),
+        )
+    where = f"on any of {move.replicas} replicas" if move.replicas > 1 else "on the replica asked"
+    if move.retry_after_s is None:
+        return ApiError(
+            429,
+            f"tier '{tier}' cannot be kept for this request {where}, not even when idle",
+            type="slo_unattainable",
+            code="slo_unattainable",
+            headers=(("x-should-retry", "false"),),
+        )
+    return ApiError(
+        429,
+        f"tier '{tier}' cannot start this request in time {where}; try again in {move.retry_after_s} s",
+        type="slo_unattainable",
+        code="slo_unattainable",
+        headers=(("retry-after", str(move.retry_after_s)),),
+    )

@@ -1,0 +1,199 @@
+"""The router's end of the session with one replica, kept up for as long as the replica is wanted.
+
+A link connects, asks the replica what it is, and opens the session. Frames that come are handed out to the
+exchanges they belong to, in one pass. When the connection breaks, every exchange that it carried ends as
+`Lost`, and the link connects again, at first soon and then ever later, until it is told to stop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from itertools import count
+
+import grpc
+import structlog
+from penstock_core.routing import ReplicaLoad
+from penstock_core.time_model import TimeModel
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.replica_pb2_grpc import ReplicaStub
+
+from penstock_router import wire_words
+from penstock_router.backoff import Backoff
+from penstock_router.exchange import Exchange, Lost
+from penstock_router.session_writer import Attempt, SessionWriter
+
+CONNECT_S = 5.0
+"""Longest wait for a replica to say what it is."""
+
+DESCRIBE_AGAIN_S = 15.0
+"""A replica corrects its time model as it learns; this often the router asks for it again."""
+
+Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
+Connect = Callable[[str], grpc.aio.Channel]
+log = structlog.get_logger()
+
+
+class LinkState(StrEnum):
+    """Whether a replica takes work, as far as this router knows."""
+
+    CONNECTING = "connecting"  # no session yet
+    READY = "ready"
+    ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
+    DRAINING = "draining"  # it finishes what it has
+    LOST = "lost"  # there was a session
+
+
+class ReplicaLink:
+    """One replica.
+
+    description: what it said it is, last time it was asked; None before the first.
+    time_model: the one in it.
+    """
+
+    def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
+        self.name, self.address = name, address
+        self.description: wire.DescribeReply | None = None
+        self.time_model: TimeModel | None = None
+        self._connect, self._backoff = connect, backoff
+        self._loop = asyncio.get_running_loop()
+        self._snapshot = wire.Snapshot()
+        self._state = LinkState.CONNECTING
+        self._carried: dict[int, Exchange] = {}
+        self._last_why = ""
+        self._ids = count(1)
+        self._writer = SessionWriter(self._loop.time)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def state(self) -> LinkState:
+        """Whether it takes work."""
+        return self._state
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """Its last snapshot."""
+        return wire_words.load(self.name, self._snapshot)
+
+    def submit(self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]) -> Exchange:
+        """Ask the replica. The exchange ends as lost at once where there is no session."""
+        exchange = Exchange(next(self._ids), bound_bytes, on_overflow)
+        if self._state in (LinkState.CONNECTING, LinkState.LOST):
+            exchange.finish(Lost(self.name, "no connection"))
+            return exchange
+        self._carried[exchange.id] = exchange
+        self._idle.clear()
+        self._writer.submit(exchange.id, attempt)
+        return exchange
+
+    def abandon(self, exchange: Exchange) -> None:
+        """Nobody waits for it any more: the replica is told to stop, unless it has ended."""
+        if self._carried.get(exchange.id) is exchange:
+            self._forget(exchange.id)
+            self._writer.cancel(exchange.id)
+
+    async def idle(self) -> None:
+        """Until it carries nothing."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Keep the session up until cancelled."""
+        while True:
+            try:
+                async with self._connect(self.address) as channel:
+                    await self._session(ReplicaStub(channel))
+                why = "the replica ended the session"
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name.lower()}: {error.details()}"
+            except asyncio.InvalidStateError:
+                why = "the session broke while a frame was written"
+            finally:
+                self._lose("the session ended")
+            await self._again(why)
+
+    async def _again(self, why: str) -> None:
+        if why != self._last_why:  # once for each cause, not for each attempt
+            log.warning("replica not connected", replica=self.name, address=self.address, why=why)
+            self._last_why = why
+        await asyncio.sleep(self._backoff.wait_s())
+
+    async def _session(self, stub: ReplicaStub) -> None:
+        await self._describe(stub)
+        session = stub.Session()
+        beside = [
+            asyncio.create_task(self._writer.run(session.write)),
+            asyncio.create_task(self._describe_again(stub)),
+        ]
+        for task in beside:
+            task.add_done_callback(lambda _: session.cancel())
+        try:
+            async for frame in session:
+                self._deliver(frame)
+        except asyncio.CancelledError:
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise  # else the call was cancelled, by one of the tasks beside it
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+        for task in beside:
+            if not task.cancelled():
+                task.result()
+
+    async def _describe_again(self, stub: ReplicaStub) -> None:
+        while True:
+            await asyncio.sleep(DESCRIBE_AGAIN_S)
+            await self._describe(stub)
+
+    async def _describe(self, stub: ReplicaStub) -> None:
+        self.description = await stub.Describe(wire.DescribeRequest(), timeout=CONNECT_S)
+        self.time_model = wire_words.time_model(self.description)
+
+    def _deliver(self, frame: wire.ReplicaFrame) -> None:
+        carried = self._carried
+        for event in frame.events:
+            exchange = carried.get(event.id)
+            if exchange is None:  # it was cancelled, and this crossed that
+                continue
+            kind = event.WhichOneof("kind")
+            if kind == "output":
+                output = event.output
+                if not exchange.put(output.data, output.tokens):
+                    self.abandon(exchange)
+            elif kind in ("admitted", "best_effort"):
+                exchange.accepted(wire_words.accepted(event))
+            elif kind is not None:
+                self._forget(event.id)
+                exchange.finish(
+                    wire_words.rejected(event.rejected) if kind == "rejected" else getattr(event, kind)
+                )
+        if frame.HasField("snapshot"):
+            self._observe(frame.snapshot)
+
+    def _observe(self, snapshot: wire.Snapshot) -> None:
+        self._snapshot = snapshot
+        state = _state_of(snapshot)
+        if state is not self._state:
+            log.info("replica", replica=self.name, state=state.value)
+            self._state, self._last_why = state, ""
+            self._backoff.reset()
+
+    def _forget(self, id: int) -> None:
+        del self._carried[id]
+        if not self._carried:
+            self._idle.set()
+
+    def _lose(self, why: str) -> None:
+        if self._state is not LinkState.CONNECTING:
+            self._state = LinkState.LOST
+        lost, self._carried = self._carried, {}
+        self._writer = SessionWriter(self._loop.time)
+        self._idle.set()
+        for exchange in lost.values():
+            exchange.finish(Lost(self.name, why))
+
+
+def _state_of(snapshot: wire.Snapshot) -> LinkState:
+    if snapshot.draining:
+        return LinkState.DRAINING
+    return LinkState.READY if snapshot.engine_ready else LinkState.ENGINE_DOWN

@@ -1,0 +1,67 @@
+"""What a router is told: the pool's words for it, as one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from penstock_core.routing import ORDERS, Backup, Order
+from penstock_core.slo import Tier
+from penstock_pool import Application, Pool, PoolError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
+
+    applications: by the SHA-256 of their API keys, so that looking one up takes no time that depends on the
+        key; empty where the pool names none.
+    """
+
+    pool: str
+    model: str
+    max_model_len: int
+    tiers: Mapping[str, Tier]
+    default_tier: str
+    applications: Mapping[bytes, Application]
+    order: Order
+    max_hops: int
+    backup: Backup
+    max_body_bytes: int
+    body_timeout_s: float
+    max_inflight: int
+    stream_buffer_bytes: int
+    verdict_timeout_s: float
+
+    def application(self, key: str | None) -> Application | None:
+        """Whose key it is."""
+        return None if key is None else self.applications.get(_digest(key))
+
+
+def settings_of(pool: Pool, keys: Mapping[str, Application]) -> Settings:
+    """The pool's settings. Raises PoolError for a backup that routers cannot do."""
+    spec = pool.spec
+    if spec.routing.backup not in set(Backup):
+        allowed = " or ".join(Backup)
+        raise PoolError(
+            [f'{pool.metadata.name}: spec.routing.backup: "{spec.routing.backup}" is not served; {allowed}']
+        )
+    return Settings(
+        pool=pool.metadata.name,
+        model=spec.model.name,
+        max_model_len=spec.engine.max_model_len,
+        tiers=pool.tiers(),
+        default_tier=spec.default_tier,
+        applications={_digest(key): application for key, application in keys.items()},
+        order=ORDERS[spec.routing.order],
+        max_hops=spec.routing.max_hops,
+        backup=Backup(spec.routing.backup),
+        max_body_bytes=spec.router.max_body_bytes,
+        body_timeout_s=spec.router.body_timeout_s,
+        max_inflight=spec.router.max_inflight,
+        stream_buffer_bytes=spec.router.stream_buffer_bytes,
+        verdict_timeout_s=spec.router.verdict_timeout_s,
+    )
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,38 @@
+"""What both ends of a session must agree on, as gRPC channel arguments.
+
+A peer that vanishes without closing its connection is found by pings. gRPC servers hang up on clients that
+ping oftener than every five minutes unless told otherwise, so the two sides' settings belong together.
+"""
+
+PING_S = 10
+"""A connection without traffic for this long is pinged, idle sessions too."""
+
+PONG_S = 5
+"""A peer that has not answered a ping within this is lost."""
+
+MESSAGE_BYTES = 64 * 2**20
+"""Largest message. A whole answer with log probabilities is tens of megabytes, gRPC's default is four."""
+
+Options = tuple[tuple[str, int], ...]
+
+_BOTH: Options = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", PING_S * 1000),
+    ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CLIENT_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.use_local_subchannel_pool", 1),  # each channel reconnects on its owner's clock, not a shared one
+    ("grpc.enable_retries", 0),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the connections
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_S * 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_S * 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+)

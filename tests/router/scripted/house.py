@@ -1,0 +1,129 @@
+"""A router on a real socket, in front of scripted replicas."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+import httpx
+from openai import AsyncOpenAI, OpenAI
+from penstock_pool import Application, Pool, parse_pool
+from penstock_router.app import RouterApp
+from penstock_router.backoff import Backoff
+from penstock_router.discovery import fixed
+from penstock_router.replica_link import LinkState, ReplicaLink
+from penstock_router.rotation import Rotation
+from penstock_router.settings import settings_of
+from penstock_runtime.grpc_options import CLIENT_OPTIONS
+from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.serving import address_of, listen, serving
+from scripted.replica import ScriptedReplica
+
+MODEL = "test/model"
+PATIENCE_S = 20.0
+"""Longest wait for something that has to happen. Reached only where it does not."""
+
+TIERS: list[dict[str, Any]] = [
+    {"name": "chat", "slo": {"ttft": "10s", "tpot": "5s"}},
+    {"name": "coder", "slo": {"ttft": "800ms", "tpot": "50ms"}, "allowRequestTargets": True},
+    {"name": "batch", "bestEffort": True},
+]
+
+
+def pool_with(**spec: Any) -> Pool:
+    """A small pool; `spec` replaces what stands under that name."""
+    document = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "tests"},
+        "spec": {
+            "model": {"name": MODEL},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+            "tiers": TIERS,
+            "routing": {"backup": "reject"},
+            **spec,
+        },
+    }
+    return parse_pool(document, "pool.yaml")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  it is of many kinds, and few have an event
+            await asyncio.sleep(0.002)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """The router, as its clients and its owner see it."""
+
+    address: str
+    app: RouterApp
+    rotation: Rotation
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    def sync_openai(self) -> OpenAI:
+        return OpenAI(base_url=f"http://{self.address}/v1", api_key="any", max_retries=0)
+
+    async def all_in(self, state: LinkState = LinkState.READY) -> None:
+        await until(lambda: all(link.state is state for link in self.rotation.links))
+
+    async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+        """A plain request for a chat completion."""
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
+        return await self.http.post("/v1/chat/completions", json=asked, headers=headers)
+
+    async def metric(self, line: str) -> float:
+        """The value of one line of /metrics; 0 where it is not there."""
+        page = (await self.http.get("/metrics")).text
+        return next((float(x.rpartition(" ")[2]) for x in page.splitlines() if x.startswith(line)), 0.0)
+
+    async def counted(self, line: str, value: float = 1) -> None:
+        """Until a line of /metrics has this value."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.metric(line) != value:  # noqa: ASYNC110  it is asked for as anybody would
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def house(
+    *replicas: ScriptedReplica,
+    pool: Pool | None = None,
+    keys: Mapping[str, Application] | None = None,
+    bounds: HttpBounds | None = None,
+) -> AsyncIterator[House]:
+    """A router in front of these replicas, all of them ready."""
+    pool = pool or pool_with()
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await replica.start()
+            stack.push_async_callback(replica.die)
+        rotation = Rotation(make_link)
+        app = RouterApp(pool, settings_of(pool, keys or {}), rotation)
+        following = asyncio.create_task(rotation.follow(fixed({r.name: r.address for r in replicas})))
+        stack.push_async_callback(asyncio.wait, [following])
+        stack.callback(following.cancel)
+        listener = listen("127.0.0.1", 0)
+        address = address_of(listener)
+        await stack.enter_async_context(serving(app, listener, 5.0, bounds))
+        http = httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S)
+        await stack.enter_async_context(http)
+        openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
+        await stack.enter_async_context(openai)
+        the_house = House(address, app, rotation, http, openai)
+        await the_house.all_in()
+        yield the_house
+
+
+def make_link(name: str, address: str) -> ReplicaLink:
+    """A link that reconnects at once."""
+
+    def connect(address: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+
+    return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02))

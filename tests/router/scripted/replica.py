@@ -1,0 +1,190 @@
+"""A replica behind real gRPC whose every answer a test has written beforehand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeAlias
+
+import grpc
+import orjson
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
+from penstock_runtime.grpc_options import SERVER_OPTIONS
+
+DONE = b"data: [DONE]\n\n"
+
+
+def chat_chunk(text: str) -> bytes:
+    """One server-sent event of a chat stream."""
+    choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def chat_answer(text: str) -> bytes:
+    """A whole chat completion."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return orjson.dumps(
+        {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    )
+
+
+class Part:
+    """A replica's part in one request: what it says, and what it hears."""
+
+    def __init__(self, submit: wire.Submit, frames: "asyncio.Queue[wire.ReplicaFrame]") -> None:
+        self.submit = submit
+        self.cancelled = asyncio.Event()
+        self._frames = frames
+
+    @property
+    def stream(self) -> bool:
+        return bool(orjson.loads(self.submit.body).get("stream"))
+
+    def say(self, *events: wire.Event) -> None:
+        """All of them in one frame."""
+        for event in events:
+            event.id = self.submit.id
+        self._frames.put_nowait(wire.ReplicaFrame(events=events))
+
+    def admit(self) -> None:
+        self.say(wire.Event(admitted=wire.Admitted(ttft_predicted_s=0.1, tpot_predicted_s=0.02)))
+
+    def accept_best_effort(self) -> None:
+        self.say(wire.Event(best_effort=wire.BestEffort()))
+
+    def reject(self, reason: "wire.Reason.ValueType", earliest_s: float | None = None) -> None:
+        self.say(wire.Event(rejected=wire.Rejected(reason=reason, earliest_s=earliest_s)))
+
+    def output(self, data: bytes, tokens: int = 1) -> None:
+        self.say(wire.Event(output=wire.Output(data=data, tokens=tokens)))
+
+    def finish(self, prompt_tokens: int = 5, completion_tokens: int = 2) -> None:
+        said = wire.Finished(
+            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, ttft_s=0.01, tpot_s=0.01
+        )
+        self.say(wire.Event(finished=said))
+
+    def fail(self, failure: "wire.Failure.ValueType", status: int, body: bytes = b"") -> None:
+        self.say(wire.Event(failed=wire.Failed(failure=failure, status=status, body=body)))
+
+
+SessionContext: TypeAlias = (
+    "grpc.aio.ServicerContext[AsyncIterator[wire.RouterFrame], AsyncIterator[wire.ReplicaFrame]]"
+)
+Script = Callable[[Part], Awaitable[None]]
+
+
+async def answers(part: Part) -> None:
+    """Admits, says two tokens, and ends."""
+    part.admit()
+    if part.stream:
+        part.output(chat_chunk("hel"))
+        part.output(chat_chunk("lo"))
+        part.output(DONE, tokens=0)
+    else:
+        part.output(chat_answer("hello"), tokens=2)
+    part.finish()
+
+
+async def is_busy(part: Part) -> None:
+    """Has no room for two seconds."""
+    part.reject(wire.REASON_PREFILL_BUDGET, 1.5)
+
+
+async def is_silent(part: Part) -> None:
+    """Says nothing at all."""
+
+
+async def serves_as_backup(part: Part) -> None:
+    """Has no room, but takes best effort."""
+    if not part.submit.backup:
+        part.reject(wire.REASON_PREFILL_BUDGET, 1.5)
+        return
+    part.accept_best_effort()
+    part.output(chat_answer("late"), tokens=1)
+    part.finish()
+
+
+class ScriptedReplica(ReplicaServicer):
+    """One replica. `script` is what it does with each request, `snapshot` what it says of itself."""
+
+    def __init__(self, name: str, script: Script = answers) -> None:
+        self.name, self.script = name, script
+        self.parts: list[Part] = []
+        self.sessions = 0
+        self.snapshot = wire.Snapshot(engine_ready=True)
+        self.time_model_json = ""
+        self.port = 0
+        self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen: the first time anywhere, after that where it was."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_ReplicaServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def die(self) -> None:
+        """Drop everything at once."""
+        for task in self._tasks:
+            task.cancel()
+        await self._server.stop(None)
+
+    def tell(self, **snapshot: bool | int) -> None:
+        """Say something new of itself to every router."""
+        self.snapshot = wire.Snapshot(**({"engine_ready": True} | snapshot))  # type: ignore[arg-type]
+        for frames in self._frames:
+            frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot))
+
+    async def Describe(
+        self,
+        request: wire.DescribeRequest,
+        context: "grpc.aio.ServicerContext[wire.DescribeRequest, Awaitable[wire.DescribeReply]]",
+    ) -> wire.DescribeReply:
+        return wire.DescribeReply(
+            replica=self.name, max_model_len=4096, time_model_json=self.time_model_json, engine_ready=True
+        )
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[wire.RouterFrame],
+        context: SessionContext,
+    ) -> AsyncIterator[wire.ReplicaFrame]:
+        frames: asyncio.Queue[wire.ReplicaFrame] = asyncio.Queue()
+        self._frames.append(frames)
+        self.sessions += 1
+        reading = asyncio.create_task(self._read(request_iterator, frames))
+        yield wire.ReplicaFrame(snapshot=self.snapshot)
+        try:
+            while True:
+                yield await frames.get()
+        finally:
+            reading.cancel()
+            self._frames.remove(frames)
+
+    async def _read(
+        self, request: AsyncIterator[wire.RouterFrame], frames: "asyncio.Queue[wire.ReplicaFrame]"
+    ) -> None:
+        mine: dict[int, Part] = {}
+        async for frame in request:
+            for submit in frame.submits:
+                part = mine[submit.id] = Part(submit, frames)
+                self.parts.append(part)
+                task = asyncio.ensure_future(self.script(part))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            for id in frame.cancels:
+                mine[id].cancelled.set()
+
+    async def Drain(
+        self,
+        request: wire.DrainRequest,
+        context: "grpc.aio.ServicerContext[wire.DrainRequest, Awaitable[wire.DrainReply]]",
+    ) -> wire.DrainReply:
+        raise NotImplementedError
