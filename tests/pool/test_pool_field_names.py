@@ -1,0 +1,12 @@
+"""Fields are named in the file as the contract spells them."""
+
+import pytest
+from penstock_pool.spec import file_name
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("e2e_s", "e2e"), ("tpot_s", "tpot"), ("kv_cache_tokens", "kvCacheTokens"), ("model", "model")],
+)
+def test_the_name_in_the_file(field: str, name: str) -> None:
+    assert file_name(field) == name
