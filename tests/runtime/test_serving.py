@@ -131,6 +131,11 @@ def test_an_unknown_host_is_one_clear_line() -> None:
         listen("no-such-host.invalid", 0)
 
 
+def test_a_port_out_of_range_is_one_clear_line() -> None:
+    with pytest.raises(StartError, match="ports are 0 to 65535"):
+        listen("127.0.0.1", 70000)
+
+
 def test_addresses_read_as_they_are_typed() -> None:
     with socket.socket(socket.AF_INET) as listener:
         listener.bind(("127.0.0.1", 0))
