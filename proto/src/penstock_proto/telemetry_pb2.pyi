@@ -43,6 +43,7 @@ class StepReport(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     BEST_EFFORT_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps tell how many reports were lost"""
     engine_instance: _builtins.str
@@ -71,6 +72,8 @@ class StepReport(_message.Message):
     """
     preemptions: _builtins.int
     """since the engine started"""
+    waiting: _builtins.int
+    """all that wait, also those whose rows did not fit the datagram"""
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the sidecar's own ids"""
@@ -105,10 +108,11 @@ class StepReport(_message.Message):
         generated_tokens: _abc.Iterable[_builtins.int] | None = ...,
         best_effort: _abc.Iterable[_builtins.bool] | None = ...,
         preemptions: _builtins.int = ...,
+        waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
