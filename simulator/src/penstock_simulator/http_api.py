@@ -1,0 +1,102 @@
+"""The engine's HTTP surface: OpenAI's endpoints and vLLM's own, as a bare ASGI app."""
+
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from penstock_simulator.completions import Completions
+from penstock_simulator.json_fields import bad_field, read_object
+from penstock_simulator.request_body import Endpoint, check_model, message_texts
+from penstock_simulator.words import MESSAGE_TOKENS, token_ids
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class EngineApi:
+    """The app of one engine."""
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        self._born_s = int(time.time())
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completion),
+            "/tokenize": ("POST", self._tokenize),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/version": ("GET", self._version),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. Raises ApiError."""
+        path = scope["path"]
+        route = self._routes.get(path)
+        if route is None:
+            raise ApiError(404, f"there is nothing at {path[:200]}", code="not_found")
+        method, handler = route
+        if scope["method"] != method:
+            raise ApiError(
+                405, f"{path} takes {method}", code="method_not_allowed", headers=(("allow", method),)
+            )
+        await handler(scope, receive, send)
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._completions.serve(Endpoint.CHAT, _request_id(scope), receive, send)
+
+    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._completions.serve(Endpoint.COMPLETION, _request_id(scope), receive, send)
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = read_object(await read_body(receive, self._completions.max_body_bytes))
+        check_model(body, self._completions.model)
+        tokens = _tokens(body)
+        reply = {"count": len(tokens), "max_model_len": self._completions.max_model_len, "tokens": tokens}
+        await answer(send, orjson.dumps(reply | {"token_strs": None}))
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model = {
+            "id": self._completions.model,
+            "object": "model",
+            "created": self._born_s,
+            "owned_by": "penstock",
+            "root": self._completions.model,
+            "parent": None,
+            "max_model_len": self._completions.max_model_len,
+        }
+        await answer(send, orjson.dumps({"object": "list", "data": [model]}))
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"")
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, orjson.dumps({"version": version("penstock-simulator")}))
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())
+
+
+def _tokens(body: dict[str, Any]) -> list[int]:
+    if body.get("messages") is not None:
+        return [token for texts in message_texts(body) for token in _message_tokens(texts)]
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise bad_field("prompt", "must be a text; or give messages")
+    return token_ids(prompt)
+
+
+def _message_tokens(texts: list[str]) -> list[int]:
+    return [*range(MESSAGE_TOKENS), *[token for text in texts for token in token_ids(text)]]
+
+
+def _request_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))[:128] or None
+    return None

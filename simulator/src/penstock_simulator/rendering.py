@@ -1,0 +1,108 @@
+"""Answers in OpenAI's shapes, as vLLM writes them.
+
+What all chunks of a stream share is written once: a token costs the joining of three byte strings. The first
+chunk of a chat brings the role in an event of its own, in the same write.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock_simulator.iteration import Finish
+from penstock_simulator.request_body import Endpoint
+from penstock_simulator.words import say
+
+DONE = b"data: [DONE]\n\n"
+
+_KIND = {
+    Endpoint.CHAT: ("chat.completion", "chat.completion.chunk"),
+    Endpoint.COMPLETION: ("text_completion", "text_completion"),
+}
+_BEFORE_TEXT = {
+    Endpoint.CHAT: b',"choices":[{"index":0,"delta":{"content":"',
+    Endpoint.COMPLETION: b',"choices":[{"index":0,"text":"',
+}
+_AFTER_TEXT = {
+    Endpoint.CHAT: b'"},"logprobs":null,"finish_reason":',
+    Endpoint.COMPLETION: b'","logprobs":null,"finish_reason":',
+}
+_ROLE = (
+    b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
+    b'"logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What every answer to one request repeats.
+
+    created_s: Unix time, whole seconds.
+    voice: which words it says.
+    """
+
+    endpoint: Endpoint
+    id: str
+    model: str
+    created_s: int
+    voice: int
+
+
+class EventStream:
+    """Server-sent events of one answer."""
+
+    def __init__(self, named: Named) -> None:
+        _, kind = _KIND[named.endpoint]
+        head = {"id": named.id, "object": kind, "created": named.created_s, "model": named.model}
+        self._voice = named.voice
+        self._open = b"data: " + orjson.dumps(head)[:-1]
+        self._before = self._open + _BEFORE_TEXT[named.endpoint]
+        self._after = _AFTER_TEXT[named.endpoint]
+        self._after_plain = self._after + b"null}]}\n\n"
+        self._role = self._open + _ROLE if named.endpoint is Endpoint.CHAT else b""
+
+    def tokens(self, places: range) -> bytes:
+        """An event with the tokens at these places of the answer."""
+        event = self._before + say(places, self._voice).encode() + self._after_plain
+        return event if places.start else self._role + event
+
+    def end(self, places: range, finish: Finish, usage: dict[str, int] | None) -> bytes:
+        """The last tokens, why the answer ended, its usage where that is wanted, and the end."""
+        event = self._before + say(places, self._voice).encode() + self._after
+        event += b'"%s","stop_reason":null}]}\n\n' % finish.value.encode()
+        if not places.start:
+            event = self._role + event
+        if usage is not None:
+            event += self._open + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return event + DONE
+
+
+def whole_answer(named: Named, tokens: int, finish: Finish, usage: dict[str, int]) -> bytes:
+    """The answer of a request that does not stream."""
+    kind, _ = _KIND[named.endpoint]
+    said = say(range(tokens), named.voice)
+    choice: dict[str, Any] = {"index": 0}
+    if named.endpoint is Endpoint.CHAT:
+        choice["message"] = {"role": "assistant", "content": said, "refusal": None, "tool_calls": []}
+    else:
+        choice["text"] = said
+    choice |= {"logprobs": None, "finish_reason": finish.value, "stop_reason": None}
+    return orjson.dumps(
+        {
+            "id": named.id,
+            "object": kind,
+            "created": named.created_s,
+            "model": named.model,
+            "choices": [choice],
+            "usage": usage,
+        }
+    )
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's account of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }

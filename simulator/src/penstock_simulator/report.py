@@ -1,0 +1,63 @@
+"""The engine's state as a step report."""
+
+import uuid
+from typing import NamedTuple
+
+from penstock_core.time_model import BatchWork
+from penstock_proto.telemetry_pb2 import StepReport
+
+from penstock_simulator.engine_state import EngineState
+from penstock_simulator.telemetry import ReportSocket
+
+
+class Measured(NamedTuple):
+    """An iteration that has ended: what it computed, and how long that took by the clock."""
+
+    work: BatchWork
+    duration_s: float
+
+
+class StateReports:
+    """Numbers reports and sends them. A new instance name tells the sidecar that the engine is a new one."""
+
+    def __init__(self, reports: ReportSocket) -> None:
+        self._reports = reports
+        self._instance = uuid.uuid4().hex
+        self._sequence = 0
+
+    @property
+    def lost(self) -> int:
+        """Reports that nobody took."""
+        return self._reports.lost
+
+    def send(self, state: EngineState, ended: Measured | None, next_duration_s: float) -> None:
+        """Report an iteration boundary: what has ended, what has been started, who is there."""
+        if not self._reports.wanted:
+            return
+        self._sequence += 1
+        self._reports.send(self._report(state, ended, next_duration_s))
+
+    def _report(self, state: EngineState, ended: Measured | None, next_duration_s: float) -> StepReport:
+        running, waiting = state.running, state.waiting
+        jobs = (*running, *waiting)
+        work, duration_s = ended or Measured(BatchWork(0), 0.0)
+        return StepReport(
+            sequence=self._sequence,
+            engine_instance=self._instance,
+            duration_s=duration_s,
+            tokens=work.tokens,
+            context_tokens=work.context_tokens,
+            prefill_work=work.prefill_work,
+            spec_steps=work.spec_steps,
+            next_duration_s=next_duration_s,
+            kv_blocks_total=state.total_blocks,
+            kv_blocks_free=state.free_blocks,
+            block_tokens=state.block_tokens,
+            running=len(running),
+            request_ids=[job.request.id for job in jobs],
+            computed_tokens=[job.computed_tokens for job in jobs],
+            generated_tokens=[job.generated_tokens for job in jobs],
+            best_effort=[job.best_effort for job in jobs],
+            preemptions=state.preemptions,
+            waiting=len(waiting),
+        )

@@ -1,0 +1,185 @@
+"""A completion request as its body asks for it, checked.
+
+Sampling fields are checked and have no effect: what is simulated is time. Fields that are not known pass,
+as they do in vLLM. `vllm_xargs` carries what the sidecar says of the request (`penstock_…`), and
+`simulated_output_tokens`, the true length of the answer where a replayed trace knows it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock_core.engine_fields import Scalar
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_simulator.json_fields import bad_field, flag, mapping, number, read_object, text, whole
+from penstock_simulator.words import MESSAGE_TOKENS, count_text
+
+COMPLETION_TOKENS = 16
+"""Answer's limit where a completion states none, OpenAI's default. A chat's is what the context leaves."""
+
+
+class Endpoint(StrEnum):
+    """Which of OpenAI's two shapes a request has."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    max_tokens: most tokens of the answer, already bounded by the model's context.
+    answer_tokens: its true length where the body says it, else None.
+    include_usage: whether the stream ends with a chunk of usage.
+    """
+
+    endpoint: Endpoint
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    answer_tokens: int | None
+    stream: bool
+    include_usage: bool
+    xargs: dict[str, Scalar]
+
+
+def read_asked(data: bytes, endpoint: Endpoint, model: str, max_model_len: int) -> Asked:
+    """The request in a body. Raises ApiError 400 that names the field, or 404 for another model."""
+    body = read_object(data)
+    check_model(body, model)
+    _check_sampling(body)
+    field = "messages" if endpoint is Endpoint.CHAT else "prompt"
+    prompt_tokens = _count_messages(body) if endpoint is Endpoint.CHAT else _count_prompt(body)
+    max_tokens = _max_tokens(body, endpoint, field, prompt_tokens, max_model_len)
+    min_tokens = whole(body, "min_tokens", 0) or 0
+    if min_tokens > max_tokens:
+        raise bad_field("min_tokens", f"{min_tokens} is more than the answer's limit of {max_tokens}")
+    stream = flag(body, "stream")
+    options = mapping(body, "stream_options")
+    if options and not stream:
+        raise bad_field("stream_options", "only with stream: true")
+    xargs = _xargs(body)
+    return Asked(
+        endpoint=endpoint,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        answer_tokens=_answer_tokens(body, xargs, max_tokens),
+        stream=stream,
+        include_usage=flag(options, "include_usage", "stream_options."),
+        xargs=xargs,
+    )
+
+
+def check_model(body: dict[str, Any], model: str) -> None:
+    """Raises ApiError where a body names another model than is served; it may name none."""
+    named = text(body, "model", 512)
+    if named is not None and named != model:
+        raise ApiError(
+            404, f"the model '{named}' does not exist; '{model}' does", param="model", code="model_not_found"
+        )
+
+
+def message_texts(body: dict[str, Any]) -> list[list[str]]:
+    """The texts of each of `messages`. Raises ApiError 400."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_field("messages", "must be a list of at least one message")
+    return [_texts(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _texts(message: Any, where: str) -> list[str]:
+    if not isinstance(message, dict):
+        raise bad_field(where, "must be an object with role and content")
+    if not isinstance(message.get("role"), str):
+        raise bad_field(f"{where}.role", "must be a text")
+    content = message.get("content")
+    parts = [{"text": content}] if isinstance(content, str) else content or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise bad_field(f"{where}.content", "must be a text or a list of parts")
+    texts = [part.get("text", "") for part in parts]
+    if not all(isinstance(part, str) for part in texts):
+        raise bad_field(f"{where}.content", "a part's text must be a text")
+    return texts
+
+
+def _count_messages(body: dict[str, Any]) -> int:
+    return sum(MESSAGE_TOKENS + sum(map(count_text, texts)) for texts in message_texts(body))
+
+
+def _count_prompt(body: dict[str, Any]) -> int:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return count_text(prompt)
+    if isinstance(prompt, list) and prompt and set(map(type, prompt)) == {int} and min(prompt) >= 0:
+        return len(prompt)
+    raise bad_field("prompt", "must be one prompt: a text, or a list of token ids, that is not empty")
+
+
+def _max_tokens(
+    body: dict[str, Any], endpoint: Endpoint, field: str, prompt_tokens: int, max_model_len: int
+) -> int:
+    room_tokens = max_model_len - prompt_tokens
+    if room_tokens < 1:
+        raise ApiError(
+            400,
+            f"{field}: has {prompt_tokens} tokens; with an answer at most {max_model_len} fit the model",
+            param=field,
+            code="context_length_exceeded",
+        )
+    older, newer = whole(body, "max_tokens", 1), whole(body, "max_completion_tokens", 1)
+    asked = older if newer is None else newer
+    if asked is None:
+        return room_tokens if endpoint is Endpoint.CHAT else min(COMPLETION_TOKENS, room_tokens)
+    if asked > room_tokens:
+        name = "max_tokens" if newer is None else "max_completion_tokens"
+        raise ApiError(
+            400,
+            f"{name}: {asked} do not fit; {field} has {prompt_tokens} tokens, and both together at most "
+            f"{max_model_len}",
+            param=name,
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def _answer_tokens(body: dict[str, Any], xargs: dict[str, Scalar], max_tokens: int) -> int | None:
+    ignore_eos = flag(body, "ignore_eos")
+    told = whole(xargs, "simulated_output_tokens", 1, prefix="vllm_xargs.")
+    if told is not None:
+        return min(told, max_tokens)
+    return max_tokens if ignore_eos else None
+
+
+def _check_sampling(body: dict[str, Any]) -> None:
+    number(body, "temperature", 0, 2)
+    number(body, "top_p", 0, 1)
+    number(body, "presence_penalty", -2, 2)
+    number(body, "frequency_penalty", -2, 2)
+    whole(body, "seed", -(1 << 63), (1 << 63) - 1)
+    if (whole(body, "n", 1) or 1) != 1:
+        raise bad_field("n", "must be 1: this engine makes one answer a request")
+    stop = body.get("stop")
+    stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
+    if not all(isinstance(word, str) for word in stops):
+        raise bad_field("stop", "must be a text or a list of texts")
+
+
+def _xargs(body: dict[str, Any]) -> dict[str, Scalar]:
+    xargs = mapping(body, "vllm_xargs")
+    for name, value in xargs.items():
+        if name.startswith("penstock_") and not isinstance(value, str | int | float):
+            raise bad_field(f"vllm_xargs.{name}", "must be a text, a number, true or false")
+    where = "vllm_xargs."
+    text(xargs, "penstock_id", 256, where)
+    text(xargs, "penstock_tier", 256, where)
+    for name in ("spent", "ttft", "tpot", "e2e"):
+        number(xargs, f"penstock_{name}_s", 0, prefix=where)
+    number(xargs, "penstock_value", 0, prefix=where)
+    whole(xargs, "penstock_output_tokens", 1, prefix=where)
+    flag(xargs, "penstock_best_effort", where)
+    return {name: value for name, value in xargs.items() if value is not None}

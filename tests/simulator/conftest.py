@@ -1,0 +1,142 @@
+"""Engines to test with: a policy that asks for all it may, an engine of a few blocks, one in real time."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from openai import AsyncOpenAI
+from penstock_core.policy import Policy, Step
+from penstock_core.replica_view import Limits, ReplicaView
+from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Targets
+from penstock_core.time_model import Term, TimeModel
+from penstock_core.verdict import Verdict
+from penstock_runtime.serving import listen, serving
+from penstock_simulator.belief import Belief
+from penstock_simulator.completions import Completions
+from penstock_simulator.engine_state import EngineState
+from penstock_simulator.http_api import EngineApi
+from penstock_simulator.metrics import EngineMetrics
+from penstock_simulator.planning import Planning
+from penstock_simulator.report import StateReports
+from penstock_simulator.step_loop import StepLoop
+from penstock_simulator.telemetry import ReportSocket
+from penstock_simulator.truth import ExactTruth
+
+MODEL = TimeModel("quick", (Term(1e-6, 0.001),))
+
+
+class Eager:
+    """Everybody who runs, then everybody who fits, as many tokens as the batch takes."""
+
+    def start(self) -> None:
+        return None
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> Sequence[Verdict]:
+        raise NotImplementedError
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        room, free, seats = (
+            view.limits.batch_tokens,
+            view.kv.free_blocks,
+            view.limits.running - len(view.running),
+        )
+        tokens: dict[str, int] = {}
+        for job in view.running:
+            if room > 0:
+                tokens[job.request.id] = min(job.pending_tokens, room)
+                room -= tokens[job.request.id]
+        for job in view.waiting:
+            chunk = min(job.pending_tokens, room)
+            if chunk == 0 or seats == 0 or view.kv.blocks_for(chunk) > free:
+                break
+            tokens[job.request.id] = chunk
+            room, free, seats = room - chunk, free - view.kv.blocks_for(chunk), seats - 1
+        return Step(tokens), None
+
+
+@pytest.fixture
+def job() -> Callable[..., Job]:
+    """A new job: `job("a", prompt_tokens=…, arrival_s=…, best_effort=…)`."""
+
+    def make(
+        job_id: str,
+        prompt_tokens: int = 10,
+        max_output_tokens: int = 100,
+        arrival_s: float = 0.0,
+        best_effort: bool = False,
+    ) -> Job:
+        request = Request(job_id, "chat", arrival_s, prompt_tokens, max_output_tokens, Targets(1.0, 0.05))
+        return new_job(request, max_output_tokens, best_effort)
+
+    return make
+
+
+@dataclass
+class RealTime:
+    """An engine behind a real socket."""
+
+    loop: StepLoop
+    address: tuple[str, int]
+    client: AsyncOpenAI
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}".format(*self.address)
+
+    async def until(self, holds: Callable[[EngineState], bool]) -> None:
+        """Wait for a condition of the engine's state."""
+        async with asyncio.timeout(20):
+            while not holds(self.loop.state):  # noqa: ASYNC110  # it changes in the engine, which tells nobody
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def real_time() -> Callable[..., object]:
+    """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…) as engine`."""
+
+    @asynccontextmanager
+    async def run(
+        kv_tokens: int = 16000,
+        policy: Policy[None] | None = None,
+        report_to: object = None,
+        step_s: float = 0.001,
+        drain_s: float = 0.0,
+    ) -> AsyncIterator[RealTime]:
+        model = TimeModel("quick", (Term(1e-6, step_s),))
+        state = EngineState(kv_tokens, Limits(batch_tokens=2048, running=64))
+        metrics = EngineMetrics("tiny", state)
+        loop = StepLoop(
+            state=state,
+            planning=Planning(policy or Eager(), Eager(), state, metrics),
+            belief=Belief(model),
+            truth=ExactTruth(model),
+            reports=StateReports(ReportSocket(report_to)),  # type: ignore[arg-type]
+            metrics=metrics,
+        )
+        api = EngineApi(
+            Completions(
+                loop=loop,
+                model="tiny",
+                max_model_len=1000,
+                max_body_bytes=100_000,
+                lengths=random.Random(1),
+            )
+        )
+        listener = listen("127.0.0.1", 0)
+        address = listener.getsockname()
+        url = f"http://127.0.0.1:{address[1]}/v1"
+        stepping = asyncio.create_task(loop.run())
+        try:
+            async with (
+                AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
+                serving(api, listener, drain_s),
+            ):
+                yield RealTime(loop, address, client)
+        finally:
+            stepping.cancel()
+
+    return run
