@@ -38,7 +38,7 @@ def interpolated(curve: Curve, at: float) -> float:
 def repaired(curve: Curve) -> Curve:
     """The curve with failed measurements replaced by the pace of the size below.
 
-    One in 160 products of the H100 table runs at a half to a fifth of the pace of the same product at the
+    One in 150 products of the H100 table runs at two thirds to a fifth of the pace of the same product at the
     sizes beside it. From 512 tokens on every product is bound by compute: its pace may fall by a wave of
     tiles, which the A100 table shows to be a factor of up to 1.5, and not by more.
     """

@@ -1,0 +1,89 @@
+"""How far what the planner believes lies from what the simulated engine does.
+
+    python bench/calibration/planner_fidelity.py [--steps N] [--seed N]
+
+Each built-in model meets the iterations of a busy engine, one after another, on the measured truth with its
+noise, stalls and drift. Columns: mean error of the built-in as it comes, against the truth without noise;
+what is left once it is fitted to 1,000 of these iterations, and once it is corrected online (noise
+included); the margin that planning ends up with, and the share of iterations that were longer than planned.
+"""
+
+import argparse
+from collections.abc import Iterator
+from random import Random
+from statistics import fmean
+
+from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
+from penstock_core.time_model_correction import Correction, corrected, expected, observe
+from penstock_core.time_model_fit import Sample, fit_time_model
+from penstock_simulator.batch_shape import BatchShape, Chunk
+from penstock_simulator.truth import TruthKind, build_truth, undisturbed
+
+MEDIAN_CONTEXT_LOG, MEDIAN_CHUNK_LOG = 6.6, 6.5
+
+
+def busy_iterations(
+    draw: Random, count: int, cache_tokens: int, most_prefill: int = 2048
+) -> Iterator[BatchShape]:
+    """None to 256 decodes of chat-like contexts, beside up to four chunks or none."""
+    for _ in range(count):
+        decodes = draw.choice([0, draw.randint(1, 32), draw.randint(1, 256)])
+        context = sum(int(draw.lognormvariate(MEDIAN_CONTEXT_LOG, 0.8)) for _ in range(decodes))
+        prefills = decodes == 0 or draw.random() < 0.7
+        chunks = tuple(_chunks(draw, most_prefill)) if prefills else ()
+        yield BatchShape(chunks, decodes, min(context, cache_tokens))
+
+
+def _chunks(draw: Random, most_prefill: int) -> Iterator[Chunk]:
+    left = int(most_prefill ** draw.uniform(0.4, 1.0))
+    for _ in range(draw.randint(1, 4)):
+        tokens = min(left, max(1, int(draw.lognormvariate(MEDIAN_CHUNK_LOG, 0.9))))
+        if tokens == 0:
+            return
+        left -= tokens
+        yield Chunk(tokens, draw.choice([0, 0, draw.randint(0, 3000)]))
+
+
+def error(believed: float, true: float) -> float:
+    return abs(believed / true - 1)
+
+
+def as_it_comes(name: str, shapes: list[BatchShape]) -> float:
+    model, truth = time_model(name), undisturbed(name)
+    return fmean(error(model.seconds(shape.work()), truth(shape)) for shape in shapes)
+
+
+def fitted(name: str, shapes: list[BatchShape], seed: int) -> float:
+    truth = build_truth(name, TruthKind.MEASURED, seed)
+    samples = [Sample(shape.work(), truth.seconds(shape, 0.0)) for shape in shapes[:1000]]
+    return fit_time_model(name, samples).fidelity.error
+
+
+def online(name: str, shapes: list[BatchShape], seed: int) -> tuple[float, float, float]:
+    """Mean error left, last margin, share of iterations longer than planned."""
+    model, truth = time_model(name), build_truth(name, TruthKind.MEASURED, seed)
+    correction, at_s, longer, errors = Correction(), 0.0, 0, []
+    for shape in shapes:
+        work, seconds = shape.work(), truth.seconds(shape, at_s)
+        at_s += seconds
+        errors.append(error(expected(model, correction).seconds(work), seconds))
+        longer += seconds > corrected(model, correction).seconds(work)
+        correction = observe(correction, model, work, seconds)
+    return fmean(errors), correction.margin, longer / len(shapes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The planner's time models against the simulated engine.")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(f"{'model':32} {'built-in':>8} {'fitted':>8} {'online':>8} {'margin':>8} {'longer':>8}")
+    for name in BUILTINS:
+        shapes = list(busy_iterations(Random(args.seed), args.steps, kv_cache_tokens(name)))
+        left, margin, longer = online(name, shapes, args.seed)
+        row = (as_it_comes(name, shapes), fitted(name, shapes, args.seed), left, margin - 1, longer)
+        print(f"{name:32} " + " ".join(f"{value:8.1%}" for value in row))
+
+
+if __name__ == "__main__":
+    main()
