@@ -68,6 +68,13 @@ def test_two_lines_are_found_where_there_are_two() -> None:
     assert max(term.fixed_s for term in terms) == pytest.approx(0.030, rel=0.03)
 
 
+def test_an_engine_that_runs_full_batches_nearly_always_can_be_fitted() -> None:
+    truth = TimeModel("full", (Term(1e-4, 0.020),))
+    works_seen = [BatchWork(2048)] * 180 + [BatchWork(n) for n in range(10, 50)]
+    model = fit_time_model("full", [Sample(work, truth.seconds(work)) for work in works_seen]).model
+    assert model.seconds(BatchWork(1000)) == pytest.approx(truth.seconds(BatchWork(1000)), rel=0.01)
+
+
 def test_one_line_is_kept_where_two_are_no_better() -> None:
     truth = TimeModel("one", (Term(1e-4, 0.020),))
     assert len(fit_time_model("one", measured(truth, 600, seed=4)).model.terms) == 1
