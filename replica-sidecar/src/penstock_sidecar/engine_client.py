@@ -5,6 +5,7 @@ in which an engine can be missing becomes `EngineGone`; an error status is an an
 """
 
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,11 +26,11 @@ EVENT_STREAM = "text/event-stream"
 
 
 class EngineGone(Exception):
-    """No connection to the engine, or it broke. `refused`: nobody listens there."""
+    """No connection to the engine, or it broke."""
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.refused = isinstance(cause, httpx.ConnectError)
+        told = cause.__cause__ or cause  # the transport's own word is truer than httpx's
+        super().__init__(f"{type(told).__name__}: {told}")
 
 
 class AnswerTooLong(Exception):
@@ -68,17 +69,13 @@ class EngineClient:
     """Connections to one engine."""
 
     def __init__(self, url: str, bounds: Bounds) -> None:
-        limits = httpx.Limits(
-            max_connections=bounds.carried + 1,  # and the probe's
-            max_keepalive_connections=None,
-            keepalive_expiry=bounds.idle_connection_s,
+        self._answers = _client(
+            url,
+            httpx.Limits(max_connections=bounds.carried, keepalive_expiry=bounds.idle_connection_s),
+            httpx.Timeout(None, connect=bounds.connect_s),
         )
-        self._probe_s = bounds.probe_timeout_s
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            transport=AiohttpTransport(limits=limits),
-            timeout=httpx.Timeout(None, connect=bounds.connect_s),
-            headers={"accept-encoding": "identity", "user-agent": "penstock-sidecar"},
+        self._probes = _client(  # a connection for each: one that is there may be to an engine that is gone
+            url, httpx.Limits(max_connections=1, keepalive_expiry=0), httpx.Timeout(bounds.probe_timeout_s)
         )
 
     async def __aenter__(self) -> Self:
@@ -87,7 +84,8 @@ class EngineClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._answers.aclose()
+        await self._probes.aclose()
 
     @contextlib.asynccontextmanager
     async def answer(
@@ -95,9 +93,9 @@ class EngineClient:
     ) -> AsyncIterator[Answer]:
         """Send a body; the answer closes with the block, whole or not. Raises EngineGone, inside too."""
         headers = {"content-type": "application/json", "x-request-id": request_id}
-        request = self._http.build_request("POST", PATHS[endpoint], content=body, headers=headers)
+        request = self._answers.build_request("POST", PATHS[endpoint], content=body, headers=headers)
         try:
-            response = await self._http.send(request, stream=True)
+            response = await self._answers.send(request, stream=True)
             try:
                 streamed = response.headers.get("content-type", "").startswith(EVENT_STREAM)
                 stream = response.stream
@@ -110,15 +108,28 @@ class EngineClient:
 
     async def probe(self) -> Probe:
         """Ask the engine whether it serves, and how long a context its model has."""
-        timeout = httpx.Timeout(self._probe_s)
         try:
-            health = await self._http.get("/health", timeout=timeout)
+            health = await self._probes.get("/health")
             if health.status_code != 200:
                 return Probe(ready=False)
-            models = await self._http.get("/v1/models", timeout=timeout)
+            models = await self._probes.get("/v1/models")
             return Probe(models.status_code == 200, max_model_len=_max_model_len(models))
         except httpx.TransportError as error:
-            return Probe(ready=False, refused=isinstance(error, httpx.ConnectError))
+            return Probe(ready=False, refused=_refused(error))
+
+
+def _refused(error: httpx.TransportError) -> bool:
+    """Whether nobody listens there. The transport calls that a timeout, and keeps the truth as the cause."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
+
+
+def _client(url: str, limits: httpx.Limits, timeout: httpx.Timeout) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        transport=AiohttpTransport(limits=limits),
+        timeout=timeout,
+        headers={"accept-encoding": "identity", "user-agent": "penstock-sidecar"},
+    )
 
 
 def _max_model_len(models: httpx.Response) -> int:

@@ -1,0 +1,63 @@
+"""The gRPC server around a replica: its address, its identity, its health."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+from penstock_proto import replica_pb2_grpc
+from penstock_runtime.serving import StartError, listen
+
+from penstock_sidecar.health import Health
+from penstock_sidecar.options import Address, Tls
+from penstock_sidecar.replica import Replica
+from penstock_sidecar.service import ReplicaService
+
+GOODBYE_S = 1.0
+"""For sessions to take their last frame when the server stops."""
+
+
+@contextlib.asynccontextmanager
+async def grpc_serving(
+    service: ReplicaService, replica: Replica, wanted: Address, tls: Tls | None
+) -> AsyncIterator[Address]:
+    """Serve inside the block, on the address that it gives. Raises StartError."""
+    bounds = replica.bounds
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),  # a second sidecar on this port must fail, not share it
+            ("grpc.max_receive_message_length", bounds.body_bytes + bounds.frame_bytes),
+            ("grpc.max_send_message_length", bounds.answer_bytes + 2 * bounds.frame_bytes),
+        ]
+    )
+    replica_pb2_grpc.add_ReplicaServicer_to_server(service, server)
+    health = Health()
+    health.add_to(server)
+    replica.standing_changed = lambda: health.tell(replica.serves)
+    health.tell(replica.serves)
+    address = _bind(server, wanted, tls)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(GOODBYE_S)
+
+
+def _bind(server: "grpc.aio.Server", wanted: Address, tls: Tls | None) -> Address:
+    """Bind the server. The address is tried first, because gRPC's own error tells no cause."""
+    listen(wanted.host, wanted.port).close()
+    try:
+        if tls is None:
+            port = server.add_insecure_port(str(wanted))
+        else:
+            port = server.add_secure_port(str(wanted), _credentials(tls))
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {wanted}: {error}") from None
+    return Address(wanted.host, port)
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key.read_bytes(), tls.cert.read_bytes())],
+        root_certificates=tls.client_ca.read_bytes() if tls.client_ca else None,
+        require_client_auth=tls.client_ca is not None,
+    )

@@ -1,0 +1,59 @@
+"""What this replica has learned from its engine: how fast it is, how long prompts and answers are.
+
+Holds the values; how each learns is core's. All of it is sane before anything has been seen.
+"""
+
+from penstock_core.length_predictor import LengthPredictor
+from penstock_core.prompt_length import PromptLength
+from penstock_core.request import Job, Request
+from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.time_model_correction import Correction, corrected, expected, observe
+
+from penstock_sidecar.client_body import ClientBody
+
+
+class Learned:
+    """Beliefs, corrected as the engine is observed.
+
+    model: the time model with its online correction.
+    """
+
+    def __init__(self, fitted: TimeModel) -> None:
+        self._fitted = fitted
+        self._correction = Correction()
+        self._lengths = LengthPredictor()
+        self._prompts = PromptLength()
+        self.model = fitted
+
+    def step(self, work: BatchWork, seconds: float) -> float:
+        """An iteration was measured. Returns how far it was from the mean prediction, as a share of it."""
+        predicted_s = expected(self._fitted, self._correction).seconds(work)
+        self._correction = observe(self._correction, self._fitted, work, seconds)
+        self.model = corrected(self._fitted, self._correction)
+        return abs(seconds / predicted_s - 1) if predicted_s else 0.0
+
+    def prompt_tokens(self, body: ClientBody) -> int:
+        """Tokens of a prompt: counted where it came as ids, else estimated."""
+        if body.prompt_token_ids is not None:
+            return body.prompt_token_ids
+        return self._prompts.estimate(body.text_bytes, body.messages)
+
+    def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
+        """How long a prompt really was."""
+        if body.prompt_token_ids is None:
+            self._prompts = self._prompts.observe(body.text_bytes, body.messages, prompt_tokens)
+
+    def output_tokens(self, request: Request, generated_tokens: int) -> int:
+        """The length to plan an answer with, when so much of it is there."""
+        return self._lengths.predict(
+            request.tier, request.prompt_tokens, generated_tokens, request.max_output_tokens
+        )
+
+    def longer(self, job: Job) -> int:
+        """The length to plan with for a job that has outrun its prediction."""
+        return self.output_tokens(job.request, job.generated_tokens)
+
+    def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
+        """How long an answer was, and its prompt."""
+        cut_short = output_tokens >= request.max_output_tokens
+        self._lengths.observe(request.tier, prompt_tokens, output_tokens, cut_short=cut_short)

@@ -1,0 +1,54 @@
+"""From a submit and its body to the job that admission plans with."""
+
+from dataclasses import replace
+
+from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Targets, Tier
+from penstock_proto import replica_pb2 as wire
+
+from penstock_sidecar.client_body import ClientBody
+from penstock_sidecar.learned import Learned
+
+NO_BOUND_TOKENS = 8192
+"""Planned for where neither the client nor the engine has told a bound."""
+
+
+def job_of(
+    submit: wire.Submit,
+    body: ClientBody,
+    tier: Tier,
+    learned: Learned,
+    *,
+    key: str,
+    context_tokens: int,
+    now_s: float,
+) -> Job:
+    """The job, arrived as long ago as the router says. context_tokens: the model's, 0 if not known."""
+    prompt_tokens = learned.prompt_tokens(body)
+    request = Request(
+        id=key,
+        tier=tier.name,
+        arrival_s=now_s - submit.spent_s,
+        prompt_tokens=prompt_tokens,
+        max_output_tokens=_output_bound(body, prompt_tokens, context_tokens),
+        targets=targets_of(submit, tier, learned.model.prefill_seconds(prompt_tokens)),
+        value=tier.value,
+    )
+    return new_job(request, learned.output_tokens(request, 0), tier.best_effort or submit.backup)
+
+
+def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:
+    """The tier's SLO for this prompt, with the request's own targets in place of the tier's."""
+    slo = tier.slo
+    if submit.HasField("ttft_s"):
+        slo = replace(slo, ttft_s=submit.ttft_s, ttft_slowdown=None)
+    if submit.HasField("tpot_s"):
+        slo = replace(slo, tpot_s=submit.tpot_s)
+    return slo.targets(idle_prefill_s)
+
+
+def _output_bound(body: ClientBody, prompt_tokens: int, context_tokens: int) -> int:
+    """Most tokens that the answer can have: the client's bound, within what the context leaves."""
+    left = max(context_tokens - prompt_tokens, 1) if context_tokens else NO_BOUND_TOKENS
+    asked = left if body.max_tokens is None else body.max_tokens * body.answers
+    return min(asked, left * body.answers)

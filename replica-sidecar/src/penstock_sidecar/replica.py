@@ -1,0 +1,296 @@
+"""One replica: what all its sessions share.
+
+A submit is read, decided with those that came with it, and carried. Around that stand the mirror that plans
+are made from, what has been learned, whether the engine serves and whether the replica drains. Everything
+here is touched from one event loop only, and no decision spans an await.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import structlog
+from penstock_core.engine_fields import to_fields
+from penstock_core.policy import Policy
+from penstock_core.request import Job
+from penstock_core.request_lifecycle import State
+from penstock_core.slo import Tier
+from penstock_core.verdict import BestEffort, Reason, Rejected, Verdict
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_sidecar.admission import Standing, decide
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.carried import Carried
+from penstock_sidecar.carry import carry
+from penstock_sidecar.client_body import over_context, read_body
+from penstock_sidecar.engine_client import EngineClient, EngineGone, Probe
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.newcomer import job_of
+from penstock_sidecar.newcomers import Newcomers
+from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.session import Session
+from penstock_sidecar.wire_events import verdict_words
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a replica serves, and how.
+
+    reads_fields: whether its engine reads SLO fields from a request's `vllm_xargs`.
+    max_model_len: as the pool says; the engine corrects it.
+    """
+
+    policy: Policy[Any]
+    tiers: dict[str, Tier]
+    reads_fields: bool
+    max_model_len: int
+
+
+class Replica:
+    """Admits, carries, and knows how it stands.
+
+    engine_lost: called when a request has lost the engine.
+    standing_changed: called when it starts or stops taking work.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        mirror: ReplicaMirror,
+        learned: Learned,
+        engine: EngineClient,
+        *,
+        metrics: Metrics,
+        bounds: Bounds,
+    ) -> None:
+        self._serving, self._mirror, self._learned = serving, mirror, learned
+        self._engine, self._metrics, self.bounds = engine, metrics, bounds
+        self._now_s = asyncio.get_running_loop().time
+        self._boot, self._numbers = os.urandom(3).hex(), count(1)
+        self._newcomers = Newcomers(self._decide, bounds.admitted_together, bounds.carried)
+        self._accepted: dict[str, Carried] = {}
+        self._best_effort: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions: set[Session] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.max_model_len = serving.max_model_len
+        self.draining = self.engine_ready = False
+        self.engine_lost: Callable[[], None] = lambda: None
+        self.standing_changed: Callable[[], None] = lambda: None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes new work."""
+        return self.engine_ready and not self.draining
+
+    @property
+    def unfinished(self) -> int:
+        """Requests accepted and not yet ended."""
+        return len(self._accepted)
+
+    def open_session(self) -> Session:
+        """A session for a router that has connected."""
+        session = Session(self.submit, self.snapshot, self.bounds)
+        self._sessions.add(session)
+        self._metrics.sessions.set(len(self._sessions))
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """It is over."""
+        self._sessions.discard(session)
+        self._metrics.sessions.set(len(self._sessions))
+
+    def submit(self, submit: wire.Submit, session: Session) -> Carried:
+        """Take a request in. It has ended on return where it cannot be served at all."""
+        now_s, key = self._now_s(), f"{self._boot}-{next(self._numbers)}"
+        carried = Carried(submit, key, session, self, now_s)
+        try:
+            self._read(carried, submit, now_s)
+        except ApiError as error:
+            carried.invalid(error)
+            return carried
+        if self._newcomers.full:
+            self._tell(carried, Rejected(Reason.QUEUE_FULL))
+        else:
+            self._newcomers.add(carried)
+        return carried
+
+    def snapshot(self) -> wire.Snapshot:
+        """How the replica stands."""
+        counts = self._mirror.counts()
+        return wire.Snapshot(
+            running=counts.running,
+            waiting=counts.waiting,
+            best_effort=counts.best_effort,
+            prefill_tokens_left=counts.prefill_tokens_left,
+            kv_tokens_free=counts.kv_tokens_free,
+            kv_tokens_total=counts.kv_tokens_total,
+            draining=self.draining,
+            engine_ready=self.engine_ready,
+        )
+
+    def send(self, carried: Carried) -> asyncio.Task[None]:
+        """Carry an accepted request to the engine and back, in a task of its own."""
+        task = asyncio.create_task(self._carry(carried))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def has_passed(self, carried: Carried, tokens: int) -> None:
+        """Tokens of a request have passed towards its client."""
+        self._mirror.passed(carried.key, tokens, carried.last_s)
+
+    def has_ended(self, carried: Carried) -> None:
+        """A request is over, in whatever way."""
+        self._metrics.ends.labels(carried.tier, carried.state.value).inc()
+        if self._accepted.pop(carried.key, None) is None:
+            return
+        self._best_effort.discard(carried.key)
+        self._mirror.forget(carried.key)
+        if carried.state is State.FINISHED:
+            self._learn(carried)
+        if not self._accepted:
+            self._empty.set()
+
+    def engine_up(self, probe: Probe) -> None:
+        """The engine serves."""
+        self.engine_ready = True
+        self.max_model_len = probe.max_model_len or self.max_model_len
+        log.info("engine up", max_model_len=self.max_model_len)
+        self._changed()
+
+    def engine_down(self) -> None:
+        """The engine does not serve: nothing that it held will come back."""
+        self.engine_ready = False
+        log.warning("engine down", unfinished=self.unfinished)
+        self._mirror.lose_reports()
+        for carried in list(self._accepted.values()):
+            carried.engine_lost()
+        self._changed()
+
+    async def drain(self, deadline_s: float | None) -> int:
+        """Take no new work; returns what is unfinished when all has ended or the deadline has passed."""
+        if not self.draining:
+            self.draining = True
+            self._metrics.drains.inc()
+            log.info("draining", unfinished=self.unfinished)
+            self._changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._empty.wait()
+        return self.unfinished
+
+    async def close(self) -> None:
+        """End every session and everything that is carried."""
+        for session in self._sessions:
+            session.close()
+        for carried in list(self._accepted.values()):
+            carried.cancelled()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def tick(self) -> None:
+        """What time alone brings about; called every second or so."""
+        now_s = self._now_s()
+        self._metrics.telemetry_live.set(self._mirror.check(now_s))
+        for carried in list(self._accepted.values()):
+            silent = carried.state is State.STREAMING and now_s - carried.last_s > self.bounds.silence_s
+            if silent and self._mirror.runs(carried.key):
+                log.warning("request lost in the engine", request=carried.request_id)
+                carried.engine_lost()
+        self._metrics.stands(self._mirror.counts(), len(self._accepted), self.engine_ready, self.draining)
+        for session in self._sessions:
+            session.outbox.nudge()
+
+    def prompt_known(self, key: str, prompt_tokens: int) -> None:
+        """The engine has revealed how long a request's prompt is."""
+        if (carried := self._accepted.get(key)) and carried.body is not None:
+            self._learned.prompt(carried.body, prompt_tokens)
+
+    def _read(self, carried: Carried, submit: wire.Submit, now_s: float) -> None:
+        tier = self._serving.tiers.get(submit.tier)
+        if tier is None:
+            raise ApiError(
+                400, f"this replica has no tier '{submit.tier}'", param="tier", code="unknown_tier"
+            )
+        body = read_body(submit.endpoint, submit.body)
+        if error := over_context(body, self.max_model_len):
+            raise error
+        carried.body = body
+        carried.job = job_of(
+            submit,
+            body,
+            tier,
+            self._learned,
+            key=carried.key,
+            context_tokens=self.max_model_len,
+            now_s=now_s,
+        )
+
+    def _decide(self, new: Sequence[Carried]) -> None:
+        jobs = [carried.job for carried in new if carried.job is not None]
+        standing = Standing(self.draining, self.engine_ready, len(self._accepted), len(self._best_effort))
+        began_s = perf_counter()
+        try:
+            view = self._mirror.view(self._now_s(), self._learned.model)
+            verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds)
+        except Exception:
+            log.exception("planning broke", newcomers=len(new))
+            for carried in new:
+                carried.broke()
+            return
+        self._metrics.planned(perf_counter() - began_s)
+        for carried, verdict in zip(new, verdicts, strict=True):
+            self._tell(carried, verdict)
+
+    def _tell(self, carried: Carried, verdict: Verdict) -> None:
+        """Give a newcomer its verdict; one that is accepted stands in the mirror from here on."""
+        word, reason = verdict_words(verdict)
+        self._metrics.verdicts.labels(carried.tier, word, reason).inc()
+        log.debug(word, request=carried.request_id, tier=carried.tier, reason=reason)
+        if carried.job is not None and not isinstance(verdict, Rejected):
+            carried.job = carried.job._replace(best_effort=isinstance(verdict, BestEffort))
+            self._accept(carried, carried.job)
+        carried.decided(verdict)
+
+    def _accept(self, carried: Carried, job: Job) -> None:
+        assert carried.body is not None
+        self._accepted[carried.key] = carried
+        self._empty.clear()
+        if job.best_effort:
+            self._best_effort.add(carried.key)
+        self._mirror.accept(job, self._now_s(), prompt_known=carried.body.prompt_token_ids is not None)
+
+    async def _carry(self, carried: Carried) -> None:
+        body, job = carried.body, carried.job
+        assert body is not None and job is not None
+        sent = body.with_fields(to_fields(job, self._now_s())) if self._serving.reads_fields else body.raw
+        try:
+            await carry(carried, job, sent, self._engine, now_s=self._now_s, bounds=self.bounds)
+        except EngineGone as gone:
+            log.warning("engine lost", request=carried.request_id, cause=str(gone))
+            self.engine_lost()
+
+    def _learn(self, carried: Carried) -> None:
+        """An answer that has come whole tells how long answers are, and how fast."""
+        self._metrics.ttft.labels(carried.tier).observe(carried.first_s - carried.arrived_s)
+        if carried.tokens > 1:
+            self._metrics.tpot.labels(carried.tier).observe(carried.tpot_s)
+        if (usage := carried.usage) and carried.body is not None and carried.job is not None:
+            self._learned.prompt(carried.body, usage.prompt_tokens)
+            self._learned.answer(carried.job.request, usage.prompt_tokens, usage.completion_tokens)
+
+    def _changed(self) -> None:
+        self.standing_changed()
+        for session in self._sessions:
+            session.outbox.nudge()

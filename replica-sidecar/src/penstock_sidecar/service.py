@@ -1,0 +1,92 @@
+"""The replica as a gRPC service: a few lines around each call."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+import orjson
+import structlog
+from penstock_core.time_model import to_json
+from penstock_proto import replica_pb2 as wire
+from penstock_proto import replica_pb2_grpc
+
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.replica import Replica
+from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.session import BadRouter
+
+log = structlog.get_logger()
+
+LAST_WORD_S = 1.0
+"""For a router that has fallen behind to take the status that ends its session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a replica says it is."""
+
+    name: str
+    model: str
+    policy: str
+
+
+class ReplicaService(replica_pb2_grpc.ReplicaServicer):
+    """`penstock.v1.Replica` over one replica."""
+
+    def __init__(
+        self, identity: Identity, replica: Replica, mirror: ReplicaMirror, learned: Learned, metrics: Metrics
+    ) -> None:
+        self._identity, self._replica, self._mirror = identity, replica, mirror
+        self._learned, self._metrics = learned, metrics
+
+    async def Session(  # type: ignore[override]  # writes to the context, so that a cancel ends it in order
+        self,
+        request_iterator: AsyncIterator[wire.RouterFrame],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        """Carry one router's requests until it ends the session."""
+        session = self._replica.open_session()
+        try:
+            await session.run(request_iterator, context.write)
+            if session.outbox.behind.is_set():
+                await self._end_behind(context)
+        except BadRouter as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._replica.close_session(session)
+
+    async def Describe(
+        self, request: wire.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> wire.DescribeReply:
+        """What this replica is."""
+        return wire.DescribeReply(
+            replica=self._identity.name,
+            model=self._identity.model,
+            max_model_len=self._replica.max_model_len,
+            policy=self._identity.policy,
+            time_model_json=orjson.dumps(to_json(self._learned.model)).decode(),
+            kv_tokens_total=self._mirror.kv_tokens_total,
+            version=version("penstock-sidecar"),
+            engine_ready=self._replica.engine_ready,
+        )
+
+    async def Drain(
+        self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> wire.DrainReply:
+        """Admit nothing more; answer when what was admitted has ended, or the deadline has passed."""
+        unfinished = await self._replica.drain(request.deadline_s or None)
+        return wire.DrainReply(unfinished=unfinished)
+
+    async def _end_behind(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        self._metrics.routers_behind.inc()
+        log.warning("router behind", peer=context.peer())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its frames"
+                )

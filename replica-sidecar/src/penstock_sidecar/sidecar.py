@@ -1,0 +1,129 @@
+"""One sidecar, put together and run until it is told to stop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import structlog
+from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
+from penstock_core.policies import build
+from penstock_core.replica_view import KvCache, Limits
+from penstock_core.time_model import TimeModel
+from penstock_pool import Pool
+from penstock_runtime.serving import StartError, address_of, listen, serving
+from prometheus_client import CollectorRegistry
+
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine_client import EngineClient
+from penstock_sidecar.engine_watch import EngineWatch
+from penstock_sidecar.grpc_server import grpc_serving
+from penstock_sidecar.inspection import inspection_app
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.options import Address, Options
+from penstock_sidecar.replica import Replica, Serving
+from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.service import Identity, ReplicaService
+from penstock_sidecar.step_reports import StepReports
+from penstock_sidecar.telemetry import TelemetrySocket
+
+log = structlog.get_logger()
+
+GOODBYE_S = 1.0
+"""For a scrape that is under way when the server stops."""
+
+
+async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None:
+    """Serve until `stop`, then drain. Raises StartError where it cannot start."""
+    bounds = bounds_of(pool)
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    learned = Learned(time_model_of(pool))
+    mirror = mirror_of(pool, learned, bounds)
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(EngineClient(options.engine, bounds))
+        replica = Replica(serving_of(pool), mirror, learned, engine, metrics=metrics, bounds=bounds)
+        if options.telemetry is not None:
+            reports = StepReports(mirror, learned, metrics, replica.prompt_known)
+            stack.callback(TelemetrySocket(options.telemetry, reports.receive).close)
+        identity = Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy)
+        service = ReplicaService(identity, replica, mirror, learned, metrics)
+        address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
+        if options.metrics is not None:
+            await stack.enter_async_context(_inspected(options.metrics, registry, replica))
+        await stack.enter_async_context(_background(replica, engine, bounds))
+        log.info("ready", name=options.name, address=address, engine=options.engine)
+        await stop.wait()
+        drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
+        unfinished = await replica.drain(drain_s)
+        log.info("stopped", unfinished=unfinished)
+        await replica.close()
+
+
+def time_model_of(pool: Pool) -> TimeModel:
+    """The fitted model to start from. Raises StartError where the pool names none."""
+    name = pool.spec.engine.time_model
+    try:
+        return time_model(name)
+    except UnknownTimeModel as error:
+        raise StartError(f"spec.engine.timeModel: {error}") from None
+
+
+def bounds_of(pool: Pool) -> Bounds:
+    """The sidecar's bounds, where the pool sets them."""
+    scheduling, engine = pool.spec.scheduling, pool.spec.engine
+    return replace(
+        Bounds(),
+        carried=scheduling.max_running + scheduling.max_waiting,
+        best_effort=scheduling.max_waiting,
+        connect_s=engine.connect_timeout_s,
+        silence_s=engine.silence_timeout_s,
+    )
+
+
+def serving_of(pool: Pool) -> Serving:
+    """What this pool's replicas serve."""
+    engine = pool.spec.engine
+    return Serving(
+        policy=build(pool.spec.scheduling.policy),
+        tiers=pool.tiers(),
+        reads_fields=engine.type != "openai",
+        max_model_len=engine.max_model_len,
+    )
+
+
+def mirror_of(pool: Pool, learned: Learned, bounds: Bounds) -> ReplicaMirror:
+    """An empty replica of this pool. Its KV cache is the pool's word for it until the engine tells."""
+    engine, scheduling = pool.spec.engine, pool.spec.scheduling
+    tokens = engine.kv_cache_tokens or kv_cache_tokens(engine.time_model)
+    blocks = tokens // engine.block_tokens
+    limits = Limits(scheduling.max_batch_tokens, scheduling.max_running)
+    kv = KvCache(blocks, blocks, engine.block_tokens)
+    return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s)
+
+
+@contextlib.asynccontextmanager
+async def _inspected(address: Address, registry: CollectorRegistry, replica: Replica) -> AsyncIterator[None]:
+    listener = listen(address.host, address.port)
+    async with serving(inspection_app(registry, lambda: replica.serves), listener, drain_s=GOODBYE_S):
+        log.info("metrics", address=address_of(listener))
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _background(replica: Replica, engine: EngineClient, bounds: Bounds) -> AsyncIterator[None]:
+    """What goes on beside the requests. Where it breaks, the sidecar ends."""
+    watch = EngineWatch(engine.probe, replica.engine_up, replica.engine_down, bounds)
+    replica.engine_lost = watch.suspect
+    async with asyncio.TaskGroup() as tasks:
+        going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(replica, bounds.snapshot_s))]
+        yield
+        for task in going_on:
+            task.cancel()
+
+
+async def _ticking(replica: Replica, every_s: float) -> None:
+    while True:
+        replica.tick()
+        await asyncio.sleep(every_s)

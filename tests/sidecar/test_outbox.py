@@ -1,0 +1,115 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.outbox import Outbox
+
+BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
+
+
+class Desk:
+    """An outbox with a state that a test can change."""
+
+    def __init__(self, sharing: int = 5, coalesce_s: float = 0.001) -> None:
+        self.state = wire.Snapshot(running=1)
+        bounds = replace(BOUNDS, coalesce_s=coalesce_s)
+        self.box = Outbox(bounds, lambda: self.state, lambda: sharing)
+
+    def put(self, id: int, size: int = 10, at_once: bool = False) -> None:
+        output = wire.Output(data=b"x" * size, tokens=1)
+        self.box.put(wire.Event(id=id, output=output), size, at_once)
+
+    async def frame(self) -> wire.ReplicaFrame:
+        async with asyncio.timeout(20):
+            frame = await self.box.frame()
+        assert frame is not None
+        return frame
+
+    async def ids(self) -> list[int]:
+        return [event.id for event in (await self.frame()).events]
+
+
+async def opened(sharing: int = 5, coalesce_s: float = 0.001) -> Desk:
+    """After the first frame, which only says how the replica stands."""
+    desk = Desk(sharing, coalesce_s)
+    assert await desk.ids() == []
+    return desk
+
+
+async def test_output_of_one_step_shares_a_frame() -> None:
+    desk = await opened()
+    taking = asyncio.ensure_future(desk.ids())
+    await asyncio.sleep(0)
+    for id in range(5):
+        desk.put(id)
+    assert await taking == [0, 1, 2, 3, 4]
+
+
+async def test_output_that_waits_for_others_goes_when_none_come() -> None:
+    desk = await opened(coalesce_s=1e6)
+    desk.put(1)
+    taking = asyncio.ensure_future(desk.ids())
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    desk.put(2, at_once=True)
+    assert await taking == [1, 2]
+
+
+@pytest.mark.parametrize("urgent_first", [True, False])
+async def test_a_verdict_does_not_wait_and_takes_along_what_is_there(urgent_first: bool) -> None:
+    desk = await opened(coalesce_s=1e6)
+    desk.put(1, at_once=urgent_first)
+    desk.put(2, at_once=not urgent_first)
+    assert await desk.ids() == [1, 2]
+
+
+async def test_whoever_is_alone_does_not_wait() -> None:
+    desk = await opened(sharing=1, coalesce_s=1e6)
+    desk.put(1)
+    assert await desk.ids() == [1]
+
+
+async def test_a_full_frame_does_not_wait_and_frames_are_bounded() -> None:
+    desk = await opened(coalesce_s=1e6)
+    for id in range(9):
+        desk.put(id, 500)
+    frames = [await desk.ids() for _ in range(3)]
+    assert frames == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+async def test_a_frame_carries_how_the_replica_stands() -> None:
+    desk = await opened()
+    desk.state = wire.Snapshot(running=7)
+    desk.put(1)
+    assert (await desk.frame()).snapshot.running == 7
+
+
+async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -> None:
+    desk = await opened()
+    desk.box.nudge()
+    taking = asyncio.ensure_future(desk.frame())
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    desk.state = wire.Snapshot(running=2)
+    desk.box.nudge()
+    frame = await taking
+    assert (len(frame.events), frame.snapshot.running) == (0, 2)
+
+
+async def test_a_router_that_does_not_read_falls_behind() -> None:
+    desk = await opened()
+    for id in range(20):
+        desk.put(id, 500)
+        assert desk.box.behind.is_set() == (id >= 17)
+    assert desk.box.empty
+
+
+async def test_a_closed_box_gives_what_it_has_and_takes_nothing() -> None:
+    desk = await opened(coalesce_s=1e6)
+    desk.put(1)
+    desk.box.close()
+    desk.put(2)
+    assert await desk.ids() == [1]
+    assert await desk.box.frame() is None

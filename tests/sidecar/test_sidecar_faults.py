@@ -1,0 +1,259 @@
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import grpc
+import pytest
+from penstock_core.verdict import Reason
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.bounds import Bounds
+
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
+
+
+@pytest.fixture
+def bounds() -> Bounds:
+    return replace(
+        Bounds(),
+        probe_s=0.02,
+        carried=8,
+        best_effort=2,
+        answer_bytes=4096,
+        outbox_bytes=1 << 20,
+        frame_bytes=1 << 16,
+        silence_s=0.05,
+    )
+
+
+async def streaming(engine: Engine, number: int = 1) -> Exchange:
+    """The request of this number, with one token out."""
+    exchange = await engine.asked(number)
+    await exchange.begin()
+    await exchange.send(TOKEN)
+    return exchange
+
+
+def lost(event: wire.Event) -> bool:
+    return event.failed.failure == wire.FAILURE_ENGINE_LOST and event.failed.status == 502
+
+
+async def test_a_cancel_closes_the_engines_stream(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    await router.submit(2)
+    waiting, started = await engine.asked(), await streaming(engine, 2)
+    await until(lambda: "output" in router.kinds(2))
+    await router.cancel(1)
+    await router.cancel(2)
+    await waiting.closed.wait()
+    await started.closed.wait()
+    await until(lambda: rig.replica.unfinished == 0)
+    assert rig.metric("ends_total", tier="chat", end="cancelled") == 2
+    assert not rig.mirror.view(0.0, rig.learned.model).waiting
+
+
+async def test_cancels_that_cross_the_end_or_name_nobody_are_harmless(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    await exchange.send(DONE)
+    await exchange.end()
+    await router.ended(1)
+    await router.cancel(1)
+    await router.cancel(99)
+    await router.submit(2)
+    assert (await router.first(2)).HasField("admitted")
+
+
+async def test_a_router_that_goes_away_leaves_nothing_at_the_engine(engine: Engine, rig: Rig) -> None:
+    async with rig.router() as router:
+        await router.submit(1)
+        await router.submit(2)
+        exchanges = [await engine.asked(), await streaming(engine, 2)]
+    for exchange in exchanges:
+        await exchange.closed.wait()
+    await until(lambda: rig.replica.unfinished == 0)
+
+
+async def test_closing_a_half_ends_the_session(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    await router.call.done_writing()
+    await exchange.closed.wait()
+    assert await router.call.code() is grpc.StatusCode.OK
+
+
+async def test_an_engine_that_refuses_is_quoted(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    await exchange.begin(422, "application/json")
+    await exchange.send(b'{"error": "no such adapter"}')
+    await exchange.end()
+    failed = (await router.ended(1)).failed
+    assert router.kinds(1) == ["admitted", "failed"]
+    assert (failed.failure, failed.status) == (wire.FAILURE_ENGINE_REFUSED, 422)
+    assert failed.body == b'{"error": "no such adapter"}'
+
+
+async def test_an_engine_that_dies_before_the_first_byte(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    (await engine.asked()).die()
+    assert lost(await router.ended(1))
+    assert router.kinds(1) == ["admitted", "failed"]
+
+
+async def test_an_engine_that_dies_within_an_answer(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    await until(lambda: "output" in router.kinds(1))
+    exchange.die()
+    assert lost(await router.ended(1))
+    assert router.data(1) == TOKEN
+
+
+async def test_an_answer_that_ends_without_being_whole_is_a_loss(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    await (await streaming(engine)).end()
+    assert lost(await router.ended(1))
+    await router.submit(2)
+    empty = await engine.asked(2)
+    await empty.begin(content_type="application/json")
+    await empty.end()
+    assert lost(await router.ended(2))
+
+
+async def test_an_answer_that_is_too_long_to_hold_fails(engine: Engine, router: Router) -> None:
+    await router.submit(1, {"prompt": "a"})
+    exchange = await engine.asked()
+    await exchange.begin(content_type="application/json")
+    await exchange.send(b"x" * 5000)
+    assert (await router.ended(1)).failed.failure == wire.FAILURE_INTERNAL
+    await exchange.closed.wait()
+
+
+async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    for id in (1, 2):
+        await router.submit(id)
+    await engine.asked()
+    await streaming(engine, 2)
+    await until(lambda: "output" in router.kinds(2))
+    await engine.kill()
+    assert lost(await router.ended(1)) and lost(await router.ended(2))
+    await until(lambda: not rig.replica.engine_ready)
+    await router.submit(3)
+    assert (await router.ended(3)).rejected.reason == wire.REASON_ENGINE_DOWN
+    assert rig.metric("verdicts_total", tier="chat", verdict="rejected", reason=Reason.ENGINE_DOWN.value) == 1
+    await engine.start()
+    await until(lambda: rig.replica.engine_ready)
+    await router.submit(4)
+    exchange = await streaming(engine, 3)
+    await exchange.send(DONE)
+    await exchange.end()
+    assert (await router.ended(4)).HasField("finished")
+    assert router.frames[-1].snapshot.engine_ready
+
+
+async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    engine.healthy = False
+    assert lost(await router.ended(1))
+    await exchange.closed.wait()
+    await until(lambda: bool(router.frames) and not router.frames[-1].snapshot.engine_ready)
+
+
+async def test_a_started_request_that_falls_silent_is_lost(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    await router.submit(2)
+    await engine.asked()
+    stuck = await streaming(engine, 2)
+    await until(lambda: "output" in router.kinds(2))
+    await asyncio.sleep(0.06)  # past silence_s; more only makes it surer
+    rig.replica.tick()
+    assert lost(await router.ended(2))
+    await stuck.closed.wait()
+    assert router.kinds(1) == ["admitted"]  # waiting is no fault
+
+
+async def test_bounds_of_what_is_carried(rig: Rig, router: Router) -> None:
+    for id in range(3):
+        await router.submit(id, backup=True)
+    assert [(await router.first(id)).WhichOneof("kind") for id in range(3)] == [
+        "best_effort",
+        "best_effort",
+        "rejected",
+    ]
+    assert router.events[2][0].rejected.reason == wire.REASON_QUEUE_FULL
+    for id in range(3, 10):
+        await router.submit(id)
+    kinds = [(await router.first(id)).WhichOneof("kind") for id in range(3, 10)]
+    assert kinds == ["admitted"] * 6 + ["rejected"]
+    await router.cancel(0)
+    await router.cancel(1)
+    await until(lambda: rig.replica.unfinished == 6)
+    await router.submit(10, backup=True)
+    assert (await router.first(10)).HasField("best_effort")
+
+
+async def test_a_router_that_does_not_read_loses_its_session_and_nobody_elses(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    slow = rig.router()  # never reads
+    await slow.submit(1)
+    exchange = await engine.asked()
+    await exchange.begin()
+    with contextlib.suppress(ConnectionError):
+        for _ in range(200):
+            await exchange.send(b"data: " + b"x" * 60_000 + b"\n\n")
+    await exchange.closed.wait()
+    assert rig.metric("routers_behind_total") == 1
+    await until(lambda: rig.replica.unfinished == 0)
+    await router.submit(1)
+    assert (await router.first(1)).HasField("admitted")
+    await slow.__aexit__(None, None, None)
+
+
+async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
+    await until(lambda: rig.replica.draining)
+    await router.submit(2)
+    assert (await router.ended(2)).rejected.reason == wire.REASON_DRAINING
+    assert router.frames[-1].snapshot.draining
+    assert not draining.done()
+    await exchange.send(DONE)
+    await exchange.end()
+    assert (await draining).unfinished == 0
+    assert (await router.ended(1)).HasField("finished")
+
+
+async def test_a_drain_out_of_time_says_what_is_left(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    await engine.asked()
+    assert (await router.stub.Drain(wire.DrainRequest(deadline_s=0.01))).unfinished == 1
+
+
+async def test_health_follows_the_engine_and_the_drain(engine: Engine, rig: Rig, router: Router) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    serving = health_pb2.HealthCheckResponse.SERVING
+    stopped = health_pb2.HealthCheckResponse.NOT_SERVING
+    async with grpc.aio.insecure_channel(rig.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="penstock.v1.Replica")
+        )
+
+        async def becomes(status: int) -> None:
+            async with asyncio.timeout(20):
+                while (await watch.read()).status != status:
+                    pass
+
+        await becomes(serving)
+        engine.healthy = False
+        await becomes(stopped)
+        engine.healthy = True
+        await becomes(serving)
+        await router.stub.Drain(wire.DrainRequest(deadline_s=0.01))
+        await becomes(stopped)
+        watch.cancel()

@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+from penstock_sidecar.options import Address, parse
+
+GOOD = ["-f", "pool.yaml", "--name", "r0", "--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:8000/"]
+
+
+def test_flags() -> None:
+    options = parse([*GOOD, "--telemetry", "/run/t.sock", "--metrics-port", "0", "--drain-s", "5"])
+    assert (options.name, options.listen, options.engine) == (
+        "r0",
+        Address("127.0.0.1", 0),
+        "http://127.0.0.1:8000",
+    )
+    assert (options.telemetry, options.metrics) == (Path("/run/t.sock"), Address("127.0.0.1", 0))
+    assert (options.drain_s, options.tls) == (5.0, None)
+    assert parse(GOOD).metrics is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--listen", "9000"], "'9000' is not HOST:PORT"),
+        (["--listen", "::1:9000"], "is not HOST:PORT"),
+        (["--listen", "127.0.0.1:port"], "'port' is no port"),
+        (["--listen", "127.0.0.1:70000"], "'70000' is no port"),
+        (["--engine", "127.0.0.1:8000"], "is no URL"),
+        (["--drain-s", "nan"], "'nan' is no number of seconds"),
+        (["--drain-s", "-1"], "'-1' is no number of seconds"),
+        (["--tls-cert", "a.pem"], "--tls-cert and --tls-key belong together"),
+        (["--tls-client-ca", "a.pem"], "--tls-client-ca needs --tls-cert"),
+        (["--tls-cert", "nowhere.pem", "--tls-key", "b.pem"], "nowhere.pem: no such file"),
+        (["--listen", "0.0.0.0:9000"], "reachable from other machines: give --tls-cert, or --insecure"),
+        (["--listen", "sidecar.example:9000"], "reachable from other machines"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([*GOOD, *wrong])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.8.0.1:1"])
+def test_this_machine_may_go_without_tls(listen: str) -> None:
+    assert str(parse([*GOOD, "--listen", listen]).listen) == listen
+
+
+def test_insecure_has_to_be_said() -> None:
+    assert parse([*GOOD, "--listen", "0.0.0.0:9000", "--insecure"]).tls is None

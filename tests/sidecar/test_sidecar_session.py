@@ -1,0 +1,230 @@
+from typing import Any
+
+import grpc
+import orjson
+import pytest
+from penstock_core.verdict import Reason, Rejected
+from penstock_proto import replica_pb2 as wire
+
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, submit, until
+
+WHOLE = b'{ "choices": [{"text": "a b"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2} }'
+BODY = {"model": "m", "prompt": [1, 2, 3], "stream": True}
+
+
+async def streams(exchange: Exchange) -> None:
+    await exchange.begin()
+    for data in (TOKEN, TOKEN, DONE):
+        await exchange.send(data)
+    await exchange.end()
+
+
+async def test_a_verdict_comes_first_and_the_engines_bytes_follow_untouched(
+    engine: Engine, router: Router
+) -> None:
+    engine.script = streams
+    await router.submit(7)
+    finished = (await router.ended(7)).finished
+    assert router.kinds(7)[0] == "admitted"
+    assert set(router.kinds(7)[1:-1]) == {"output"}
+    assert router.data(7) == TOKEN + TOKEN + DONE
+    assert sum(event.output.tokens for event in router.events[7]) == 2
+    assert (finished.prompt_tokens, finished.completion_tokens) == (3, 2)
+    assert finished.ttft_s > 0
+
+
+async def test_the_verdict_is_sent_before_the_engine_answers(engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    admitted = (await router.first(1)).admitted
+    assert (admitted.ttft_predicted_s, admitted.tpot_predicted_s) == (0.25, 0.05)
+    exchange = await engine.asked()
+    await exchange.begin()
+    await exchange.send(TOKEN + DONE)
+    await exchange.end()
+    assert (await router.ended(1)).HasField("finished")
+
+
+async def test_an_answer_that_is_not_streamed_is_one_output(engine: Engine, router: Router) -> None:
+    async def whole(exchange: Exchange) -> None:
+        await exchange.begin(content_type="application/json")
+        await exchange.send(WHOLE[:20])
+        await exchange.send(WHOLE[20:])
+        await exchange.end()
+
+    engine.script = whole
+    await router.submit(1, BODY | {"stream": False})
+    finished = (await router.ended(1)).finished
+    assert router.kinds(1) == ["admitted", "output", "finished"]
+    assert router.events[1][1].output.tokens == 2
+    assert router.data(1) == WHOLE
+    assert (finished.prompt_tokens, finished.completion_tokens) == (3, 2)
+
+
+async def test_the_engine_gets_the_body_with_the_slo_in_it(engine: Engine, router: Router) -> None:
+    body = {**BODY, "seed": 5, "vllm_xargs": {"simulated_output_tokens": 9}}
+    await router.submit(1, body, spent_s=0.4, ttft_s=2.0)
+    exchange = await engine.asked()
+    assert exchange.path == "/v1/completions"
+    assert exchange.headers["x-request-id"] == "r1"
+    xargs = exchange.body.pop("vllm_xargs")
+    assert exchange.body == {**BODY, "seed": 5}
+    assert xargs["simulated_output_tokens"] == 9
+    assert xargs["penstock_tier"] == "chat"
+    assert xargs["penstock_ttft_s"] == 2.0
+    assert xargs["penstock_tpot_s"] == 0.1
+    assert 0.4 <= xargs["penstock_spent_s"] < 20
+    assert xargs["penstock_best_effort"] is False
+    await router.submit(2, {"messages": [{"content": "x"}]}, endpoint=wire.ENDPOINT_CHAT_COMPLETIONS)
+    assert (await engine.asked(2)).path == "/v1/chat/completions"
+
+
+async def test_the_policy_sees_budgets_as_deadlines(rig: Rig, router: Router) -> None:
+    await router.submit(1, spent_s=0.4, tpot_s=0.02)
+    await router.first(1)
+    (view,), ((job,),) = rig.policy.views, rig.policy.asked
+    assert job.due_s == pytest.approx(job.request.arrival_s + 1.0)
+    assert view.now_s - job.request.arrival_s >= 0.4
+    assert (job.pace_s, job.request.prompt_tokens, job.request.max_output_tokens) == (0.02, 3, 5)
+
+
+async def test_a_slowdown_is_resolved_by_the_time_model(rig: Rig, router: Router) -> None:
+    await router.submit(1, {"prompt": [1] * 1000}, tier="slow")
+    await router.first(1)
+    ((job,),) = rig.policy.asked
+    assert job.request.targets.ttft_s == pytest.approx(5 * rig.learned.model.prefill_seconds(1000))
+
+
+async def test_newcomers_of_one_frame_are_decided_together(rig: Rig, router: Router) -> None:
+    await router.send(wire.RouterFrame(submits=[submit(id) for id in range(1, 6)]))
+    for id in range(1, 6):
+        await router.first(id)
+    assert [len(asked) for asked in rig.policy.asked] == [5]
+
+
+async def test_an_earlier_request_stands_in_the_later_ones_view(rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    await router.first(1)
+    await router.submit(2)
+    await router.first(2)
+    assert [len(view.waiting) for view in rig.policy.views] == [0, 1]
+
+
+REASONS = {
+    Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,
+    Reason.DECODE_BUDGET: wire.REASON_DECODE_BUDGET,
+    Reason.KV_MEMORY: wire.REASON_KV_MEMORY,
+    Reason.NEVER: wire.REASON_NEVER,
+    Reason.QUEUE_FULL: wire.REASON_QUEUE_FULL,
+    Reason.DRAINING: wire.REASON_DRAINING,
+    Reason.ENGINE_DOWN: wire.REASON_ENGINE_DOWN,
+}
+
+
+async def test_every_reason_has_its_word_on_the_wire(rig: Rig, router: Router) -> None:
+    assert set(REASONS) == set(Reason)
+    for id, (reason, word) in enumerate(REASONS.items()):
+        earliest_s = 1.5 if id % 2 else None
+        rig.policy.answers = lambda _, r=reason, e=earliest_s: Rejected(r, e)  # type: ignore[misc]
+        await router.submit(id)
+        rejected = (await router.first(id)).rejected
+        assert rejected.reason == word
+        assert rejected.HasField("earliest_s") == (earliest_s is not None)
+        assert rig.metric("verdicts_total", tier="chat", verdict="rejected", reason=reason.value) == 1
+    assert rig.engine.exchanges == []
+
+
+async def test_a_rejected_request_goes_nowhere_and_its_id_is_free(rig: Rig, router: Router) -> None:
+    rig.policy.answers = lambda _: Rejected(Reason.KV_MEMORY, 3.0)
+    await router.submit(1)
+    await router.ended(1)
+    rig.policy.answers = type(rig.policy)().answers
+    await router.submit(1)
+    await rig.engine.asked()
+    assert router.kinds(1) == ["rejected", "admitted"]
+
+
+@pytest.mark.parametrize("more", [{"tier": "batch"}, {"backup": True}])
+async def test_best_effort_needs_no_plan(rig: Rig, router: Router, more: dict[str, Any]) -> None:
+    await router.submit(1, **more)
+    assert (await router.first(1)).HasField("best_effort")
+    assert rig.policy.asked == []
+    assert (await rig.engine.asked()).body["vllm_xargs"]["penstock_best_effort"] is True
+
+
+async def test_a_bad_body_gets_its_error_and_no_verdict(rig: Rig, router: Router) -> None:
+    await router.submit(1, b'{"prompt": 5}')
+    await router.submit(2, b"{")
+    await router.submit(3, {"prompt": [1] * 4096})
+    await router.submit(4, tier="gold")
+    for id in (1, 2, 3, 4):
+        failed = (await router.ended(id)).failed
+        assert router.kinds(id) == ["failed"]
+        assert (failed.failure, failed.status) == (wire.FAILURE_BAD_REQUEST, 400)
+    params = [orjson.loads(router.events[id][0].failed.body)["error"]["param"] for id in (1, 2, 3, 4)]
+    assert params == ["prompt", None, "prompt", "tier"]
+    assert rig.policy.asked == [] and rig.engine.exchanges == []
+
+
+async def test_several_routers_share_a_replica_and_not_their_ids(rig: Rig) -> None:
+    rig.engine.script = streams
+    async with rig.router() as one, rig.router() as other:
+        for id in range(10):
+            await one.submit(id)
+            await other.submit(id)
+        for router in (one, other):
+            for id in range(10):
+                assert (await router.ended(id)).HasField("finished")
+                assert router.data(id) == TOKEN + TOKEN + DONE
+    assert len({exchange.key for exchange in rig.engine.exchanges}) == 20
+
+
+async def test_an_id_in_use_ends_the_session_of_a_router_that_breaks_the_protocol(
+    router: Router, engine: Engine
+) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    await router.submit(1)
+    assert await router.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await exchange.closed.wait()
+
+
+async def test_a_planner_that_breaks_fails_its_newcomers_and_nobody_else(rig: Rig, router: Router) -> None:
+    def broken(_: object) -> Rejected:
+        raise RuntimeError("a fault in the policy")
+
+    await router.submit(1)
+    exchange = await rig.engine.asked()
+    rig.policy.answers = broken
+    await router.submit(2)
+    failed = (await router.ended(2)).failed
+    assert (failed.failure, failed.status) == (wire.FAILURE_INTERNAL, 500)
+    assert b"policy" not in failed.body
+    await exchange.begin()
+    await exchange.send(TOKEN + DONE)
+    await exchange.end()
+    assert (await router.ended(1)).HasField("finished")
+
+
+async def test_describe_says_what_the_replica_is(rig: Rig, router: Router) -> None:
+    told = await router.stub.Describe(wire.DescribeRequest())
+    assert (told.replica, told.model, told.policy) == ("r0", "m", "everybody")
+    assert (told.max_model_len, told.kv_tokens_total, told.engine_ready) == (4096, 16000, True)
+    assert orjson.loads(told.time_model_json)["name"] == "test"
+
+
+async def test_a_session_is_told_first_how_the_replica_stands(rig: Rig, router: Router) -> None:
+    await until(lambda: bool(router.frames))
+    snapshot = router.frames[0].snapshot
+    assert snapshot.engine_ready and not snapshot.draining
+    assert snapshot.kv_tokens_total == 16000
+
+
+async def test_latencies_and_ends_are_counted(rig: Rig, router: Router) -> None:
+    rig.engine.script = streams
+    await router.submit(1)
+    await router.ended(1)
+    assert rig.metric("ttft_seconds_count", tier="chat") == 1
+    assert rig.metric("ends_total", tier="chat", end="finished") == 1
+    assert rig.metric("verdicts_total", tier="chat", verdict="admitted", reason="") == 1
+    assert rig.metric("planner_seconds_count") == 1
+    assert rig.metric("planner_seconds_max") > 0

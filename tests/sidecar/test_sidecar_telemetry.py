@@ -1,0 +1,142 @@
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_core.time_model import BatchWork
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.serving import StartError
+from penstock_sidecar.client_body import ClientBody, read_body
+from penstock_sidecar.telemetry import Continuity, TelemetrySocket
+
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, until
+
+
+def report(sequence: int, instance: str = "first", **more: Any) -> StepReport:
+    return StepReport(sequence=sequence, engine_instance=instance, **more)
+
+
+def held(key: str, computed: int, generated: int, sequence: int = 1, **more: Any) -> StepReport:
+    """A report of one running request."""
+    rows: dict[str, Any] = {
+        "request_ids": [key],
+        "computed_tokens": [computed],
+        "generated_tokens": [generated],
+    }
+    memory: dict[str, Any] = {"kv_blocks_total": 500, "kv_blocks_free": 400, "block_tokens": 16}
+    return report(sequence, running=1, best_effort=[False], **rows, **memory, **more)
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+@pytest.mark.parametrize(
+    ("sequences", "lost"),
+    [([1, 2, 3], 0), ([5], 0), ([1, 4], 2), ([1, 3, 6], 3), ([4, 2], 0)],
+)
+def test_gaps_tell_what_was_lost(sequences: list[int], lost: int) -> None:
+    follows = Continuity()
+    assert sum(follows.lost_before(report(n)) for n in sequences) == lost
+
+
+def test_a_new_engine_starts_over() -> None:
+    follows = Continuity()
+    assert follows.lost_before(report(9)) == 0
+    assert follows.lost_before(report(4, "second")) == 0
+    assert follows.lost_before(report(6, "second")) == 1
+
+
+async def test_reports_arrive_oldest_first_and_rubbish_is_skipped(socket_path: Path) -> None:
+    got: list[StepReport] = []
+    receiver = TelemetrySocket(socket_path, got.extend)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as engine:
+        engine.connect(str(socket_path))
+        for data in (report(1).SerializeToString(), b"\xff\xff\xff", report(2).SerializeToString()):
+            engine.send(data)
+        await until(lambda: len(got) == 2)
+        assert [r.sequence for r in got] == [1, 2]
+    receiver.close()
+    assert not is_there(socket_path)
+
+
+async def test_a_path_left_behind_is_taken_over_and_one_in_use_is_not(socket_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(socket_path))
+    receiver = TelemetrySocket(socket_path, lambda _: None)
+    with pytest.raises(StartError, match=f"cannot receive telemetry at {socket_path}: taken"):
+        TelemetrySocket(socket_path, lambda _: None)
+    receiver.close()
+
+
+async def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    with pytest.raises(StartError, match="cannot receive telemetry"):
+        TelemetrySocket(file, lambda _: None)
+    assert file.read_text() == "kept"
+    with pytest.raises(StartError, match="no such file or directory"):
+        TelemetrySocket(tmp_path / "nowhere" / "s", lambda _: None)
+
+
+async def test_admission_plans_with_what_the_engine_reports(rig: Rig, engine: Engine, router: Router) -> None:
+    await router.submit(1, {"prompt": "x" * 400, "stream": True})
+    exchange = await engine.asked()
+    rig.reports.receive([held(exchange.key, 120, 1, next_duration_s=0.5)])
+    await router.submit(2)
+    await router.first(2)
+    view = rig.policy.views[-1]
+    (job,) = view.running
+    assert (job.request.prompt_tokens, job.generated_tokens) == (120, 1)
+    assert (view.kv.total_blocks, view.kv.free_blocks) == (500, 400)
+    assert view.busy_until_s > view.now_s
+    assert rig.learned.prompt_tokens(exchange_body()) > 100  # fewer bytes a token than four
+
+
+def exchange_body() -> ClientBody:
+    return read_body(wire.ENDPOINT_COMPLETIONS, b'{"prompt": "' + b"x" * 400 + b'"}')
+
+
+async def test_iterations_correct_the_time_model(rig: Rig) -> None:
+    before_s = rig.learned.model.seconds(BatchWork(100))
+    for n in range(1, 80):
+        rig.reports.receive([report(n, duration_s=0.04, tokens=100)])
+    assert rig.learned.model.seconds(BatchWork(100)) > 1.5 * before_s
+    assert rig.metric("time_model_error_ratio_count") == 79
+    assert rig.metric("telemetry_reports_total") == 79
+
+
+async def test_of_several_reports_each_teaches_and_the_last_is_the_picture(rig: Rig) -> None:
+    rig.reports.receive(
+        [held("x", 10, 0, 1, duration_s=0.02, tokens=100), held("y", 20, 0, 2, duration_s=0.02, tokens=100)]
+    )
+    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    assert job.request.id == "y"
+    assert rig.metric("time_model_error_ratio_count") == 2
+
+
+async def test_an_idle_report_teaches_nothing_and_nonsense_does_no_harm(rig: Rig) -> None:
+    rig.reports.receive([report(1), report(2, duration_s=float("inf"), tokens=1), report(3, duration_s=-1.0)])
+    rig.reports.receive([report(4, duration_s=float("nan"), tokens=5)])
+    assert rig.metric("time_model_error_ratio_count") == 0
+
+
+async def test_loss_and_restart_are_counted(rig: Rig) -> None:
+    rig.reports.receive([report(1), report(5)])
+    rig.reports.receive([report(1, "second"), report(2, "second")])
+    assert rig.metric("telemetry_lost_total") == 3
+    assert rig.metric("engine_restarts_total") == 1
+
+
+async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, router: Router) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 400, "stream": True}
+    for id in range(1, 61):
+        await router.submit(id, body)
+        exchange = await engine.asked(id)
+        await exchange.begin()
+        await exchange.send(TOKEN * 5 + DONE)
+        await exchange.end()
+        await router.ended(id)
+    first, last = rig.policy.asked[0][0], rig.policy.asked[-1][0]
+    assert last.output_tokens < first.output_tokens <= 400
