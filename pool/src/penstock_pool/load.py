@@ -37,9 +37,7 @@ def parse_pool(document: Any, source: str) -> Pool:
     if document is None:
         raise PoolError([f"{source}: is empty; a pool starts with apiVersion: {API_VERSION}, kind: {KIND}"])
     if not isinstance(document, dict):
-        raise PoolError(
-            [f"{source}: is {shown(document)}; a pool is a mapping of apiVersion, kind, metadata, spec"]
-        )
+        raise PoolError([f"{source}: is {shown(document)}; a pool has apiVersion, kind, metadata, spec"])
     problems = _wrong_type(document) or _wrong_fields(document)
     if problems:
         raise PoolError([f"{source}: {where}: {what}" for where, what in problems])

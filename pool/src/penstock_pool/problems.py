@@ -88,9 +88,11 @@ def _own_words(detail: ErrorDetails) -> str:
 
 
 def _missing(field: FieldInfo | None) -> str:
-    described = "" if field is None or not field.description else f"; {field.description}"
-    example = "" if field is None or not field.examples else f" For example {field.examples[0]}"
-    return f"missing{described}{example}"
+    if field is None or not field.description:
+        return "missing"
+    description = field.description[0].lower() + field.description[1:].rstrip(".")
+    example = f"; for example {field.examples[0]}" if field.examples else ""
+    return f"missing; {description}{example}"
 
 
 def _unknown(name: str, model: type[BaseModel] | None) -> str:

@@ -20,8 +20,8 @@ def reference_problems(document: dict[str, Any]) -> Iterator[Problem]:
     yield from _repeated("spec.tiers", tiers)
     yield from _repeated("spec.applications", applications)
     names = [name for _, tier in tiers if isinstance(name := tier.get("name"), str)]
-    if not names:
-        return
+    if len(names) != _length(spec.get("tiers")):
+        return  # a tier without a name to read has its own line, and may be the one that is meant
     for path, name in _tier_references(spec, applications):
         if isinstance(name, str) and name not in names:
             yield path, f'"{name}" is no tier; one of {", ".join(names)}{did_you_mean(name, names)}'
@@ -51,6 +51,10 @@ def _repeated(path: str, items: list[tuple[int, dict[str, Any]]]) -> Iterator[Pr
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) and value else -1
 
 
 def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -44,7 +44,7 @@ def _seconds(given: Any) -> float:
 
 def _positive(seconds: float) -> float:
     if seconds <= 0:
-        raise wrong("is zero; a duration here has to be positive")
+        raise wrong("is zero; it has to be positive")
     return seconds
 
 

@@ -1,5 +1,6 @@
 """What stands at the URL: a Penstock pool, which tells its tiers, or any OpenAI-compatible server."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,8 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
     except aiohttp.InvalidURL:
         raise Failure(f"{url}: is no URL; write for example http://127.0.0.1:8080", bad_input=True) from None
     except aiohttp.ClientConnectorError as error:
-        raise Failure(f"{url}: no server answers there ({error.os_error.strerror or error})") from None
+        reason = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
+        raise Failure(f"{url}: no server answers there ({reason})") from None
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Failure(f"{url}: {error or 'no answer'}") from None
 

@@ -1,0 +1,188 @@
+"""Requests are judged by what their tier promises; the expected figures are worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+from penstock_cli.failure import Failure
+from penstock_cli.replay.answer import Answer, StreamError
+from penstock_cli.replay.judging import promises_from
+from penstock_cli.replay.outcome import Ending, Outcome
+from penstock_cli.replay.promises import Promises, met
+from penstock_cli.replay.report import PlannerTimes, Report
+from penstock_cli.replay.tally import Tally, percentile
+from penstock_core.slo import Judge, Slo, Targets, judged_tpot_s
+from penstock_core.time_model import Term, TimeModel
+
+
+def event(text: str) -> bytes:
+    return b'data: {"choices":[{"text":"%s"}]}\n\n' % text.encode()
+
+
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n'
+
+DONE = b"data: [DONE]\n\n"
+
+
+def answer_of(*pieces: tuple[bytes, float]) -> Answer:
+    answer = Answer()
+    for piece, at_s in pieces:
+        answer.feed(piece, at_s)
+    return answer
+
+
+def test_each_event_with_content_is_a_token_in_its_time() -> None:
+    answer = answer_of((event("a"), 1.0), (event("b") + event("c"), 2.0), (USAGE % 3 + DONE, 3.0))
+    assert answer.done
+    assert answer.token_times_s() == [1.0, 2.0, 2.0]
+
+
+def test_an_event_may_come_in_pieces() -> None:
+    whole = event("a")
+    assert answer_of((whole[:9], 1.0), (whole[9:], 1.5)).token_times_s() == [1.5]
+
+
+def test_a_role_or_an_empty_text_is_no_token() -> None:
+    role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    word = b'data: {"choices":[{"delta":{"content":"hi"}}]}\r\n\r\n'
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+    comment = b": keep-alive\n\n"
+    assert answer_of((role, 1.0), (comment, 1.1), (word, 2.0), (end, 3.0)).token_times_s() == [2.0]
+
+
+def test_tokens_that_share_events_are_spread_over_them() -> None:
+    answer = answer_of((event("ab"), 1.0), (event("cd"), 2.0), (USAGE % 4, 3.0))
+    assert answer.tokens == 4
+    assert answer.token_times_s() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_an_error_in_the_stream_is_told_by_its_code() -> None:
+    with pytest.raises(StreamError, match=r"^engine_lost$"):
+        answer_of((b'data: {"error":{"message":"m","type":"server_error","code":"engine_lost"}}\n\n', 1.0))
+    with pytest.raises(StreamError, match="unreadable event"):
+        answer_of((b"data: {nonsense\n\n", 1.0))
+
+
+def test_the_mean_pace_leaves_the_first_token_out() -> None:
+    times_s = [10.0, 10.1, 10.3]  # 0.3 s for two tokens after the first
+    assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(0.15)
+    assert judged_tpot_s(times_s, Judge.MAX) == pytest.approx(0.2)
+
+
+def test_a_promise_is_kept_when_every_target_is() -> None:
+    targets = Targets(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0)
+    assert met(targets, 1.0, 0.1, 5.0)
+    assert not met(targets, 1.01, 0.1, 5.0)
+    assert not met(targets, 1.0, 0.11, 5.0)
+    assert not met(targets, 1.0, 0.1, 5.1)
+    assert met(targets, 0.5, None, 0.5)  # one token has no pace
+    assert met(Targets(), 100.0, 100.0, 100.0)
+
+
+def test_a_slowdown_is_of_the_prompts_idle_prefill() -> None:
+    model = TimeModel("m", (Term(token_s=0.001, fixed_s=0.010),))
+    promises = Promises({"chat": Slo(ttft_slowdown=5.0, tpot_s=0.1)}, "chat", model)
+    assert promises.targets("chat", 190).ttft_s == pytest.approx(5 * 0.2)  # 190 × 1 ms + 10 ms
+    assert promises.targets("unknown", 190) == Targets()
+
+
+def outcome(tier: str, ending: Ending, kept: bool = False, ttft_s: float | None = None) -> Outcome:
+    return Outcome(
+        id="0",
+        tier=tier,
+        arrival_s=0.0,
+        prompt_tokens=1,
+        output_tokens=1,
+        ending=ending,
+        hops=1,
+        ttft_s=ttft_s,
+        met=kept,
+        reason="503 no_replicas" if ending is Ending.FAILED else "",
+    )
+
+
+def test_attainment_counts_everything_that_arrived() -> None:
+    tally = Tally()
+    for one in (
+        outcome("chat", Ending.ADMITTED, kept=True, ttft_s=0.1),
+        outcome("chat", Ending.ADMITTED, kept=False, ttft_s=0.9),
+        outcome("chat", Ending.BEST_EFFORT, kept=True, ttft_s=0.3),
+        outcome("chat", Ending.REJECTED),
+        outcome("coder", Ending.FAILED),
+    ):
+        tally.add(one, late_s=0.001)
+    report = Report("slos-serve", 2, span_s=10.0, tally=tally, planner=PlannerTimes(0.5, 1.0, 2.0))
+    assert report.as_json() == {
+        "policy": "slos-serve",
+        "replicas": 2,
+        "rate": 0.5,
+        "requests": 5,
+        "attainment": 2 / 5,
+        "admitted_attainment": 1 / 2,
+        "goodput_rps": 0.2,
+        "tiers": {
+            "coder": {
+                "requests": 1,
+                "attainment": 0.0,
+                "ttft_p50_s": None,
+                "ttft_p99_s": None,
+                "tpot_p50_s": None,
+                "tpot_p99_s": None,
+                "best_effort": 0,
+                "rejected": 0,
+            },
+            "chat": {
+                "requests": 4,
+                "attainment": 2 / 4,
+                "ttft_p50_s": 0.3,
+                "ttft_p99_s": 0.9,
+                "tpot_p50_s": None,
+                "tpot_p99_s": None,
+                "best_effort": 1,
+                "rejected": 1,
+            },
+        },
+        "planner_ms": {"p50": 0.5, "p99": 1.0, "max": 2.0},
+    }
+    assert tally.reasons == {"503 no_replicas": 1}
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    ordered = [float(value) for value in range(1, 101)]
+    assert percentile(ordered, 0.5) == 50.0
+    assert percentile(ordered, 0.99) == 99.0
+    assert percentile(ordered, 1.0) == 100.0
+    assert percentile([7.0], 0.01) == 7.0
+    assert percentile([], 0.5) is None
+
+
+def test_targets_from_the_command_line() -> None:
+    promises = promises_from(None, ["chat:ttft=800ms,tpot=50ms,e2e=30s,judge=window", "batch:e2e=1h"])
+    assert promises is not None
+    assert promises.slos["chat"] == Slo(0.8, None, 0.05, 30.0, Judge.WINDOW)
+    assert promises.slos["batch"] == Slo(e2e_s=3600.0)
+    assert promises.default_tier == "chat"
+
+
+def test_a_pool_files_tiers_with_one_replaced() -> None:
+    demo = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
+    promises = promises_from(demo, ["chat:ttft=1s"])
+    assert promises is not None
+    assert promises.slos["chat"] == Slo(ttft_s=1.0)
+    assert promises.slos["coder"].ttft_slowdown == 5.0
+    assert promises.targets("coder", 1000).ttft_s is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("chat", '--slo: "chat" is none; write for example chat:ttft=800ms,tpot=50ms'),
+        ("chat:ttft=5", '--slo chat: "5" has no unit; write 5s or 5000ms'),
+        ("chat:tttf=5s", '--slo: "chat:tttf=5s" is none; write for example chat:ttft=800ms,tpot=50ms'),
+        ("chat:tpot=1s,judge=best", "--slo chat: 'best' is not a valid Judge"),
+    ],
+)
+def test_targets_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(Failure) as error:
+        promises_from(None, [text])
+    assert error.value.lines == (said,)
+    assert error.value.exit_code == 2

@@ -1,0 +1,71 @@
+"""Prompts have the trace's token counts, and share what the trace says they share."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_cli.replay.prompts import BLOCK_TOKENS, Prompts
+from penstock_cli.replay.wording import Endpoint, Wording
+from penstock_cli.traces import TraceRequest
+
+PROMPTS = Prompts(seed=1)
+
+
+def ids(tokens: int, blocks: tuple[int, ...] = (), own: int = 0) -> list[int]:
+    found: list[int] = json.loads(PROMPTS.token_ids(tokens, blocks, own))
+    return found
+
+
+@given(st.integers(1, 40_000), st.integers(0, 10**9))
+def test_a_prompt_has_exactly_its_tokens(tokens: int, own: int) -> None:
+    found = ids(tokens, own=own)
+    assert len(found) == tokens
+    assert all(1000 <= token < 10_000 for token in found)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_prompts_share_nothing_by_accident(one: int, other: int) -> None:
+    assert (ids(600, own=one)[:16] == ids(600, own=other)[:16]) == (one == other)
+
+
+def test_equal_blocks_are_equal_prefixes() -> None:
+    one, other = ids(1200, (7, 8, 9), own=1), ids(1200, (7, 8, 10), own=2)
+    assert one[: 2 * BLOCK_TOKENS] == other[: 2 * BLOCK_TOKENS]
+    assert one[2 * BLOCK_TOKENS :] != other[2 * BLOCK_TOKENS :]
+
+
+def test_the_same_seed_gives_the_same_prompts() -> None:
+    assert Prompts(5).token_ids(100, (), 3) == Prompts(5).token_ids(100, (), 3)
+    assert Prompts(5).token_ids(100, (), 3) != Prompts(6).token_ids(100, (), 3)
+
+
+@given(st.integers(1, 40_000), st.integers(0, 10**6))
+def test_text_has_four_bytes_a_token(tokens: int, own: int) -> None:
+    assert len(PROMPTS.text(tokens, own)) == 4 * tokens
+
+
+def body(endpoint: Endpoint, simulated: bool, prompt_tokens: int = 100) -> dict[str, Any]:
+    wording = Wording(endpoint, "m", simulated, 8192, PROMPTS)
+    found: dict[str, Any] = json.loads(wording.body(TraceRequest(0.0, prompt_tokens, 20), 3))
+    return found
+
+
+def test_a_real_engine_is_told_the_length() -> None:
+    told = body(Endpoint.COMPLETIONS, simulated=False)
+    assert (told["max_tokens"], told["ignore_eos"]) == (20, True)
+    assert told["stream_options"] == {"include_usage": True}
+    assert told["stream"] is True
+    assert "vllm_xargs" not in told
+
+
+def test_a_simulated_engine_is_told_where_the_planner_does_not_look() -> None:
+    told = body(Endpoint.COMPLETIONS, simulated=True)
+    assert told["max_tokens"] == 4096
+    assert told["vllm_xargs"] == {"simulated_output_tokens": 20}
+    assert body(Endpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
+
+
+def test_chat_counts_the_templates_tokens() -> None:
+    (message,) = body(Endpoint.CHAT, simulated=True)["messages"]
+    assert len(message["content"]) == 4 * 96 - 1

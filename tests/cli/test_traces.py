@@ -1,0 +1,141 @@
+"""Traces are read from every format they are published in, and a bad line is named."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_cli.traces import TraceError, TraceRequest, read_trace, summarise
+from penstock_cli.traces import read as trace_reading
+
+OURS = "arrival_s,prompt_tokens,output_tokens,tier,session\n1.5,100,20,chat,a\n2.0,50,5,coder,b\n"
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:17:03.9799600,4808,10\n"
+    "2023-11-16 18:17:04.4799600,3180,8\n"
+)
+AZURE_ZONED = AZURE.replace("600,", "600+00:00,")
+MOONCAKE = (
+    '{"timestamp": 250, "input_length": 1000, "output_length": 6, "hash_ids": [7, 8]}\n'
+    '{"timestamp": 750, "input_length": 3, "output_length": 4, "hash_ids": [7]}\n'
+)
+
+
+def written(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_ours(tmp_path: Path, zipped: bool) -> None:
+    data = gzip.compress(OURS.encode()) if zipped else OURS.encode()
+    requests = list(read_trace(written(tmp_path, data)))
+    assert requests == [TraceRequest(0.0, 100, 20, "chat"), TraceRequest(0.5, 50, 5, "coder")]
+
+
+@pytest.mark.parametrize("text", [AZURE, AZURE_ZONED, AZURE.replace("\n", "\r\n"), "\ufeff" + AZURE])
+def test_azure(tmp_path: Path, text: str) -> None:
+    first, second = read_trace(written(tmp_path, text))
+    assert first == TraceRequest(0.0, 4808, 10)
+    assert second.arrival_s == pytest.approx(0.5, abs=1e-5)
+    assert second[1:3] == (3180, 8)
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    assert list(read_trace(written(tmp_path, MOONCAKE))) == [
+        TraceRequest(0.0, 1000, 6, "", (7, 8)),
+        TraceRequest(0.5, 3, 4, "", (7,)),
+    ]
+
+
+def test_columns_may_stand_in_any_order_and_the_tier_may_be_absent(tmp_path: Path) -> None:
+    path = written(tmp_path, "output_tokens,arrival_s,prompt_tokens\n7,0,9\n\n")
+    assert list(read_trace(path)) == [TraceRequest(0.0, 9, 7)]
+
+
+def test_a_summary_tells_the_rate(tmp_path: Path) -> None:
+    summary = summarise(written(tmp_path, OURS))
+    assert (summary.requests, summary.span_s, summary.tiers) == (2, 0.5, ("chat", "coder"))
+    assert summary.rate_rps == 4.0
+
+
+HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "0,1,1,a\n1,x,1,a\n", 'line 3, column 2 (prompt_tokens): "x" is no whole number'),
+        (HEAD + "0,1,-1,a\n", 'line 2, column 3 (output_tokens): "-1" is no whole number'),
+        (HEAD + "0,0,1,a\n", 'line 2, column 2 (prompt_tokens): "0" is not from 1 to 10000000'),
+        (HEAD + "soon,1,1,a\n", 'line 2, column 1 (arrival_s): "soon" is no number of seconds'),
+        (HEAD + "nan,1,1,a\n", 'line 2, column 1 (arrival_s): "nan" is not from 0 up'),
+        (HEAD + "0,1,1\n", "line 2, column 4: has 3 columns, the header 4"),
+        (HEAD + "0,1,1,a,b\n", "line 2, column 5: has 5 columns, the header 4"),
+        (HEAD + "\n\n0,1,?,a\n", 'line 4, column 3 (output_tokens): "?" is no whole number'),
+        (HEAD, "line 1, column 1: no request in this trace"),
+        ("", "line 1, column 1: no trace this reads; its header is arrival_s,"),
+        ("a,b,c\n1,2,3\n", "line 1, column 1: no trace this reads; its header is arrival_s,"),
+        (
+            AZURE + "yesterday,1,1\n",
+            'line 4, column 1 (TIMESTAMP): "yesterday" is no time like 2023-11-16 18:17:03.9799600',
+        ),
+        (MOONCAKE + "{oops}\n", "line 3, column 2: not JSON: "),
+        (MOONCAKE + "[]\n", "line 3, column 1: is no JSON object"),
+        ('{"timestamp": 1, "input_length": 1}\n', "line 1, column 1: has no output_length"),
+        (
+            '{"timestamp": 1, "input_length": "1", "output_length": 1}\n',
+            'line 1, column 18: input_length "1" is no whole number from 1 to 10000000',
+        ),
+        (
+            '{"timestamp": true, "input_length": 1, "output_length": 1}\n',
+            "line 1, column 2: timestamp true is no number of milliseconds",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n',
+            "line 1, column 57: hash_ids [-1] is no list of whole numbers",
+        ),
+        (gzip.compress(HEAD.encode() + b"0,1,1,a\n" * 50)[:-9], "column 1: damaged gzip: "),
+        (HEAD.encode() + b"0,1,1,\xff\xfe\n", "line 2, column 7: not UTF-8 text"),
+    ],
+)
+def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | bytes, said: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(TraceError) as error:
+        summarise(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}: line ")
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"none\.csv: No such file or directory"):
+        summarise(tmp_path / "none.csv")
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_neighbours_in_the_wrong_order_are_put_right(moments: list[int]) -> None:
+    lines = [json.dumps({"timestamp": m * 1000, "input_length": 1, "output_length": 1}) for m in moments]
+    parsed = [
+        TraceRequest(request["timestamp"] / 1000, 1, 1) for request in (json.loads(line) for line in lines)
+    ]
+    ordered = trace_reading._in_order(Path("trace"), enumerate(parsed, start=1))
+    assert [request.arrival_s for request in ordered] == sorted(float(m) for m in moments)
+
+
+def test_a_trace_far_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_reading, "REORDERED_REQUESTS", 2)
+    rows = "".join(f"{moment},1,1,a\n" for moment in (5, 6, 7, 1))
+    with pytest.raises(TraceError, match=r"line 5, column 1: arrives 4.000 s before one"):
+        summarise(written(tmp_path, HEAD + rows))
+
+
+def test_the_shipped_excerpt_is_a_minute_of_two_tiers() -> None:
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    summary = summarise(examples / "azure-excerpt.csv.gz")
+    assert set(summary.tiers) == {"chat", "coder"}
+    assert 55 < summary.span_s < 60

@@ -1,0 +1,256 @@
+"""Each wrong field of a pool file has one line: where, what was given, what is allowed."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_pool import PoolError, load_pool, parse_pool
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "ServingPool",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "model": {"name": "m"},
+        "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+        "replicas": 2,
+        "tiers": [
+            {"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms"}},
+            {"name": "coder", "slo": {"ttft": "800ms", "tpot": "50ms"}},
+            {"name": "batch", "bestEffort": True},
+        ],
+        "defaultTier": "chat",
+        "applications": [{"name": "ide", "tier": "coder", "allow": ["batch"], "keys": {"file": "keys.txt"}}],
+    },
+}
+
+REMOVED = object()
+
+
+def with_change(path: str, value: object) -> dict[str, Any]:
+    """The good pool with one field changed, or removed."""
+    document = copy.deepcopy(GOOD)
+    *steps, last = [int(part) if part.isdigit() else part for part in path.split("/")]
+    place: Any = document
+    for step in steps:
+        place = place[step] if isinstance(step, int) else place.setdefault(step, {})
+    if value is REMOVED:
+        del place[last]
+    elif isinstance(last, int) and last == len(place):
+        place.append(value)
+    else:
+        place[last] = value
+    return document
+
+
+def lines_of(document: object) -> list[str]:
+    with pytest.raises(PoolError) as error:
+        parse_pool(document, "pool.yaml")
+    return error.value.lines
+
+
+def test_the_good_pool_is_good() -> None:
+    assert parse_pool(GOOD, "pool.yaml").spec.default_tier == "chat"
+
+
+TABLE: list[tuple[str, object, str]] = [
+    ("spec/tiers/1/slo/tpot", 50, 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
+    ("spec/tiers/1/slo/tpot", "50", 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
+    ("spec/tiers/1/slo/tpot", "0ms", 'spec.tiers[1].slo.tpot: "0ms" is zero; it has to be positive'),
+    (
+        "spec/tiers/1/slo/tpot",
+        True,
+        "spec.tiers[1].slo.tpot: true is no duration; write for example 800ms, 1.5s or 2m",
+    ),
+    (
+        "spec/tiers/1/slo/e2e",
+        "-1s",
+        'spec.tiers[1].slo.e2e: "-1s" is no duration; write for example 800ms, 1.5s or 2m',
+    ),
+    (
+        "spec/tiers/0/slo/ttft/slowdown",
+        0.5,
+        "spec.tiers[0].slo.ttft.slowdown: 0.5 is too small; at least 1.0",
+    ),
+    (
+        "spec/tiers/0/slo/ttft/slowdown",
+        float("nan"),
+        "spec.tiers[0].slo.ttft.slowdown: NaN is no finite number",
+    ),
+    (
+        "spec/tiers/0/slo/judge",
+        "windw",
+        'spec.tiers[0].slo.judge: "windw" is not known; one of mean, window, max; did you mean window?',
+    ),
+    (
+        "spec/tiers/0/slo",
+        {"judge": "max"},
+        "spec.tiers[0].slo: has no target; give at least one of ttft, tpot, e2e",
+    ),
+    (
+        "spec/tiers/0/sloo",
+        {},
+        "spec.tiers[0].sloo: unknown field; did you mean slo?",
+    ),
+    (
+        "spec/routing/quux",
+        1,
+        "spec.routing.quux: unknown field; fields here are order, maxHops, backup, pool",
+    ),
+    (
+        "spec/tiers/2/slo",
+        {"tpot": "1s"},
+        "spec.tiers[2].slo: best effort carries no SLO; remove slo, or bestEffort: true",
+    ),
+    ("spec/tiers/1/slo", REMOVED, "spec.tiers[1].slo: missing; give targets, or write bestEffort: true"),
+    ("spec/tiers/1/value", 0, "spec.tiers[1].value: 0 is too small; has to be above 0.0"),
+    ("spec/tiers/2/bestEffort", "yes", 'spec.tiers[2].bestEffort: "yes" is neither true nor false'),
+    (
+        "spec/tiers/3",
+        {"name": "chat", "bestEffort": True},
+        'spec.tiers[3].name: "chat" is already spec.tiers[0]; names are unique',
+    ),
+    (
+        "spec/applications/0/name",
+        "Batch jobs",
+        'spec.applications[0].name: "Batch jobs" is no name; lower-case letters, digits and inner dashes, '
+        "at most 63",
+    ),
+    ("spec/tiers", [], "spec.tiers: a list is empty; at least one entry"),
+    ("spec/tiers", "chat", 'spec.tiers: "chat" is no list'),
+    (
+        "spec/tiers/1",
+        "coder",
+        'spec.tiers[1]: "coder" is no mapping of name, slo, value, bestEffort, allowRequestTargets',
+    ),
+    (
+        "spec/defaultTier",
+        "chatt",
+        'spec.defaultTier: "chatt" is no tier; one of chat, coder, batch; did you mean chat?',
+    ),
+    (
+        "spec/applications/0/tier",
+        "x",
+        'spec.applications[0].tier: "x" is no tier; one of chat, coder, batch',
+    ),
+    (
+        "spec/applications/0/allow/0",
+        "bach",
+        'spec.applications[0].allow[0]: "bach" is no tier; one of chat, coder, batch; did you mean batch?',
+    ),
+    (
+        "spec/applications/0/keys",
+        {},
+        "spec.applications[0].keys: names no single place; write exactly one of secret, file",
+    ),
+    (
+        "spec/engine/type",
+        "vlm",
+        'spec.engine.type: "vlm" is not known; one of vllm, openai, simulated; did you mean vllm?',
+    ),
+    (
+        "spec/engine/timeModel",
+        "auto",
+        "spec.engine.timeModel: a simulated engine has nothing to measure; write for example llama-3-8b-a100",
+    ),
+    (
+        "spec/engine/speculation",
+        {"acceptance": 1},
+        "spec.engine.speculation.acceptance: 1 is too large; has to be below 1.0",
+    ),
+    ("spec/replicas", 0, "spec.replicas: 0 is too small; at least 1"),
+    ("spec/replicas", "2", 'spec.replicas: "2" is no whole number'),
+    ("spec/replicas", 1.5, "spec.replicas: 1.5 is no whole number"),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 4, "maxReplicas": 2},
+        "spec.autoscaling.minReplicas: 4 is above maxReplicas 2; at most that",
+    ),
+    (
+        "spec/scheduling/policy",
+        "slo-serve",
+        'spec.scheduling.policy: "slo-serve" is no policy; one of slos-serve, vllm; did you mean slos-serve?',
+    ),
+    (
+        "spec/routing/order",
+        "random",
+        'spec.routing.order: "random" is no routing order; one of round-robin',
+    ),
+    (
+        "spec/routing",
+        {"backup": "offload"},
+        "spec.routing.pool: missing; backup: offload has to name the pool that takes over",
+    ),
+    ("spec/routing/maxHops", 0, "spec.routing.maxHops: 0 is too small; at least 1"),
+    (
+        "spec/router/bodyTimeout",
+        "1000h",
+        'spec.router.bodyTimeout: "1000h" is longer than a day; at most 24h',
+    ),
+    ("kind", "Deployment", 'kind: "Deployment" is not what this reads; write ServingPool'),
+    ("kind", REMOVED, "kind: missing; write kind: ServingPool"),
+    (
+        "apiVersion",
+        "penstock.dev/v1",
+        'apiVersion: "penstock.dev/v1" is not what this reads; write penstock.dev/v1alpha1',
+    ),
+    ("spec/model", REMOVED, "spec.model: missing; the model that is served"),
+    ("metadata", None, "metadata: null is no mapping of name"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "line"), TABLE)
+def test_a_wrong_field_has_one_line(path: str, value: object, line: str) -> None:
+    assert lines_of(with_change(path, value)) == [f"pool.yaml: {line}"]
+
+
+def test_every_wrong_field_is_told_at_once() -> None:
+    document = with_change("spec/replicas", 0)
+    document["spec"]["tiers"][1]["slo"]["tpot"] = 50
+    document["spec"]["defaultTier"] = "nobody"
+    assert [line.split(": ")[1] for line in lines_of(document)] == [
+        "spec.replicas",
+        "spec.tiers[1].slo.tpot",
+        "spec.defaultTier",
+    ]
+
+
+def test_a_missing_field_comes_with_an_example() -> None:
+    (line,) = lines_of(with_change("spec/tiers/0/slo/ttft", {}))
+    assert line.startswith("pool.yaml: spec.tiers[0].slo.ttft.slowdown: missing; ")
+    assert line.endswith("for example 5")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "is empty; a pool starts with apiVersion: penstock.dev/v1alpha1, kind: ServingPool"),
+        ("- a\n- b\n", "is a list; a pool has apiVersion, kind, metadata, spec"),
+        ("just text\n", 'is "just text"; a pool has apiVersion, kind, metadata, spec'),
+        ("a: [1,\n", "line 2, column 1: expected the node content, but found '<stream end>'"),
+        ("a: 1\n  b: 2\n", "line 2, column 4: mapping values are not allowed here"),
+        ("a: 1\nb: 2\na: 3\n", 'line 3, column 1: "a" is given twice; once is allowed'),
+        ("a: 1\n---\nb: 1\n", "line 2, column 1: but found another document"),
+        (
+            "a: !!python/object:os.system x\n",
+            "line 1, column 4: could not determine a constructor for the tag ",
+        ),
+    ],
+)
+def test_a_file_that_is_no_pool_says_where(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    with pytest.raises(PoolError) as error:
+        load_pool(path)
+    assert len(error.value.lines) == 1
+    assert error.value.lines[0].startswith(f"{path}: {line}")
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, said in ((tmp_path / "none.yaml", "no such file"), (binary, "is not UTF-8 text: byte 0")):
+        with pytest.raises(PoolError) as error:
+            load_pool(path)
+        assert error.value.lines == [f"{path}: {said}"]
