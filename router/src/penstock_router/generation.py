@@ -16,12 +16,14 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import (
     EVENT_STREAM,
     JSON,
+    LINGER_TIMES,
     ClientGone,
     Header,
     Receive,
     Scope,
     Send,
     answer,
+    body_too_large,
     read_body,
 )
 from penstock_runtime.openai_errors import ApiError
@@ -98,14 +100,9 @@ class Generation:
 
     async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
         request_head.reject_encoding(head)
-        length_bytes, bound_bytes = request_head.content_length(head), self.settings.max_body_bytes
-        if length_bytes is not None and length_bytes > bound_bytes:
-            raise ApiError(
-                413,
-                f"the request's body has {length_bytes} bytes, the bound is {bound_bytes}",
-                code="request_too_large",
-                headers=(("connection", "close"),),
-            )
+        bound_bytes = self.settings.max_body_bytes
+        if (request_head.content_length(head) or 0) > bound_bytes * LINGER_TIMES:
+            raise body_too_large(bound_bytes)
         return await read_body(receive, bound_bytes, self.settings.body_timeout_s)
 
     async def _answer(self, call: Call, outcome: Outcome, submission: Submission, client: Client) -> None:

@@ -23,6 +23,10 @@ Header = tuple[bytes, bytes]
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
+LINGER_S = 2.0
+LINGER_TIMES = 8
+"""A body past its bound is read on for so long, and up to so many times the bound."""
+
 log = structlog.get_logger()
 
 
@@ -46,37 +50,55 @@ async def answer_error(send: Send, error: ApiError) -> None:
 
 
 async def read_body(receive: Receive, max_bytes: int, timeout_s: float = 30.0) -> bytes:
-    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _collect(receive, max_bytes)
-    except TimeoutError:
-        raise ApiError(
-            408,
-            f"the request's body did not arrive within {timeout_s:g} s",
-            type="timeout_error",
-            headers=(("connection", "close"),),
-        ) from None
+    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone.
 
-
-async def _collect(receive: Receive, max_bytes: int) -> bytes:
+    What is past the bound is read on for a little and thrown away: a client that still writes when its
+    connection is closed gets a reset, and never the answer.
+    """
     chunks: list[bytes] = []
-    size_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunks.append(message.get("body", b""))
-        size_bytes += len(chunks[-1])
-        if size_bytes > max_bytes:
-            raise ApiError(
-                413,
-                f"the request's body is over the bound of {max_bytes} bytes",
-                code="request_too_large",
-                headers=(("connection", "close"),),
-            )
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    size_bytes, more = 0, True
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            while more and size_bytes <= max_bytes * LINGER_TIMES:
+                chunk, more = await _next_chunk(receive)
+                if size_bytes <= max_bytes < size_bytes + len(chunk):
+                    limit.reschedule(asyncio.get_running_loop().time() + min(timeout_s, LINGER_S))
+                size_bytes += len(chunk)
+                if size_bytes <= max_bytes:
+                    chunks.append(chunk)
+    except TimeoutError:
+        if size_bytes <= max_bytes:
+            raise _late(timeout_s) from None
+    if size_bytes > max_bytes:
+        raise body_too_large(max_bytes)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    """413, on a connection that then closes."""
+    return ApiError(
+        413,
+        f"the request's body is over the bound of {max_bytes} bytes",
+        code="request_too_large",
+        headers=(("connection", "close"),),
+    )
+
+
+def _late(timeout_s: float) -> ApiError:
+    return ApiError(
+        408,
+        f"the request's body did not arrive within {timeout_s:g} s",
+        type="timeout_error",
+        headers=(("connection", "close"),),
+    )
+
+
+async def _next_chunk(receive: Receive) -> tuple[bytes, bool]:
+    """A piece of the body, and whether there is more."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
 
 
 def with_errors(app: App) -> App:

@@ -1,0 +1,291 @@
+"""Requests that are rejected, lost or taken back on their way."""
+
+import asyncio
+
+import orjson
+import pytest
+from openai import APIError
+from openai.types.chat import ChatCompletionUserMessageParam
+from penstock_proto import replica_pb2 as wire
+from penstock_router.replica_link import LinkState
+from scripted.house import MODEL, house, pool_with, until
+from scripted.replica import (
+    Part,
+    ScriptedReplica,
+    answers,
+    chat_chunk,
+    is_busy,
+    is_silent,
+    serves_as_backup,
+)
+
+HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
+
+
+def hops_of(replica: ScriptedReplica) -> list[int]:
+    return [part.submit.hop for part in replica.parts]
+
+
+async def test_a_rejected_request_goes_to_the_next_replica() -> None:
+    r0, r1 = ScriptedReplica("r0", is_busy), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        reply = await router.chat(stream=True)
+    assert reply.status_code == 200
+    assert (reply.headers["x-penstock-replica"], reply.headers["x-penstock-hops"]) == ("r1", "2")
+    assert (hops_of(r0), hops_of(r1)) == ([1], [2])
+
+
+async def test_nobody_has_room() -> None:
+    async def rejects(part: Part, earliest_s: float) -> None:
+        part.reject(wire.REASON_DECODE_BUDGET, earliest_s)
+
+    r0 = ScriptedReplica("r0", lambda part: rejects(part, 7.2))
+    r1 = ScriptedReplica("r1", lambda part: rejects(part, 2.4))
+    async with house(r0, r1) as router:
+        reply = await router.chat({"x-request-id": "mine"})
+    assert reply.status_code == 429
+    assert reply.headers["retry-after"] == "3"
+    assert reply.headers["x-request-id"] == "mine"
+    assert "x-should-retry" not in reply.headers
+    error = reply.json()["error"]
+    assert error["type"] == error["code"] == "slo_unattainable"
+    assert error["message"] == (
+        "tier 'chat' cannot start this request in time on any of 2 replicas; try again in 3 s"
+    )
+
+
+async def test_nobody_could_ever() -> None:
+    async def never(part: Part) -> None:
+        part.reject(wire.REASON_NEVER)
+
+    async with house(ScriptedReplica("r0", never), ScriptedReplica("r1", never)) as router:
+        reply = await router.chat()
+    assert reply.status_code == 429
+    assert reply.headers["x-should-retry"] == "false"
+    assert "retry-after" not in reply.headers
+
+
+async def test_the_hop_limit() -> None:
+    replicas = [ScriptedReplica(f"r{n}", is_busy) for n in range(4)]
+    async with house(*replicas, pool=pool_with(routing={"backup": "reject", "maxHops": 2})) as router:
+        reply = await router.chat()
+    assert reply.status_code == 429
+    assert [len(replica.parts) for replica in replicas] == [1, 1, 0, 0]
+
+
+async def test_the_backup_serves_best_effort_where_there_is_least_of_it() -> None:
+    r0, r1 = ScriptedReplica("r0", serves_as_backup), ScriptedReplica("r1", serves_as_backup)
+    r0.snapshot = wire.Snapshot(engine_ready=True, best_effort=5)
+    async with house(r0, r1, pool=pool_with(routing={"backup": "best-effort"})) as router:
+        reply = await router.chat()
+    assert reply.status_code == 200
+    assert reply.headers["x-penstock-verdict"] == "best-effort"
+    assert reply.headers["x-penstock-replica"] == "r1"
+    assert [part.submit.backup for part in (*r0.parts, *r1.parts)] == [False, False, True]
+
+
+async def test_a_best_effort_tier_has_no_backup() -> None:
+    replica = ScriptedReplica("r0", is_busy)
+    async with house(replica, pool=pool_with(routing={"backup": "best-effort"})) as router:
+        reply = await router.chat({"x-penstock-tier": "batch"})
+    assert reply.status_code == 429
+    assert len(replica.parts) == 1
+
+
+async def test_no_replica_is_in_service() -> None:
+    replica = ScriptedReplica("r0")
+    async with house(replica) as router:
+        replica.tell(engine_ready=False)
+        await router.all_in(LinkState.ENGINE_DOWN)
+        reply = await router.chat()
+        ready = await router.http.get("/ready")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (503, "no_replicas")
+    assert reply.headers["retry-after"] == "1"
+    assert ready.status_code == 503
+    assert "r0 engine_down" in ready.json()["error"]["message"]
+
+
+async def test_a_draining_replica_is_passed_over() -> None:
+    r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        r0.tell(draining=True)
+        await until(lambda: router.rotation["r0"].state is LinkState.DRAINING)
+        replies = [await router.chat() for _ in range(3)]
+    assert [reply.headers["x-penstock-replica"] for reply in replies] == ["r1"] * 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_replica_that_dies_before_the_first_byte_is_walked_around(stream: bool) -> None:
+    async def admits_and_dies(part: Part) -> None:
+        part.admit()
+        await asyncio.sleep(0.01)
+        asyncio.get_running_loop().create_task(r0.die())
+
+    r0, r1 = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        reply = await router.chat(stream=stream)
+        assert reply.status_code == 200
+        assert (reply.headers["x-penstock-replica"], reply.headers["x-penstock-hops"]) == ("r1", "1")
+        await router.counted('penstock_router_failovers_total{tier="chat"}')
+
+
+async def test_an_engine_lost_before_the_first_byte_is_walked_around() -> None:
+    async def loses_its_engine(part: Part) -> None:
+        part.admit()
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    async with house(ScriptedReplica("r0", loses_its_engine), ScriptedReplica("r1")) as router:
+        reply = await router.chat(stream=True)
+    assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r1")
+
+
+async def test_a_silent_replica_is_walked_around_and_told() -> None:
+    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
+    async with house(r0, r1, pool=pool_with(router={"verdictTimeout": "50ms"})) as router:
+        reply = await router.chat()
+        assert reply.headers["x-penstock-replica"] == "r1"
+        await r0.parts[0].cancelled.wait()
+
+
+async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
+    async def begins_and_dies(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        await seen.wait()
+        asyncio.get_running_loop().create_task(r0.die())
+
+    seen = asyncio.Event()
+    r0 = ScriptedReplica("r0", begins_and_dies)
+    async with house(r0) as router:
+        stream = await router.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
+        words = []
+        with pytest.raises(APIError, match="replica r0 was lost while it answered"):
+            async for chunk in stream:
+                words.append(chunk.choices[0].delta.content)
+                seen.set()
+    assert words == ["one"]
+
+
+async def test_an_engine_lost_in_a_stream_is_its_last_event() -> None:
+    async def loses_its_engine(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        await asyncio.sleep(0.02)
+        part.fail(wire.FAILURE_ENGINE_LOST, 502, b'{\n"error": {"message": "engine lost"}}')
+
+    async with house(ScriptedReplica("r0", loses_its_engine)) as router:
+        text = (await router.chat(stream=True)).text
+    assert text.endswith('data: {"error":{"message":"engine lost"}}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "body", "answered", "message"),
+    [
+        (wire.FAILURE_BAD_REQUEST, 400, b'{"error":{"message":"bad n","param":"n"}}', 400, "bad n"),
+        (wire.FAILURE_ENGINE_REFUSED, 422, b'{"error":{"message":"no"}}', 422, "no"),
+        (wire.FAILURE_INTERNAL, 500, b"Traceback: secret", 500, "the engine failed to serve this request"),
+        (wire.FAILURE_ENGINE_REFUSED, 0, b"", 502, "the engine failed to serve this request"),
+    ],
+)
+async def test_an_answer_of_the_engines_own(
+    failure: "wire.Failure.ValueType", status: int, body: bytes, answered: int, message: str
+) -> None:
+    async def refuses(part: Part) -> None:
+        part.admit()
+        part.fail(failure, status, body)
+
+    r0, r1 = ScriptedReplica("r0", refuses), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        reply = await router.chat({"x-request-id": "mine"})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (answered, message)
+    assert reply.headers["x-request-id"] == "mine"
+    assert r1.parts == []
+
+
+async def test_a_replica_that_comes_back_takes_work_again() -> None:
+    replica = ScriptedReplica("r0")
+    async with house(replica) as router:
+        await replica.die()
+        await router.all_in(LinkState.LOST)
+        assert (await router.chat()).status_code == 503
+        await replica.start()
+        await router.all_in(LinkState.READY)
+        assert (await router.chat()).status_code == 200
+    assert replica.sessions == 2
+
+
+async def never_ends(part: Part) -> None:
+    part.admit()
+    part.output(chat_chunk("one"))
+
+
+@pytest.mark.parametrize("script", [is_silent, never_ends])
+async def test_a_client_that_goes_away_takes_its_request_back(script: object) -> None:
+    replica = ScriptedReplica("r0", script)  # type: ignore[arg-type]
+    async with house(replica) as router:
+        asking = asyncio.create_task(router.chat(stream=True))
+        await until(lambda: len(replica.parts) == 1)
+        asking.cancel()
+        await replica.parts[0].cancelled.wait()
+        verdict = "admitted" if script is never_ends else "none"
+        await router.counted(
+            f'penstock_router_requests_total{{ending="client_gone",reason="",tier="chat",verdict="{verdict}"}}'
+        )
+        assert await router.metric("penstock_router_open_requests") == 0
+        assert await router.metric('penstock_router_slo_judged_total{tier="chat"}') == 0
+
+
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    async def floods(part: Part) -> None:
+        part.admit()
+        while not part.cancelled.is_set():
+            part.output(chat_chunk("x" * 60_000))
+            await asyncio.sleep(0)
+
+    replica = ScriptedReplica("r0", floods)
+    async with house(replica, pool=pool_with(router={"streamBufferBytes": 100_000})) as router:
+        host, port = router.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = orjson.dumps({"model": MODEL, "messages": [], "stream": True})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await until(lambda: len(replica.parts) == 1)
+        await replica.parts[0].cancelled.wait()
+        await router.counted(
+            'penstock_router_requests_total{ending="client_slow",reason="",tier="chat",verdict="admitted"}'
+        )
+        assert await router.metric('penstock_router_slo_missed_total{tier="chat",why="client_slow"}') == 1
+        writer.transport.abort()
+        del reader
+
+
+async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
+    replica = ScriptedReplica("r0", never_ends)
+    async with house(replica) as router:
+        asking = asyncio.create_task(router.chat(stream=True))
+        await until(lambda: len(replica.parts) == 1)
+        asking.cancel()
+        replica.script = answers
+        assert (await router.chat(stream=True)).status_code == 200
+
+
+async def test_a_request_too_many_is_told_so() -> None:
+    replica = ScriptedReplica("r0", never_ends)
+    async with house(replica, pool=pool_with(router={"maxInflight": 1})) as router:
+        asking = asyncio.create_task(router.chat(stream=True))
+        await until(lambda: len(replica.parts) == 1)
+        reply = await router.chat()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "router_full")
+        assert reply.headers["retry-after"] == "1"
+        asking.cancel()
+
+
+async def test_what_a_router_does_not_know_of_a_replica_does_no_harm() -> None:
+    async def speaks_a_later_version(part: Part) -> None:
+        part.say(wire.Event())
+        part.reject(wire.REASON_UNSPECIFIED)
+
+    replica = ScriptedReplica("r0", speaks_a_later_version)
+    async with house(replica) as router:
+        reply = await router.chat()
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
