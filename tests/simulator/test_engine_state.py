@@ -123,7 +123,7 @@ def test_an_iteration_knows_what_the_gpu_computes(job: Make) -> None:
     state.apply(Step({"a": 20, "b": 20, "c": 8}), 0.0)
     shape = state.start(Step({"a": 1, "b": 1, "c": 12}, drafts={"b": 4})).shape()
     assert shape.chunks == ((12, 8),)
-    assert (shape.decodes, shape.context_tokens, shape.draft_tokens, shape.spec_steps) == (2, 40, 4, 4)
+    assert (shape.decodes, shape.context_tokens, shape.draft_tokens, shape.spec_steps) == (2, 42, 4, 4)
     assert shape.tokens == 18
 
 

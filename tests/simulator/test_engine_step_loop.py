@@ -97,7 +97,7 @@ async def test_each_iteration_is_reported_with_the_state_it_leaves(
     measured = [report for report in reports if report.tokens]
     assert [report.tokens for report in measured] == [30] + [1] * 19
     assert measured[0].prefill_work == 128 * 15
-    assert (measured[1].context_tokens, list(measured[1].generated_tokens)) == (30, [2])
+    assert (measured[1].context_tokens, list(measured[1].generated_tokens)) == (31, [2])
     assert all(report.duration_s > 0 for report in measured)
     assert (measured[-1].next_duration_s, list(measured[-1].request_ids)) == (0, [])
 

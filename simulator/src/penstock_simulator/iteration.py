@@ -79,8 +79,8 @@ class Iteration:
         """As the GPU sees it. Read before the iteration's end, which moves its jobs on."""
         drafting = [g for g in self.grants if g.seat.decoding]
         chunks = [Chunk(g.tokens, g.seat.job.computed_tokens) for g in self.grants if not g.seat.decoding]
-        contexts = [seat.job.computed_tokens for seat in self.decodes]
-        contexts += [g.seat.job.computed_tokens for g in drafting]
+        contexts = [seat.job.computed_tokens + 1 for seat in self.decodes]  # a token attends to itself too
+        contexts += [g.seat.job.computed_tokens + 1 for g in drafting]
         drafts = [g.drafts for g in drafting]
         return BatchShape(tuple(chunks), len(contexts), sum(contexts), sum(drafts), max(drafts, default=0))
 

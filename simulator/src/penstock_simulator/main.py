@@ -1,0 +1,148 @@
+"""`penstock-engine`: a process that serves OpenAI's API with a GPU's timing and no GPU."""
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import structlog
+from penstock_core import policies
+from penstock_core.builtin_time_models import kv_cache_tokens, time_model
+from penstock_core.replica_view import Limits
+from penstock_pool import Pool, PoolError, load_pool
+from penstock_runtime.logs import configure_logs
+from penstock_runtime.serving import address_of, listen, run_process, serving
+
+from penstock_simulator.belief import Belief
+from penstock_simulator.completions import Completions
+from penstock_simulator.drafter import Drafter
+from penstock_simulator.engine_state import EngineState
+from penstock_simulator.http_api import EngineApi
+from penstock_simulator.metrics import EngineMetrics
+from penstock_simulator.planning import Planning
+from penstock_simulator.report import StateReports
+from penstock_simulator.step_loop import StepLoop
+from penstock_simulator.telemetry import ReportSocket
+from penstock_simulator.truth import Truth, TruthKind, build_truth
+
+log = structlog.get_logger()
+
+STAND_IN_POLICY = "vllm"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The process. Exit codes: 0 stopped, 1 cannot start, 2 bad pool file or flags."""
+    options = parser().parse_args(arguments)
+    configure_logs("penstock-engine", options.log_level)
+    try:
+        pool = load_pool(options.file)
+    except PoolError as error:
+        print(*error.lines, sep="\n", file=sys.stderr)
+        return 2
+    if pool.spec.engine.type != "simulated":
+        print(
+            f'{options.file}: spec.engine.type: "{pool.spec.engine.type}" is served by its own engine; '
+            "penstock-engine runs `simulated`",
+            file=sys.stderr,
+        )
+        return 2
+    truth = build_truth(pool.spec.engine.time_model, TruthKind(options.truth), options.seed)
+    return run_process(lambda stop: serve_engine(pool, truth, options, stop))
+
+
+async def serve_engine(pool: Pool, truth: Truth, options: argparse.Namespace, stop: asyncio.Event) -> None:
+    """Serve until `stop`, then drain."""
+    listener = listen(options.host, options.port)
+    loop = build_loop(pool, truth, options)
+    stepping = asyncio.create_task(loop.run())
+    try:
+        async with serving(build_api(pool, loop, options), listener, options.drain_s):
+            log.info("ready", process="penstock-engine", address=address_of(listener))
+            await _either(stepping, stop)
+    finally:
+        stepping.cancel()
+
+
+async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
+    """Wait for `stop`. An engine that has broken down ends the process at once, with its reason."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({stepping, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if stepping.done():
+        stepping.result()
+
+
+def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoop:
+    """The engine that a pool describes, at a truth's speed."""
+    engine, scheduling = pool.spec.engine, pool.spec.scheduling
+    model = time_model(engine.time_model)
+    state = EngineState(
+        engine.kv_cache_tokens or kv_cache_tokens(engine.time_model),
+        Limits(scheduling.max_batch_tokens, scheduling.max_running),
+        engine.block_tokens,
+        Drafter(engine.speculation.acceptance if engine.speculation else 0.0, options.seed).accepted,
+    )
+    metrics = EngineMetrics(pool.spec.model.name, state)
+    return StepLoop(
+        state=state,
+        planning=Planning(policies.build(scheduling.policy), policies.build(STAND_IN_POLICY), state, metrics),
+        belief=Belief(model),
+        truth=truth,
+        reports=StateReports(ReportSocket(options.telemetry)),
+        metrics=metrics,
+    )
+
+
+def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> EngineApi:
+    """Its HTTP surface. A context longer than all of its memory would promise what cannot be kept."""
+    kv_tokens = loop.state.total_blocks * loop.state.block_tokens
+    return EngineApi(
+        Completions(
+            loop=loop,
+            model=pool.spec.model.name,
+            max_model_len=min(pool.spec.engine.max_model_len, kv_tokens),
+            max_body_bytes=options.max_body_bytes,
+            lengths=random.Random(options.seed),
+        )
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The process's flags."""
+    flags = argparse.ArgumentParser(
+        prog="penstock-engine",
+        description="A simulated engine: OpenAI's API with a GPU's timing, for machines without GPUs.",
+    )
+    add = flags.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL", help="pool file (ServingPool)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--telemetry", type=Path, metavar="SOCK", help="Unix socket of the sidecar for step reports")
+    add("--seed", type=int, default=0, help="of timing noise and unknown lengths (default: %(default)s)")
+    add(
+        "--truth",
+        choices=[kind.value for kind in TruthKind],
+        default=TruthKind.MEASURED.value,
+        help="measured: kernel tables, noise, drift; exact: the planner's own model (default: %(default)s)",
+    )
+    add(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds for open answers to end after SIGTERM (default: %(default)s)",
+    )
+    add(
+        "--max-body-bytes",
+        type=int,
+        default=32 << 20,
+        metavar="N",
+        help="longest request body; more is answered 413 (default: %(default)s)",
+    )
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())

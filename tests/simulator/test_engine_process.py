@@ -1,0 +1,95 @@
+"""`penstock-engine` as a process: it starts, says so, serves its pool, stops; or says why it cannot."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+from penstock_runtime.serving import listen
+
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {name: test}
+spec:
+  model: {name: tiny}
+  engine: {type: simulated, timeModel: llama-3-8b-h100, maxModelLen: 4096}
+  scheduling: {policy: slos-serve}
+  tiers: [{name: chat, slo: {ttft: 1s, tpot: 100ms}}]
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL)
+    return file
+
+
+@asynccontextmanager
+async def started(*flags: str | Path) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "penstock_simulator.main", *map(str, flags)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=PIPE, stdout=PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def ready_port(process: Process) -> int:
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        line = (await process.stderr.readline()).decode()
+    assert "event=ready" in line
+    found = re.search(r"address=127\.0\.0\.1:(\d+)", line)
+    assert found is not None
+    return int(found[1])
+
+
+async def test_it_serves_its_pool_and_drains_on_a_signal(pool: Path) -> None:
+    async with started("-f", pool, "--port", "0", "--seed", "3") as process:
+        port = await ready_port(process)
+        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+            (model,) = (await client.models.list()).data
+            assert (model.id, model.model_dump()["max_model_len"]) == ("tiny", 4096)
+            stream = await client.completions.create(
+                model="tiny", prompt=[1] * 100, max_tokens=60, stream=True, extra_body={"ignore_eos": True}
+            )
+            words = (await anext(stream)).choices[0].text
+            process.send_signal(signal.SIGTERM)
+            async for chunk in stream:
+                words += chunk.choices[0].text
+        assert len(words.split()) == 60
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+
+
+async def test_a_taken_port_is_one_line_and_exit_1(pool: Path) -> None:
+    with listen("127.0.0.1", 0) as holder:
+        port = holder.getsockname()[1]
+        async with started("-f", pool, "--port", str(port)) as process:
+            _, said = await process.communicate()
+    assert (process.returncode, said.decode()) == (1, f"cannot listen on 127.0.0.1:{port}: port taken\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(("tpot: 100ms", 'tpot: "100"'), "spec.tiers[0].slo.tpot"), (("simulated", "vllm"), "spec.engine.type")],
+    ids=["a wrong field", "another engine"],
+)
+def test_a_pool_it_cannot_run_is_told_and_exit_2(pool: Path, change: tuple[str, str], words: str) -> None:
+    pool.write_text(POOL.replace(*change))
+    command = [sys.executable, "-m", "penstock_simulator.main", "-f", str(pool), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert f"{pool}: {words}" in ended.stderr
+    assert "Traceback" not in ended.stderr
