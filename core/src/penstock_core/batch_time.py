@@ -1,0 +1,157 @@
+"""How long the next batch may be, and which decodes must be in it.
+
+Within its bounds a batch is as long as it may be, because longer ones waste less on their fixed cost
+[dynamic batch size, SLOs-Serve, §3.2.2]:
+
+- to the earliest token due. Decodes that ran ahead of their pace lend that slack;
+- but no longer than `Pacing` says, since an arrival waits for the end of the batch under way;
+- longer than that, as far as slack goes, where only one long batch brings a prefill out in time.
+
+Looser decodes may be left out of a batch while prefill needs the room: at a pace of two periods, every
+other time. Each class is served in equal shares, whose token is due first going first, and only while all
+peaks fit into the KV cache together: a decode that waits holds its blocks longer than `kv_peak` counts.
+The tightest pace is that of decodes and of prefills about to decode, so shares are those that admission
+counted on.
+
+Where a decode is late already (the model or a predicted length was wrong), prefill gets half of what the
+period leaves until the decode has caught up.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import ceil, inf
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.decode_load import Load, Pacing, prefill_s, rates, short_chunk_s, work_s
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job
+from penstock_core.time_model import BatchWork, chunk_work
+
+TIME_ERROR_S = 1e-9
+"""Due times are sums of floats; two that are meant to be equal may differ by this."""
+
+
+class Bounds(NamedTuple):
+    """What the next batch is held to: its longest, decodes that must be in it, decodes that may."""
+
+    limit_s: float
+    must: Sequence[Job]
+    may: Sequence[Job]
+
+
+def bounds(view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], pacing: Pacing) -> Bounds:
+    """Bounds of the next batch, for accepted decodes and for accepted prefills as they are served."""
+    decodes_s = view.model.seconds(decode_work(decodes))
+    longest_s = pacing.longest_s(
+        max(decodes_s, view.model.seconds(BatchWork(1))) + _short_chunk_s(view, prefills)
+    )
+    slack_s = min((job.due_s for job in decodes), default=inf) - view.now_s
+    limit_s = min(slack_s, longest_s)
+    if slack_s < decodes_s:
+        period_s = min(_tightest_s(decodes), longest_s)
+        return Bounds(max(decodes_s, (decodes_s + period_s) / 2), decodes, ())
+    if not prefills or _with_all(view, decodes, prefills) <= limit_s:
+        return Bounds(limit_s, decodes, ())
+    if slack_s > limit_s:
+        limit_s = max(limit_s, _one_long_batch_s(view, decodes, prefills, slack_s, pacing))
+    if limit_s > longest_s:
+        return Bounds(limit_s, decodes, ())
+    every = Bounds(limit_s, decodes, ())
+    shared = _shares(view, decodes, prefills, pacing)
+    return shared if shared is not None and _free(view, shared) > _free(view, every) else every
+
+
+def decode_work(decodes: Sequence[Job]) -> BatchWork:
+    """A batch of these decodes alone."""
+    return BatchWork(len(decodes), sum([job.computed_tokens for job in decodes]) + len(decodes))
+
+
+def all_peaks_fit(view: ReplicaView, jobs: Sequence[Job]) -> bool:
+    """Whether every job could hold its last token at the same time."""
+    peaks = [job.request.prompt_tokens + job.generated_tokens + job.output_tokens_left - 1 for job in jobs]
+    return sum([view.kv.blocks_for(peak) for peak in peaks]) <= view.kv.total_blocks
+
+
+def _free(view: ReplicaView, plan: Bounds) -> float:
+    """Share of the batch's time that its decodes leave to prefill."""
+    return 1.0 - view.model.seconds(decode_work(plan.must)) / plan.limit_s
+
+
+def _short_chunk_s(view: ReplicaView, prefills: Sequence[Job]) -> float:
+    if not prefills:
+        return 0.0
+    longest = max(job.pending_tokens + job.computed_tokens for job in prefills)
+    return view.model.scale * short_chunk_s(view.model, longest)
+
+
+def _tightest_s(jobs: Sequence[Job]) -> float:
+    return min((job.pace_s for job in jobs if job.pace_s is not None), default=inf)
+
+
+def _with_all(view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job]) -> float:
+    """Seconds of one batch with all of these in it."""
+    work = decode_work(decodes)
+    tokens = sum(job.pending_tokens for job in prefills)
+    attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in prefills)
+    return view.model.seconds(BatchWork(work.tokens + tokens, work.context_tokens, attention))
+
+
+def _shares(
+    view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], pacing: Pacing
+) -> Bounds | None:
+    """Bounds with looser decodes left out as far as their pace allows."""
+    tightest_s = _tightest_s([*decodes, *prefills])
+    loose = any(job.pace_s is not None and job.pace_s >= 2 * tightest_s - TIME_ERROR_S for job in decodes)
+    if not loose or not all_peaks_fit(view, [*decodes, *prefills]):
+        return None
+    must: list[Job] = []
+    may: list[Job] = []
+    soon_s = view.now_s + 2 * tightest_s - TIME_ERROR_S
+    by_pace = sorted(decodes, key=lambda job: (job.pace_s or inf, job.due_s))
+    for pace_s, same in groupby(by_pace, key=lambda job: job.pace_s or inf):
+        jobs = list(same)
+        every = 1 if pace_s == inf else int((pace_s + TIME_ERROR_S) // tightest_s)
+        due = sum(job.due_s < soon_s for job in jobs)
+        share = max(ceil(len(jobs) / every), due)
+        must += jobs[:share]
+        may += jobs[share:]
+    longest_s = pacing.longest_s(view.model.seconds(decode_work(must)) + _short_chunk_s(view, prefills))
+    return Bounds(min(tightest_s, longest_s), must, may)
+
+
+def _one_long_batch_s(
+    view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], slack_s: float, pacing: Pacing
+) -> float:
+    """A batch that finishes a prefill which batches of ordinary length would finish too late, or 0.
+
+    It holds all prefills up to the last such one and ends before any of their deadlines.
+    """
+    behind = _last_too_late(view, decodes, prefills, pacing)
+    if behind is None:
+        return 0.0
+    first = prefills[: behind + 1]
+    tokens = len(decodes) + sum(job.pending_tokens for job in first)
+    whole_s = _with_all(view, decodes, first)
+    due_s = min(job.due_s for job in first) - view.now_s
+    return whole_s if whole_s <= min(slack_s, due_s) and tokens <= view.limits.batch_tokens else 0.0
+
+
+def _last_too_late(
+    view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], pacing: Pacing
+) -> int | None:
+    """The last prefill that is out too late if all are done at the ordinary rate."""
+    model = view.model
+    work = decode_work(decodes)
+    longest = max(job.pending_tokens + job.computed_tokens for job in prefills)
+    load = Load(work.context_tokens, longest, view.limits.batch_tokens)
+    tightest_s = np.array([_tightest_s([*decodes, *prefills])])
+    at = rates(model, pacing, load, np.array([float(len(decodes) + len(prefills))]), tightest_s)
+    done_s, behind = view.now_s + float(at.period_s[0]), None
+    for i, job in enumerate(prefills):
+        lines_s = work_s(model, job.pending_tokens, chunk_work(job.pending_tokens, job.computed_tokens))
+        done_s += float(prefill_s(at, lines_s, job.pending_tokens)[0])
+        if done_s > job.due_s:
+            behind = i
+    return behind

@@ -1,0 +1,102 @@
+"""A batch while it is being filled: what is in it, how long it takes so far, and who gave way for it."""
+
+from collections.abc import Iterable, Sequence
+
+from penstock_core.policy import Step
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job, RequestId
+from penstock_core.time_model import BatchWork, chunk_work
+
+
+class OpenBatch:
+    """One iteration under construction. Keeps the engine's bounds: tokens, blocks, requests running."""
+
+    def __init__(self, view: ReplicaView) -> None:
+        self.view = view
+        self.tokens: dict[RequestId, int] = {}
+        self.preempted: list[RequestId] = []
+        self.work = BatchWork(0)
+        self.free_blocks = view.kv.free_blocks
+        self.free_seats = view.limits.running - len(view.running)
+
+    @property
+    def left_tokens(self) -> int:
+        """Tokens that the engine's bound still allows."""
+        return self.view.limits.batch_tokens - self.work.tokens
+
+    def seconds(self, tokens: int = 0, context_tokens: int = 0, prefill_work: float = 0.0) -> float:
+        """Duration with this much more in it."""
+        work = self.work
+        return self.view.model.seconds(
+            BatchWork(
+                work.tokens + tokens, work.context_tokens + context_tokens, work.prefill_work + prefill_work
+            )
+        )
+
+    def add(self, job: Job, tokens: int) -> None:
+        """Compute `tokens` of the job's pending ones. The caller has made sure that they fit."""
+        work = self.work
+        self.free_blocks -= self.blocks_wanted(job, tokens)
+        if job.computed_tokens == 0:
+            self.free_seats -= 1
+        self.tokens[job.request.id] = tokens
+        if job.decoding:
+            self.work = BatchWork(
+                work.tokens + 1, work.context_tokens + job.computed_tokens + 1, work.prefill_work
+            )
+        else:
+            attention = work.prefill_work + chunk_work(tokens, job.computed_tokens)
+            self.work = BatchWork(work.tokens + tokens, work.context_tokens, attention)
+
+    def add_decodes(self, jobs: Sequence[Job]) -> None:
+        """One token for each of them, where tokens and blocks are known to suffice for all."""
+        self.tokens.update(dict.fromkeys([job.request.id for job in jobs], 1))
+        size = self.view.kv.block_tokens
+        computed = [job.computed_tokens for job in jobs]
+        self.free_blocks -= sum([tokens % size == 0 for tokens in computed])
+        context = sum(computed) + len(jobs)
+        work = self.work
+        self.work = BatchWork(work.tokens + len(jobs), work.context_tokens + context, work.prefill_work)
+
+    def blocks_wanted(self, job: Job, tokens: int) -> int:
+        """Blocks that the job needs beyond those it holds, to compute this many more tokens."""
+        kv = self.view.kv
+        return kv.blocks_for(job.computed_tokens + tokens) - kv.blocks_for(job.computed_tokens)
+
+    def room_tokens(self, job: Job) -> int:
+        """How many more of the job's tokens the free blocks and its own last one can hold."""
+        kv, done = self.view.kv, job.computed_tokens
+        return (kv.blocks_for(done) + self.free_blocks) * kv.block_tokens - done
+
+    def largest_chunk(self, job: Job, limit_s: float) -> int:
+        """Most of the job's pending tokens with which the batch ends within `limit_s`, blocks aside."""
+        done, most = job.computed_tokens, min(job.pending_tokens, self.left_tokens)
+        if most <= 0 or self.seconds(most, 0, chunk_work(most, done)) <= limit_s:
+            return max(most, 0)
+        fits, too_many = 0, most
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.seconds(middle, 0, chunk_work(middle, done)) <= limit_s:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+    def preempt(self, job: Job) -> None:
+        """Free a running job's blocks and seat."""
+        self.preempted.append(job.request.id)
+        self.free_blocks += self.view.kv.blocks_for(job.computed_tokens)
+        self.free_seats += 1
+
+    def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
+        """Preempt victims in their order until this much is free, or none is left; whether it is free."""
+        for job in victims:
+            if self.free_blocks >= blocks and self.free_seats >= seats:
+                break
+            if job.request.id not in self.tokens and job.request.id not in self.preempted:
+                self.preempt(job)
+        return self.free_blocks >= blocks and self.free_seats >= seats
+
+    def step(self) -> Step:
+        """The finished batch."""
+        return Step(self.tokens, tuple(self.preempted), {}, self.view.model.seconds(self.work))

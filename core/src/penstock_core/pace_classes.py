@@ -1,0 +1,70 @@
+"""A few classes of pace for the program, and what decodes of each class cost beside the others.
+
+The program counts requests per class, so there may be only a few classes: paces are rounded down to one
+that is kept, which promises more than was asked and is therefore safe. The tightest is always kept; of
+the others those are merged that are closest to the next tighter one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from penstock_core.decode_load import Floats
+from penstock_core.kv_peak import Ints
+
+MOST_CLASSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Every combination of newcomers' counts per class, flat; state 0 is none.
+
+    strides: how far one newcomer of a class moves the state. newcomers: how many there are in each state.
+    decode_tokens: of a period, with what runs already. tightest_pace_s: of a period, infinite for none.
+    """
+
+    strides: tuple[int, ...]
+    newcomers: Ints
+    decode_tokens: Floats
+    tightest_pace_s: Floats
+
+
+def kept_paces_s(paces_s: Sequence[float]) -> tuple[float, ...]:
+    """At most `MOST_CLASSES` of these paces, ascending, the tightest among them."""
+    kept = sorted(set(paces_s))
+    while len(kept) > MOST_CLASSES:
+        ratios = [later / earlier for earlier, later in pairwise(kept)]
+        del kept[1 + ratios.index(min(ratios))]
+    return tuple(kept)
+
+
+def class_of(paces_s: Sequence[float], kept: Sequence[float]) -> Ints:
+    """The class that each pace is rounded down to."""
+    return np.searchsorted(np.asarray(kept), np.asarray(paces_s), side="right") - 1
+
+
+def states(kept: Sequence[float], running: Sequence[int], new: Sequence[int], may_wait: bool) -> States:
+    """All states, for `running` requests and up to `new` newcomers in each class.
+
+    may_wait: whether looser decodes may be left out of batches.
+    """
+    sizes = tuple(count + 1 for count in new)
+    counts = np.indices(sizes).reshape(len(sizes), -1)
+    total = counts + np.asarray(running)[:, None]
+    tightest_s = np.where(total > 0, np.asarray(kept)[:, None], np.inf).min(axis=0)
+    every = periods_between(np.asarray(kept)[:, None], tightest_s) if may_wait else np.ones_like(total)
+    return States(
+        tuple(int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))),
+        counts.sum(axis=0),
+        np.ceil(total / every).sum(axis=0),
+        tightest_s,
+    )
+
+
+def periods_between(pace_s: Floats, tightest_s: Floats) -> Floats:
+    """Every how many periods a decode needs a token; 1 where nobody promised a pace."""
+    paced = np.isfinite(pace_s) & np.isfinite(tightest_s)
+    ratio = np.divide(pace_s, tightest_s, out=np.ones(np.broadcast(pace_s, tightest_s).shape), where=paced)
+    return np.maximum(np.floor(ratio + 1e-9), 1.0)
