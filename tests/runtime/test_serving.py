@@ -13,7 +13,7 @@ from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import StartError, address_of, listen, serving
 
-BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3)
+BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3, half_closed_s=10.0)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +76,15 @@ async def test_every_refusal_is_in_openais_shape(request_bytes: bytes, status: i
     assert words in error["message"]
     assert "secret" not in error["message"]
     assert error.keys() == {"message", "type", "param", "code"}
+
+
+async def test_a_client_that_has_closed_its_side_is_answered() -> None:
+    async with served() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post("/stream?0.05", b""))
+        writer.write_eof()
+        assert b"engine lost" in await reader.read()
+        writer.close()
 
 
 async def test_an_error_in_a_stream_is_its_last_event() -> None:

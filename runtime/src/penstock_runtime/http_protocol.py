@@ -27,12 +27,15 @@ class HttpBounds:
     keep_alive_s: an idle connection is closed after it. Longer than clients' own pools keep one, so that
         it is they who close.
     connections: open at once; more are answered 503 and closed.
+    half_closed_s: a client that has closed its side looks like one that has gone. What is ready within this
+        still reaches it; after it the client has gone.
     """
 
     head_bytes: int = 65536
     head_s: float = 30.0
     keep_alive_s: int = 75
     connections: int = 16384
+    half_closed_s: float = 0.1
 
 
 class BoundedConfig(uvicorn.Config):
@@ -48,6 +51,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    _closing: asyncio.TimerHandle | None = None
     _refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,9 +65,19 @@ class BoundedHttp(HttpToolsProtocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the clock."""
+        """Let go of the clocks."""
         self._disarm()
+        if self._closing is not None:
+            self._closing.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep our side open for a moment, if an answer is due."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        self.cycle.keep_alive = False
+        self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self.transport.close)
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head has grown past its bound."""
