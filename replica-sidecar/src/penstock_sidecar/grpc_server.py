@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 from penstock_proto import replica_pb2_grpc
+from penstock_runtime.grpc_options import SERVER_OPTIONS
 from penstock_runtime.serving import StartError, listen
 
 from penstock_sidecar.health import Health
@@ -21,14 +22,7 @@ async def grpc_serving(
     service: ReplicaService, replica: Replica, wanted: Address, tls: Tls | None
 ) -> AsyncIterator[Address]:
     """Serve inside the block, on the address that it gives. Raises StartError."""
-    bounds = replica.bounds
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),  # a second sidecar on this port must fail, not share it
-            ("grpc.max_receive_message_length", bounds.body_bytes + bounds.frame_bytes),
-            ("grpc.max_send_message_length", bounds.answer_bytes + 2 * bounds.frame_bytes),
-        ]
-    )
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     replica_pb2_grpc.add_ReplicaServicer_to_server(service, server)
     health = Health()
     health.add_to(server)
