@@ -21,3 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return run_process(lambda stop: run_sidecar(options, pool, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

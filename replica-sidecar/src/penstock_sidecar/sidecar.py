@@ -50,10 +50,15 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         identity = Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
-        if options.metrics is not None:
-            await stack.enter_async_context(_inspected(options.metrics, registry, replica))
+        metrics_address = await stack.enter_async_context(_inspected(options.metrics, registry, replica))
         await stack.enter_async_context(_background(replica, engine, bounds))
-        log.info("ready", name=options.name, address=address, engine=options.engine)
+        log.info(
+            "ready",
+            name=options.name,
+            address=str(address),
+            engine=options.engine,
+            metrics=metrics_address,
+        )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
         unfinished = await replica.drain(drain_s)
@@ -104,11 +109,15 @@ def mirror_of(pool: Pool, learned: Learned, bounds: Bounds) -> ReplicaMirror:
 
 
 @contextlib.asynccontextmanager
-async def _inspected(address: Address, registry: CollectorRegistry, replica: Replica) -> AsyncIterator[None]:
-    listener = listen(address.host, address.port)
+async def _inspected(
+    wanted: Address | None, registry: CollectorRegistry, replica: Replica
+) -> AsyncIterator[str | None]:
+    if wanted is None:
+        yield None
+        return
+    listener = listen(wanted.host, wanted.port)
     async with serving(inspection_app(registry, lambda: replica.serves), listener, drain_s=GOODBYE_S):
-        log.info("metrics", address=address_of(listener))
-        yield
+        yield address_of(listener)
 
 
 @contextlib.asynccontextmanager
