@@ -24,7 +24,16 @@ from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import FileSink
 from penstock_cli.replay.judging import promises_of
 from penstock_cli.replay.outcome import Ending
-from penstock_cli.replay.report import HEADS, Report, aligned, cells, lateness, number, worst_first
+from penstock_cli.replay.report import (
+    HEADS,
+    Report,
+    aligned,
+    cells,
+    console_for_tables,
+    lateness,
+    number,
+    worst_first,
+)
 from penstock_cli.replay.run import Settings, replay
 
 EXAMPLES = Path("examples")
@@ -100,7 +109,7 @@ async def _run(contender: Contender, inputs: Inputs, folder: Path, console: Cons
 
 
 def _show(pool: Pool, reports: dict[str, Report]) -> None:
-    console = Console()
+    console = console_for_tables()
     console.print()
     console.print(_side_by_side(pool, reports))
     console.print(_meaning(reports))

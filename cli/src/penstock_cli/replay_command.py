@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.judging import promises_from
-from penstock_cli.replay.report import Report, lateness, meaning, table
+from penstock_cli.replay.report import Report, console_for_tables, lateness, meaning, table
 from penstock_cli.replay.run import Settings
 from penstock_cli.replay.run import replay as run_replay
 from penstock_cli.replay.wording import Endpoint
@@ -126,7 +126,7 @@ def replay(
 
 def show(report: Report, title: str, json: Path | None) -> None:
     """The table, what it means, and the JSON where it was asked for."""
-    console = Console(stderr=json == STANDARD_OUTPUT)
+    console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(report, title))
     console.print(meaning(report))
     console.print(lateness(report.tally), style="dim")

@@ -8,6 +8,8 @@ hold its schedule must not blame the server.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from time import monotonic
 
 from penstock_cli.replay.client import Client
 from penstock_cli.replay.outcome import Ending, Outcome
@@ -47,13 +49,12 @@ class Generator:
 
     async def run(self, requests: Iterable[TraceRequest]) -> Tally:
         """Send every request in its time, wait until all have ended, and give what was counted."""
-        loop = asyncio.get_running_loop()
         schedule = _with_first_read(requests)
-        start_s = loop.time() + HEAD_START_S
+        start_s = monotonic() + HEAD_START_S
         async with asyncio.TaskGroup() as tasks:
             for number, request in enumerate(schedule):
                 due_s = start_s + request.arrival_s
-                await asyncio.sleep(max(due_s - loop.time(), 0))
+                await asyncio.sleep(max(due_s - monotonic(), 0))
                 if self.progress.in_flight < self.max_in_flight:
                     self.progress.sent += 1
                     tasks.create_task(self._send(request, number, due_s))
@@ -62,7 +63,7 @@ class Generator:
         return self.tally
 
     async def _send(self, request: TraceRequest, number: int, due_s: float) -> None:
-        late_s = max(asyncio.get_running_loop().time() - due_s, 0.0)
+        late_s = max(monotonic() - due_s, 0.0)
         outcome = await self.client.call(request, number)
         self.progress.ended += 1
         self._end(outcome, late_s)
@@ -75,8 +76,7 @@ class Generator:
 def _with_first_read(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     """The same requests, the first already read: opening a file must not make it late."""
     rest = iter(requests)
-    first = [request for request, _ in zip(rest, range(1), strict=False)]
-    return (request for part in (first, rest) for request in part)
+    return chain(list(islice(rest, 1)), rest)
 
 
 def _unsent(request: TraceRequest, number: int, bound: int) -> Outcome:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from penstock_cli.replay.outcome import Ending
@@ -86,17 +87,26 @@ def worst_first(tally: Tally) -> list[tuple[str, TierTally]]:
 HEADS = (
     "tier",
     "requests",
-    "attained %",
-    "of admitted %",
-    "TTFT p50 s",
-    "TTFT p99 s",
-    "TPOT p50 ms",
-    "TPOT p99 ms",
+    "attained\n%",
+    "of admitted\n%",
+    "TTFT\np50 s",
+    "TTFT\np99 s",
+    "TPOT\np50 ms",
+    "TPOT\np99 ms",
     "rejected",
-    "best effort",
+    "best\neffort",
     "failed",
     "hops",
 )
+
+NARROWEST = 120
+"""Columns that the widest table needs. A narrower terminal wraps its lines, which loses nothing."""
+
+
+def console_for_tables(stderr: bool = False) -> Console:
+    """The terminal, or what stands in its place, without cutting tables off."""
+    console = Console(stderr=stderr)
+    return console if console.width >= NARROWEST else Console(stderr=stderr, width=NARROWEST)
 
 
 def cells(name: str, tier: TierTally) -> list[str]:
@@ -127,7 +137,7 @@ def aligned(title: str, heads: Iterable[str], lines: Iterable[list[str]], left: 
     """A table with its figures to the right. left: how many columns of names stand to the left."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index < left else "right", no_wrap=index < left)
+        table.add_column(head, justify="left" if index < left else "right", no_wrap=True)
     for line in lines:
         table.add_row(*line)
     return table
