@@ -5,7 +5,9 @@ Router to replica. One Session per router and replica carries every request betw
 
 Replica frames are batched: what one engine iteration produced for all of this router's requests
 travels in one frame, so a token costs a slice of a message. A verdict is always a request's first
-event. Budgets cross as durations, never as clock readings.
+event, unless there can be none: a body that cannot be served, or a fault in planning, is a `Failed` alone.
+A frame is closed once it holds about 1 MiB; an answer that is not streamed is one `Output` of any size.
+Budgets cross as durations, never as clock readings.
 """
 
 from collections import abc as _abc
