@@ -6,10 +6,10 @@ tokens out. Between them requests may arrive and be aborted, as they do on a bus
 frees its blocks at once and brings nothing out.
 
 The engine keeps vLLM's rules, whatever a policy asks. A step past a bound (more tokens than pending, than
-the batch or than newcomers' blocks, more requests than seats) is refused as `ImpossibleStep`. Running jobs
-whose growth no longer fits are not a policy's mistake, since nobody knows how long answers get: the engine
-makes room as vLLM does, by recompute. This step's newcomers give way first, then best effort, then the job
-started last; a preempted job keeps its generated tokens and waits at its place by arrival.
+the batch or than newcomers' blocks, more requests than seats) is refused as `ImpossibleStep`
+(`step_checks`). Running jobs whose growth no longer fits are not a policy's mistake, since nobody knows how
+long answers get: the engine makes room as vLLM does, by recompute (`making_room`). A preempted job keeps its
+generated tokens and waits at its place by arrival.
 """
 
 from bisect import insort
@@ -20,7 +20,9 @@ from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, RequestId, advance, preempted
 from penstock_core.time_model import TimeModel
 
-from penstock_simulator.iteration import Finish, Grant, ImpossibleStep, Iteration, Outcome, Seat
+from penstock_simulator.iteration import Finish, Grant, Iteration, Outcome, Seat
+from penstock_simulator.making_room import growth_blocks, make_room
+from penstock_simulator.step_checks import checked
 
 
 class NeverFits(Exception):
@@ -60,6 +62,10 @@ class EngineState:
         return job_id in self._running or job_id in self._waiting_ids
 
     @property
+    def _kv(self) -> KvCache:
+        return KvCache(self.total_blocks, self.free_blocks, self.block_tokens)
+
+    @property
     def running(self) -> tuple[Job, ...]:
         """Jobs that hold KV, in the order they were started."""
         return tuple([seat.job for seat in self._running.values()])
@@ -81,14 +87,13 @@ class EngineState:
 
     def view(self, now_s: float, busy_until_s: float, model: TimeModel) -> ReplicaView:
         """Everything a policy may look at."""
-        kv = KvCache(self.total_blocks, self.free_blocks, self.block_tokens)
-        return ReplicaView(now_s, busy_until_s, self.running, self.waiting, kv, self.limits, model)
+        return ReplicaView(now_s, busy_until_s, self.running, self.waiting, self._kv, self.limits, model)
 
     def add(self, job: Job, answer_tokens: int) -> None:
         """Take a request that will really answer with `answer_tokens`. Raises NeverFits, ValueError."""
         if job.request.id in self:
             raise ValueError(f"request {job.request.id} is already here")
-        if self._blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
+        if self._kv.blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
             raise NeverFits(job.request.id)
         self._wait(Seat(job, answer_tokens))
 
@@ -110,10 +115,12 @@ class EngineState:
 
     def start(self, step: Step) -> Iteration:
         """Begin an iteration. Raises ImpossibleStep, and then has changed nothing."""
-        wanted = self._checked(step)
+        wanted = checked(step, self._running, self._waiting_ids, self.limits, self._kv)
         for job_id in step.preempt:
             self._preempt(self._running[job_id])
-        iteration = self._make_room(wanted)
+        iteration, victims = make_room(wanted, tuple(self._running.values()), self._kv)
+        for seat in victims:
+            self._preempt(seat)
         for grant in iteration.grants:
             if grant.seat.blocks == 0:
                 self._running[grant.seat.job.request.id] = grant.seat
@@ -160,85 +167,8 @@ class EngineState:
         left = grant.seat.answer_tokens - grant.seat.job.generated_tokens
         return min(1 + self._accept(grant.drafts), left)
 
-    def _checked(self, step: Step) -> Iteration:
-        """The step as an iteration, checked against everything but growth. Raises ImpossibleStep."""
-        decodes: list[Seat] = []
-        grants: list[Grant] = []
-        for job_id, tokens in step.tokens.items():
-            seat = self._running.get(job_id)
-            if seat is not None and seat.decoding and tokens == 1 and job_id not in step.drafts:
-                decodes.append(seat)
-            else:
-                grants.append(self._grant(job_id, tokens, step.drafts.get(job_id, 0)))
-        self._check_batch(step)
-        self._check_newcomers([g for g in grants if g.seat.blocks == 0], step.preempt)
-        return Iteration(decodes, grants, step.preempt)
-
-    def _grant(self, job_id: RequestId, tokens: int, drafts: int) -> Grant:
-        seat = self._running.get(job_id) or self._waiting_ids.get(job_id)
-        if seat is None:
-            raise ImpossibleStep(f"{job_id} is not here")
-        if not 0 < tokens <= seat.job.pending_tokens:
-            raise ImpossibleStep(f"{job_id} has {seat.job.pending_tokens} tokens pending, not {tokens}")
-        if drafts < 0 or (drafts and not seat.decoding):
-            raise ImpossibleStep(f"{job_id} cannot draft {drafts} tokens")
-        return Grant(seat, tokens, drafts)
-
-    def _check_batch(self, step: Step) -> None:
-        batch_tokens = sum(step.tokens.values()) + sum(step.drafts.values())
-        if batch_tokens > self.limits.batch_tokens:
-            raise ImpossibleStep(f"{batch_tokens} tokens in a batch of at most {self.limits.batch_tokens}")
-        if not step.drafts.keys() <= step.tokens.keys():
-            raise ImpossibleStep("drafts for a job that is not in the batch")
-        for job_id in step.preempt:
-            if job_id not in self._running or job_id in step.tokens:
-                raise ImpossibleStep(f"{job_id} cannot be preempted: it is not running, or is in the batch")
-        if len(set(step.preempt)) < len(step.preempt):
-            raise ImpossibleStep("a job is preempted twice")
-
-    def _check_newcomers(self, newcomers: list[Grant], preempt: tuple[RequestId, ...]) -> None:
-        if not newcomers:
-            return
-        running = len(self._running) - len(preempt) + len(newcomers)
-        if running > self.limits.running:
-            raise ImpossibleStep(f"{running} running, at most {self.limits.running} may")
-        free_blocks = self.free_blocks + sum(self._running[job_id].blocks for job_id in preempt)
-        needed_blocks = sum(self._blocks_for(grant.kv_tokens) for grant in newcomers)
-        if needed_blocks > free_blocks:
-            raise ImpossibleStep(f"newcomers need {needed_blocks} blocks, {free_blocks} are free")
-
-    def _make_room(self, wanted: Iteration) -> Iteration:
-        """The iteration that fits: where growth does not, some give way."""
-        growth = [self._growth_blocks(g.seat, g.kv_tokens) for g in wanted.grants]
-        at_border = [s for s in wanted.decodes if s.job.computed_tokens == s.blocks * self.block_tokens]
-        missing = sum(growth) + len(at_border) - self.free_blocks
-        if missing <= 0:
-            return wanted
-        owed = {id(g.seat): blocks for g, blocks in zip(wanted.grants, growth, strict=True)}
-        owed |= {id(seat): 1 for seat in at_border}
-        newcomers = [g.seat for g in reversed(wanted.grants) if g.seat.blocks == 0]
-        running = sorted(reversed(self._running.values()), key=lambda seat: not seat.job.best_effort)
-        out: set[int] = set()
-        victims: list[RequestId] = []
-        for seat in (*newcomers, *running):
-            out.add(id(seat))
-            missing -= seat.blocks + owed.get(id(seat), 0)
-            if seat.blocks:
-                self._preempt(seat)
-                victims.append(seat.job.request.id)
-            if missing <= 0:
-                break
-        return Iteration(
-            [seat for seat in wanted.decodes if id(seat) not in out],
-            [grant for grant in wanted.grants if id(grant.seat) not in out],
-            (*wanted.preempted, *victims),
-        )
-
-    def _growth_blocks(self, seat: Seat, kv_tokens: int) -> int:
-        return max(self._blocks_for(kv_tokens) - seat.blocks, 0)
-
     def _grow(self, seat: Seat, kv_tokens: int) -> None:
-        blocks = self._growth_blocks(seat, kv_tokens)
+        blocks = growth_blocks(seat, kv_tokens, self._kv)
         self.free_blocks -= blocks
         seat.blocks += blocks
 
@@ -269,9 +199,6 @@ class EngineState:
     def _free(self, seat: Seat) -> None:
         self.free_blocks += seat.blocks
         seat.blocks = 0
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
 
 
 def _arrival_s(seat: Seat) -> float:

@@ -22,7 +22,10 @@ from penstock_simulator.planning import Planning
 from penstock_simulator.report import Measured, StateReports
 from penstock_simulator.truth import Truth
 
-CATCH_UP_S = 0.005
+CATCH_UP_S = 0.05
+"""Most by which the engine runs after its schedule. A moment's want of a CPU, which no GPU feels, is made up
+for."""
+
 HEARTBEAT_S = 1.0
 """An idle engine reports as often, so that a sidecar that has just started learns of it."""
 
