@@ -123,6 +123,10 @@ class ScriptedReplica(ReplicaServicer):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def open_sessions(self) -> int:
+        return len(self._frames)
+
     async def start(self) -> None:
         """Listen: the first time anywhere, after that where it was."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)

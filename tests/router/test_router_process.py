@@ -1,0 +1,162 @@
+"""The process: how it starts, refuses to start, and stops."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from penstock_runtime.serving import listen
+from scripted.house import MODEL, until
+from scripted.replica import DONE, Part, ScriptedReplica, chat_chunk
+
+POOL = f"""
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {{name: tests}}
+spec:
+  model: {{name: {MODEL}}}
+  engine: {{type: simulated, timeModel: llama-3-8b-a100}}
+  tiers: [{{name: chat, slo: {{ttft: 10s}}}}]
+"""
+
+
+@pytest.fixture
+def pool_file(tmp_path: Path) -> Path:
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL)
+    return path
+
+
+@asynccontextmanager
+async def running(replica: ScriptedReplica) -> AsyncIterator[ScriptedReplica]:
+    await replica.start()
+    try:
+        yield replica
+    finally:
+        await replica.die()
+
+
+@asynccontextmanager
+async def running_router(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await router(*args)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def router(*args: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock_router.main", *args, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def ready_address(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while line := (await process.stderr.readline()).decode():
+            if (found := re.search(r"address=(\S+)", line)) and "ready" in line:
+                return found[1]
+    raise AssertionError("it ended before it was ready")
+
+
+async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
+    async def ends_when_told(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        await told.wait()
+        part.output(DONE, tokens=0)
+        part.finish()
+
+    told = asyncio.Event()
+    async with (
+        running(ScriptedReplica("r0", ends_when_told)) as replica,
+        running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
+        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+    ):
+        await until(lambda: replica.sessions == 1)
+        body = {"model": MODEL, "messages": [], "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            lines = reply.aiter_lines()
+            assert "one" in await anext(lines)
+            process.terminate()
+            told.set()
+            assert "data: [DONE]" in [line async for line in lines]
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def status_of_ready(http: httpx.AsyncClient, wanted: int) -> httpx.Response:
+    async with asyncio.timeout(20):
+        while (reply := await http.get("/ready")).status_code != wanted:  # noqa: ASYNC110  as probes do
+            await asyncio.sleep(0.01)
+    return reply
+
+
+async def test_a_lame_duck_serves_while_ready_says_no(pool_file: Path) -> None:
+    async with (
+        running(ScriptedReplica("r0")) as replica,
+        running_router(
+            *("-f", str(pool_file), "--port", "0"),
+            *("--replica", f"r0={replica.address}", "--lame-duck-s", "20"),
+        ) as process,
+        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+    ):
+        await status_of_ready(http, 200)
+        process.terminate()
+        stopping = await status_of_ready(http, 503)
+        assert stopping.json()["error"]["code"] == "draining"
+        body = {"model": MODEL, "messages": []}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 1
+
+
+async def refuses(*args: str) -> tuple[int | None, str]:
+    process = await router(*args)
+    _, said = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, said.decode()
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        (POOL.replace("10s", '"10"'), 'spec.tiers[0].slo.ttft: "10" has no unit'),
+        (
+            POOL + "  routing: {backup: offload, pool: other}\n",
+            'spec.routing.backup: "offload" is not served',
+        ),
+    ],
+    ids=["no unit", "a backup no router can do"],
+)
+async def test_a_pool_that_is_wrong_is_exit_2(tmp_path: Path, pool: str, words: str) -> None:
+    await asyncio.to_thread((tmp_path / "wrong.yaml").write_text, pool)
+    code, said = await refuses("-f", str(tmp_path / "wrong.yaml"), "--replica", "r0=127.0.0.1:1")
+    assert words in said
+    assert code == 2
+
+
+@pytest.mark.parametrize("replica", ["r0", "r0=", "=h:1", "r0=h:0", "r0=h:99999", "r0=:80"])
+async def test_a_replica_that_is_no_address_is_exit_2(pool_file: Path, replica: str) -> None:
+    code, said = await refuses("-f", str(pool_file), "--replica", replica)
+    assert f"'{replica}' is not NAME=HOST:PORT" in said
+    assert code == 2
+
+
+async def test_certificates_that_cannot_be_read_are_exit_2(pool_file: Path) -> None:
+    code, said = await refuses("-f", str(pool_file), "--replica", "r0=h:1", "--tls-ca", "/no/such.pem")
+    assert (code, said) == (2, "/no/such.pem: No such file or directory\n")
+
+
+async def test_a_taken_port_is_exit_1(pool_file: Path) -> None:
+    holder = listen("127.0.0.1", 0)
+    port = str(holder.getsockname()[1])
+    code, said = await refuses("-f", str(pool_file), "--port", port, "--replica", "r0=127.0.0.1:1")
+    assert f"cannot listen on 127.0.0.1:{port}: port taken" in said
+    assert code == 1
+    holder.close()
