@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock_runtime.flags import port
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--listen", type=_address, required=True, metavar="HOST:PORT", help="for routers; port 0 takes any")
     flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
-    flag("--metrics-port", type=_port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
+    flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
     flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
     flag("--drain-s", type=_seconds, metavar="S", help="to finish requests when stopped; default: the pool's")
     flag("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
@@ -112,16 +114,10 @@ def _problem(given: argparse.Namespace) -> str | None:
 
 
 def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
+    host, _, given_port = text.rpartition(":")
     if not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT, like 127.0.0.1:9000")
-    return Address(host.strip("[]"), _port(port))
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
-    return int(text)
+    return Address(host.strip("[]"), port(given_port))
 
 
 def _seconds(text: str) -> float:

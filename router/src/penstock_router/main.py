@@ -11,6 +11,7 @@ from random import Random
 import grpc
 import structlog
 from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_runtime.flags import port
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    add("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
     add(
         "--replica",
         type=_replica,

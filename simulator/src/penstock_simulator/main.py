@@ -11,6 +11,7 @@ from penstock_core import policies
 from penstock_core.builtin_time_models import kv_cache_tokens, time_model
 from penstock_core.replica_view import Limits
 from penstock_pool import Pool, PoolError, load_pool
+from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import address_of, listen, run_process, serving
 
@@ -117,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     add = flags.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL", help="pool file (ServingPool)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--port", type=port, default=8000, help="port to listen on; 0 takes any (default: %(default)s)")
     add("--telemetry", type=Path, metavar="SOCK", help="Unix socket of the sidecar for step reports")
     add("--seed", type=int, default=0, help="of timing noise and unknown lengths (default: %(default)s)")
     add(
