@@ -286,7 +286,13 @@ class Rig:
                 serving, self.mirror, self.learned, client, metrics=self.metrics, bounds=self.bounds
             )
             self.reports = StepReports(self.mirror, self.learned, self.metrics, self.replica.prompt_known)
-            watch = EngineWatch(client.probe, self.replica.engine_up, self.replica.engine_down, self.bounds)
+            watch = EngineWatch(
+                client.probe,
+                self.replica.engine_up,
+                self.replica.engine_down,
+                heard_s=lambda: self.mirror.heard_s,
+                bounds=self.bounds,
+            )
             self.replica.engine_lost = watch.suspect
             service = ReplicaService(
                 Identity("r0", "m", "everybody"), self.replica, self.mirror, self.learned, self.metrics

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 import pytest
 from penstock_sidecar.bounds import Bounds
@@ -9,11 +10,13 @@ from penstock_sidecar.engine_watch import EngineWatch
 
 from tests.sidecar.conftest import Engine, until
 
-UP, LATE, REFUSED = Probe(True, max_model_len=10), Probe(False), Probe(False, refused=True)
+UP, LATE, REFUSED = Probe(True, max_model_len=10), Probe(False, late=True), Probe(False, refused=True)
+UNWELL = Probe(False)
 
 
-async def seen(probes: Iterable[Probe], bounds: Bounds) -> list[str]:
-    """What a watch tells while its probes bring these."""
+async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
+    """What a watch tells while its probes bring these. heard: the engine works meanwhile."""
+    bounds = replace(Bounds(), probe_s=0.0, probes_failed=3)
     told: list[str] = []
     left = list(probes)
     over = asyncio.Event()
@@ -24,7 +27,13 @@ async def seen(probes: Iterable[Probe], bounds: Bounds) -> list[str]:
             await asyncio.Event().wait()
         return left.pop(0)
 
-    watch = EngineWatch(probe, lambda _: told.append("up"), lambda: told.append("down"), bounds)
+    watch = EngineWatch(
+        probe,
+        lambda _: told.append("up"),
+        lambda: told.append("down"),
+        heard_s=lambda: inf if heard else -inf,
+        bounds=bounds,
+    )
     watching = asyncio.create_task(watch.run())
     async with asyncio.timeout(20):
         await over.wait()
@@ -40,11 +49,18 @@ async def seen(probes: Iterable[Probe], bounds: Bounds) -> list[str]:
         ([UP, REFUSED, REFUSED], ["up", "down"]),
         ([UP, LATE, LATE, UP, LATE, LATE], ["up"]),
         ([UP, LATE, LATE, LATE, LATE], ["up", "down"]),
+        ([UP, UNWELL, LATE, UNWELL], ["up", "down"]),
         ([UP, REFUSED, UP, REFUSED], ["up", "down", "up", "down"]),
     ],
 )
 async def test_what_probes_mean(probes: list[Probe], told: list[str]) -> None:
-    assert await seen(probes, replace(Bounds(), probe_s=0.0, probes_failed=3)) == told
+    assert await seen(probes) == told
+
+
+async def test_a_busy_engine_may_be_late() -> None:
+    assert await seen([UP, *[LATE] * 9], heard=True) == ["up"]
+    assert await seen([UP, *[UNWELL] * 3], heard=True) == ["up", "down"]
+    assert await seen([UP, REFUSED], heard=True) == ["up", "down"]
 
 
 async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
@@ -55,7 +71,8 @@ async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
         asked += 1
         return UP
 
-    watch = EngineWatch(probe, lambda _: None, lambda: None, replace(Bounds(), probe_s=1e6))
+    bounds = replace(Bounds(), probe_s=1e6)
+    watch = EngineWatch(probe, lambda _: None, lambda: None, heard_s=lambda: -inf, bounds=bounds)
     watching = asyncio.create_task(watch.run())
     await until(lambda: asked == 1)
     watch.suspect()
@@ -67,9 +84,11 @@ async def test_probes_of_a_real_engine(engine: Engine) -> None:
     async with EngineClient(f"http://127.0.0.1:{engine.port}", Bounds()) as client:
         assert await client.probe() == Probe(True, max_model_len=4096)
         engine.healthy = False
-        assert await client.probe() == Probe(False)
+        assert await client.probe() == Probe(False, cause="/health answers 503")
         await engine.kill()
-        assert await client.probe() == Probe(False, refused=True)
+        probe = await client.probe()
+        assert (probe.ready, probe.refused, probe.late) == (False, True, False)
+        assert "Cannot connect" in probe.cause
         await engine.start()
         engine.healthy = True
         assert (await client.probe()).ready

@@ -36,7 +36,8 @@ def decide(
         if refused is None:
             standing = _with_one_more(standing, job)
         verdicts.append(refused or (BestEffort() if job.best_effort else None))
-    planned = iter(policy.admit(view, [job for job, said in zip(new, verdicts, strict=True) if said is None]))
+    asked = [job for job, said in zip(new, verdicts, strict=True) if said is None]
+    planned = iter(policy.admit(view, asked) if asked else ())
     return [next(planned) if said is None else said for said in verdicts]
 
 

@@ -55,6 +55,7 @@ class Carried:
     id: the router's, unique in its session.
     key: ours, unique in the engine.
     job, body: None until its body has been read and found good.
+    prompt_told: whether the engine has already told how long its prompt is.
     usage: what its answer came to, once it has come whole.
     """
 
@@ -70,6 +71,7 @@ class Carried:
         "job",
         "key",
         "last_s",
+        "prompt_told",
         "request_id",
         "state",
         "tier",
@@ -85,6 +87,7 @@ class Carried:
         self.job: Job | None = None
         self.body: ClientBody | None = None
         self.first_s = self.last_s = 0.0
+        self.prompt_told = False
         self.tokens = 0
         self.usage: Usage | None = None
         self._owner, self._carrier = owner, carrier

@@ -58,10 +58,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the engine said when asked. max_model_len: 0 where it did not tell."""
+    """What the engine said when asked.
+
+    refused: nobody listens there.
+    late: no answer in time, or none that was whole.
+    cause: why it is not ready, for people.
+    max_model_len: 0 where it did not tell.
+    """
 
     ready: bool
     refused: bool = False
+    late: bool = False
+    cause: str = ""
     max_model_len: int = 0
 
 
@@ -111,11 +119,14 @@ class EngineClient:
         try:
             health = await self._probes.get("/health")
             if health.status_code != 200:
-                return Probe(ready=False)
+                return Probe(ready=False, cause=f"/health answers {health.status_code}")
             models = await self._probes.get("/v1/models")
-            return Probe(models.status_code == 200, max_model_len=_max_model_len(models))
+            if models.status_code != 200:
+                return Probe(ready=False, cause=f"/v1/models answers {models.status_code}")
+            return Probe(ready=True, max_model_len=_max_model_len(models))
         except httpx.TransportError as error:
-            return Probe(ready=False, refused=_refused(error))
+            refused = _refused(error)
+            return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
 
 
 def _refused(error: httpx.TransportError) -> bool:

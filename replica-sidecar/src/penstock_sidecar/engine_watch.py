@@ -1,27 +1,38 @@
 """Whether the engine serves, found out by asking it.
 
-It is asked every second, and at once when a request loses it. Nobody listening there means down; an answer
-that is late does not, until several in a row are, because a busy engine may be slow to say that it is well.
+It is asked every second, and at once when a request loses it. Nobody listening there means down at once. An
+answer that is late, or that says no, means it when several in a row are; and a late one means nothing while
+the engine is heard to work, because a busy engine may be slow to say that it is well.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_client import Probe
 
+log = structlog.get_logger()
+
 
 class EngineWatch:
-    """Asks for ever. `up` and `down` are called on changes; `up` gets the probe that found it."""
+    """Asks for ever. `up` and `down` are called on changes; `up` gets the probe that found it.
+
+    heard_s: when output or a report last came from the engine, on the event loop's clock.
+    """
 
     def __init__(
         self,
         probe: Callable[[], Awaitable[Probe]],
         up: Callable[[Probe], None],
         down: Callable[[], None],
+        *,
+        heard_s: Callable[[], float],
         bounds: Bounds,
     ) -> None:
-        self._probe, self._up, self._down, self._bounds = probe, up, down, bounds
+        self._probe, self._up, self._down = probe, up, down
+        self._heard_s, self._bounds = heard_s, bounds
         self._asked = asyncio.Event()
         self._serves = False
         self._failed = 0
@@ -32,8 +43,12 @@ class EngineWatch:
 
     async def run(self) -> None:
         """Until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
-            self._judge(await self._probe())
+            asked_s = loop.time()
+            probe = await self._probe()
+            if not (probe.late and self._heard_s() > asked_s):
+                self._judge(probe)
             try:
                 async with asyncio.timeout(self._bounds.probe_s):
                     await self._asked.wait()
@@ -43,6 +58,8 @@ class EngineWatch:
 
     def _judge(self, probe: Probe) -> None:
         self._failed = 0 if probe.ready else self._failed + 1
+        if self._serves and not probe.ready:
+            log.warning("probe failed", cause=probe.cause, in_a_row=self._failed)
         if probe.ready and not self._serves:
             self._serves = True
             self._up(probe)

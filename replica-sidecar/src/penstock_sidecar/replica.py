@@ -152,7 +152,8 @@ class Replica:
 
     def has_ended(self, carried: Carried) -> None:
         """A request is over, in whatever way."""
-        self._metrics.ends.labels(carried.tier, carried.state.value).inc()
+        tier = carried.tier if carried.tier in self._serving.tiers else "unknown"
+        self._metrics.ends.labels(tier, carried.state.value).inc()
         if self._accepted.pop(carried.key, None) is None:
             return
         self._best_effort.discard(carried.key)
@@ -216,6 +217,7 @@ class Replica:
         """The engine has revealed how long a request's prompt is."""
         if (carried := self._accepted.get(key)) and carried.body is not None:
             self._learned.prompt(carried.body, prompt_tokens)
+            carried.prompt_told = True
 
     def _read(self, carried: Carried, submit: wire.Submit, now_s: float) -> None:
         tier = self._serving.tiers.get(submit.tier)
@@ -287,7 +289,8 @@ class Replica:
         if carried.tokens > 1:
             self._metrics.tpot.labels(carried.tier).observe(carried.tpot_s)
         if (usage := carried.usage) and carried.body is not None and carried.job is not None:
-            self._learned.prompt(carried.body, usage.prompt_tokens)
+            if not carried.prompt_told:
+                self._learned.prompt(carried.body, usage.prompt_tokens)
             self._learned.answer(carried.job.request, usage.prompt_tokens, usage.completion_tokens)
 
     def _changed(self) -> None:

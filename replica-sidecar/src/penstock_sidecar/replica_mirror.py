@@ -18,6 +18,7 @@ Times are on the clock of whoever calls, and always passed in.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, RequestId, advance, new_job
@@ -56,6 +57,7 @@ class ReplicaMirror:
     kv: the cache as it is until the engine tells.
     longer: the length to plan with, for a job that outran its prediction.
     silence_s: working and unheard for so long, the engine's reports are not waited for any more.
+    heard_s: when a report or output last came from the engine.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class ReplicaMirror:
         self._reports = 0
         self._running: list[Accepted] = []
         self._waiting: list[Accepted] = []
-        self._heard_s = float("-inf")  # when the engine was last known to be in step with us
+        self.heard_s = float("-inf")
+        self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
         self._live = False
         self._counts: Counts | None = None
@@ -84,7 +87,7 @@ class ReplicaMirror:
     def accept(self, job: Job, now_s: float, prompt_known: bool = False) -> None:
         """A job was accepted and goes to the engine. prompt_known: its prompt was counted, not estimated."""
         if not self._accepted:
-            self._heard_s = max(self._heard_s, now_s)  # an idle engine owes no report
+            self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
         self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known)
         self._counts = None
 
@@ -108,6 +111,7 @@ class ReplicaMirror:
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Tokens of a job have passed towards its client."""
+        self.heard_s = now_s
         found = self._accepted.get(request_id)
         if found is None:
             return
@@ -124,7 +128,8 @@ class ReplicaMirror:
         """The engine's report, received at `now_s`. Returns jobs whose true prompt length it has revealed."""
         self._reports += 1
         self._live, self._counts = True, None
-        self._heard_s, self._busy_until_s = now_s, now_s + report.next_duration_s
+        self.heard_s = self._in_step_s = now_s
+        self._busy_until_s = now_s + report.next_duration_s
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
         rows = [self._row(row, now_s) for row in _rows(report)]
@@ -135,7 +140,7 @@ class ReplicaMirror:
 
     def check(self, now_s: float) -> bool:
         """Notice an engine that works and has fallen silent. Returns `live`."""
-        due_s = max(self._heard_s, self._busy_until_s) + self._silence_s
+        due_s = max(self._in_step_s, self._busy_until_s) + self._silence_s
         if self._live and now_s > due_s and any(map(self._placed, self._accepted.values())):
             self.lose_reports()
         return self._live
@@ -206,7 +211,9 @@ class ReplicaMirror:
         if found is None:
             return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
         found.seen = self._reports
-        found.job = self._at_least(_moved(found.job, row, now_s))
+        job = found.job
+        if job.computed_tokens != row.computed_tokens or job.best_effort != row.best_effort:
+            found.job = self._at_least(_moved(job, row, now_s))
         return found
 
     def _at_least(self, job: Job) -> Job:
@@ -237,8 +244,7 @@ class ReplicaMirror:
         return now_s + model.seconds(BatchWork(len(running), context_tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request in a report."""
 
     request_id: RequestId

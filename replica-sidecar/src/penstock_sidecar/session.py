@@ -7,11 +7,14 @@ half or is gone, or it does not read. What the session carried is cancelled then
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import structlog
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried
 from penstock_sidecar.outbox import Outbox
+
+log = structlog.get_logger()
 
 Submit = Callable[[wire.Submit, "Session"], Carried]
 Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
@@ -40,8 +43,9 @@ class Session:
         parts: set[asyncio.Task[object]] = {reading, writing, behind}
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reading.result()
+            ended = reading.done() and not reading.cancelled()
+            if ended and isinstance(error := reading.exception(), BadRouter):
+                raise error
         finally:
             await self._end(parts)
 
@@ -80,5 +84,8 @@ class Session:
         for carried in left:
             carried.cancelled()
         await asyncio.wait(parts)
+        for part in parts:
+            if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
+                log.warning("session broke", error=repr(error))
         for carried in left:
             await carried.closed()

@@ -51,7 +51,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
         metrics_address = await stack.enter_async_context(_inspected(options.metrics, registry, replica))
-        await stack.enter_async_context(_background(replica, engine, bounds))
+        await stack.enter_async_context(_background(replica, engine, mirror, bounds))
         log.info(
             "ready",
             name=options.name,
@@ -121,9 +121,17 @@ async def _inspected(
 
 
 @contextlib.asynccontextmanager
-async def _background(replica: Replica, engine: EngineClient, bounds: Bounds) -> AsyncIterator[None]:
+async def _background(
+    replica: Replica, engine: EngineClient, mirror: ReplicaMirror, bounds: Bounds
+) -> AsyncIterator[None]:
     """What goes on beside the requests. Where it breaks, the sidecar ends."""
-    watch = EngineWatch(engine.probe, replica.engine_up, replica.engine_down, bounds)
+    watch = EngineWatch(
+        engine.probe,
+        replica.engine_up,
+        replica.engine_down,
+        heard_s=lambda: mirror.heard_s,
+        bounds=bounds,
+    )
     replica.engine_lost = watch.suspect
     async with asyncio.TaskGroup() as tasks:
         going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(replica, bounds.snapshot_s))]
