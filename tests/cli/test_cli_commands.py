@@ -1,0 +1,149 @@
+"""The command line as a user meets it: exit codes, and one clear line for what is wrong."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from penstock_cli.main import app, run
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "examples" / "demo-pool.yaml"
+
+
+class Done(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def penstock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The command as `main` runs it, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Done:
+        try:
+            code: object = run(lambda: app([str(argument) for argument in arguments]))
+        except SystemExit as end:
+            code = end.code
+        return Done(code, *capfd.readouterr())
+
+    return call
+
+
+Penstock = Callable[..., Done]
+
+
+def test_the_installed_command_teaches_by_examples() -> None:
+    command = Path(sys.executable).parent / "penstock"
+    done = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0
+    for said in ("penstock demo", "penstock up -f examples/demo-pool.yaml", "Exit codes"):
+        assert said in done.stdout
+
+
+def test_a_good_pool_is_summarised(penstock: Penstock) -> None:
+    done = penstock("validate", "-f", DEMO)
+    assert done.code == 0
+    assert "is fine" in done.out
+    assert "5 × idle prefill" in done.out
+
+
+def test_a_bad_pool_exits_2_with_a_line_each(penstock: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50").replace("replicas: 2", "replicas: 0"))
+    done = penstock("validate", "-f", path)
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        f"{path}: spec.replicas: 0 is too small; at least 1",
+        f'{path}: spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s',
+    ]
+
+
+def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,tier\n0,1,1,a\n1,one,1,a\n")
+    done = penstock("replay", "--trace", path, "--url", "http://127.0.0.1:9")
+    assert done.code == 2
+    assert done.err == f'{path}: line 3, column 2 (prompt_tokens): "one" is no whole number\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("replay", "--trace", "none.csv", "--url", "http://x"), 2, "none.csv: No such file or directory"),
+        (
+            ("replay", "--trace", "none.csv", "--url", "http://x", "--rate", "0"),
+            2,
+            "--rate 0: has to be above 0",
+        ),
+        (
+            ("replay", "--trace", "none.csv", "--url", "http://x", "--tier-map", "code"),
+            2,
+            '--tier-map: "code" is no pair; write TRACE=POOL, for example code=coder',
+        ),
+        (("up", "-f", "none.yaml"), 2, "none.yaml: no such file"),
+        (
+            ("up", "-f", DEMO, "--engine", "vllm"),
+            2,
+            "--engine vllm: this release starts simulated engines only; start vLLM yourself and give its URL",
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "localhost"),
+            2,
+            '--engine: "localhost" is no URL; write for example http://10.0.0.5:8000',
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "http://127.0.0.1:9"),
+            1,
+            "--engine http://127.0.0.1:9: no engine answers there ([Errno 111] Connection refused)",
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "http://127.0.0.1:9", "--replicas", "2"),
+            2,
+            "--replicas 2: --engine names 1 engines",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    penstock: Penstock, arguments: tuple[object, ...], code: int, said: str
+) -> None:
+    done = penstock(*arguments)
+    assert (done.code, done.err) == (code, said + "\n")
+
+
+def test_an_unknown_policy_names_those_there_are(penstock: Penstock) -> None:
+    done = penstock("up", "-f", DEMO, "--policy", "vlm")
+    assert done.code == 2
+    assert 'spec.scheduling.policy: "vlm" is no policy; one of ' in done.err
+    assert "did you mean vllm?" in done.err
+
+
+def test_a_pool_of_real_engines_needs_their_urls(penstock: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(DEMO.read_text().replace("type: simulated", "type: vllm"))
+    done = penstock("up", "-f", path)
+    assert done.code == 2
+    assert done.err.startswith(f'{path}: spec.engine.type: "vllm" is not started by this command; ')
+
+
+def test_a_taken_port_is_one_line(penstock: Penstock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = penstock("up", "-f", DEMO, "--port", port)
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == f"port {port} on 127.0.0.1 is taken; choose another with --port"
+
+
+def test_the_demo_says_where_it_has_to_be_run(penstock: Penstock) -> None:
+    done = penstock("demo")
+    assert done.code == 1
+    assert done.err == (
+        "examples/demo-pool.yaml: no such file; run this in the project's folder, or name both files\n"
+    )

@@ -1,0 +1,318 @@
+"""A replay against a small server on a real socket: what is sent, what is counted, what goes wrong."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from penstock_cli.failure import Failure
+from penstock_cli.replay.outcome import Ending
+from penstock_cli.replay.promises import Promises
+from penstock_cli.replay.report import Report
+from penstock_cli.replay.run import Settings, replay
+from penstock_core.slo import Slo
+from rich.console import Console
+
+QUIET = Console(quiet=True)
+DONE = b"data: [DONE]\n\n"
+POOL = {
+    "policy": "slos-serve",
+    "default_tier": "chat",
+    "replicas": [{"name": "r0"}, {"name": "r1"}],
+    "tiers": {"chat": {"ttft_s": 30.0, "tpot_s": 30.0}, "coder": {"ttft_s": 1e-9}},
+    "time_model": None,
+}
+
+
+@dataclass
+class Server:
+    """An OpenAI-compatible server with scripted behaviour. received: bodies, in order of arrival."""
+
+    answer: Callable[["Server", web.Request, dict[str, Any]], Any]
+    pool: dict[str, Any] | None = None
+    engine: str = "vllm"
+    received: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    waiting: int = 0
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/penstock/v1/pool", self._pool)
+        app.router.add_post("/v1/completions", self._completions)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192}]})
+
+    async def _pool(self, request: web.Request) -> web.Response:
+        return web.json_response(self.pool) if self.pool else web.Response(status=404)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.received.append((body, dict(request.headers)))
+        response: web.StreamResponse = await self.answer(self, request, body)
+        return response
+
+
+async def stream(
+    request: web.Request, tokens: int, headers: dict[str, str] | None = None, ending: bytes = DONE
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream", **(headers or {})})
+    await response.prepare(request)
+    for _ in range(tokens):
+        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+    await response.write(b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % tokens + ending)
+    return response
+
+
+async def answered(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    tier = request.headers.get("X-Penstock-Tier", "chat")
+    said = {"x-penstock-tier": tier, "x-penstock-verdict": "admitted", "x-penstock-replica": "r1"}
+    return await stream(request, body["max_tokens"], said | {"x-penstock-hops": "2"})
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[[Server], Any]]:
+    running: list[TestServer] = []
+
+    async def start(server: Server) -> str:
+        running.append(TestServer(server.app()))
+        await running[-1].start_server()
+        return str(running[-1].make_url("")).rstrip("/")
+
+    yield start
+    for one in running:
+        await one.close()
+
+
+def trace_of(tmp_path: Path, *rows: str) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,tier\n" + "".join(f"{row}\n" for row in rows))
+    return path
+
+
+async def replayed(settings: Settings) -> Report:
+    return await replay(settings, QUIET)
+
+
+async def test_every_request_is_sent_once_with_the_traces_counts(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered, pool=POOL)
+    trace = trace_of(tmp_path, *(f"{index / 100},{index + 1},{index + 2},chat" for index in range(20)))
+    report = await replayed(Settings(trace, await serve(server)))
+    sizes = sorted((len(body["prompt"]), body["max_tokens"]) for body, _ in server.received)
+    assert sizes == [(index + 1, index + 2) for index in range(20)]
+    assert all(body["ignore_eos"] and body["stream"] for body, _ in server.received)
+    assert report.tally.all.requests == report.tally.all.met == 20
+    assert (report.policy, report.replicas) == ("slos-serve", 2)
+
+
+async def test_a_tiers_promise_decides(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered, pool=POOL)
+    rows = tmp_path / "rows.csv"
+    report = await replayed(
+        Settings(trace_of(tmp_path, "0,5,4,chat", "0,5,4,coder", "0,5,1,"), await serve(server), rows=rows)
+    )
+    tiers = {name: (tier.requests, tier.met) for name, tier in report.tally.tiers.items()}
+    assert tiers == {"chat": (2, 2), "coder": (1, 0)}  # nothing answers within a nanosecond
+    assert report.tally.all.mean_hops == 2.0
+    head, *lines = rows.read_text().splitlines()
+    assert head == (
+        "id,tier,arrival_s,prompt_tokens,output_tokens,verdict,replica,hops,ttft_s,tpot_s,e2e_s,met"
+    )
+    by_id = {line.split(",")[0]: line.split(",") for line in lines}
+    assert by_id["0"][1:8] == ["chat", "0.000000", "5", "4", "admitted", "r1", "2"]
+    assert (by_id["0"][11], by_id["1"][11], by_id["2"][9]) == ("true", "false", "")
+
+
+async def test_arrivals_never_wait_for_answers(serve: Any, tmp_path: Path) -> None:
+    async def all_at_once(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        server.waiting += 1
+        if server.waiting == 50:
+            server.release.set()
+        await server.release.wait()
+        return await stream(request, body["max_tokens"])
+
+    server = Server(all_at_once)
+    trace = trace_of(tmp_path, *(f"{index / 1000},3,2,chat" for index in range(50)))
+    report = await replayed(Settings(trace, await serve(server)))
+    assert report.tally.all.met == 50
+
+
+async def test_a_simulated_engines_length_is_hidden_from_the_planner(serve: Any, tmp_path: Path) -> None:
+    async def simulated(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, body["vllm_xargs"]["simulated_output_tokens"])
+
+    server = Server(simulated, engine="simulated")
+    report = await replayed(Settings(trace_of(tmp_path, "0,100,7,"), await serve(server)))
+    (body, headers) = server.received[0]
+    assert body["max_tokens"] == 4096
+    assert "X-Penstock-Tier" not in headers
+    assert report.tally.all.met == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "ending", "reason"),
+    [
+        (429, "slo_unattainable", Ending.REJECTED, None),
+        (503, "no_replicas", Ending.FAILED, "503 no_replicas"),
+        (500, None, Ending.FAILED, "500"),
+    ],
+)
+async def test_what_is_not_served_has_missed(
+    serve: Any, tmp_path: Path, *, status: int, code: str | None, ending: Ending, reason: str | None
+) -> None:
+    async def refused(server: Server, request: web.Request, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"code": code}}, status=status)
+
+    url = await serve(Server(refused, pool=POOL))
+    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,chat"), url))
+    tier = report.tally.tiers["chat"]
+    assert (tier.requests, tier.met, tier.endings[ending]) == (1, 0, 1)
+    assert list(report.tally.reasons) == ([] if reason is None else [reason])
+
+
+async def cut_off(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await stream(request, 1, ending=b"")
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def ended_early(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await stream(request, 1, ending=b"")
+
+
+async def error_event(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await stream(request, 1, ending=b'data: {"error":{"code":"engine_lost"}}\n\n')
+
+
+async def silent(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    await server.release.wait()
+    return await stream(request, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (cut_off, "connection: "),
+        (ended_early, "the stream broke off"),
+        (error_event, "error in the stream: engine_lost"),
+        (silent, "no whole answer within 0.2 s"),
+    ],
+)
+async def test_a_broken_answer_is_a_failure_with_its_reason(
+    serve: Any, tmp_path: Path, answer: Any, reason: str
+) -> None:
+    server = Server(answer)
+    report = await replayed(Settings(trace_of(tmp_path, "0,1,9,"), await serve(server), timeout_s=0.2))
+    server.release.set()
+    ((seen, times),) = report.tally.reasons.items()
+    assert seen.startswith(reason)
+    assert times == 1
+
+
+async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_path: Path) -> None:
+    server = Server(silent)
+    trace = trace_of(tmp_path, *("0,1,1," for _ in range(5)))
+    report = await replayed(Settings(trace, await serve(server), max_in_flight=2, timeout_s=0.2))
+    server.release.set()
+    assert len(server.received) == 2
+    assert report.tally.reasons["not sent: 2 in flight (--max-in-flight)"] == 3
+
+
+async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered)
+    trace = trace_of(tmp_path, *(f"{index},1,1," for index in range(11)))  # 1.1 a second for 10 s
+    settings = Settings(trace, await serve(server), rate_rps=110.0, duration_s=0.045)
+    report = await replayed(settings)
+    assert report.tally.all.requests == 5  # at 0, 10, 20, 30, 40 ms
+    assert report.rate_rps == pytest.approx(5 / 0.04)
+
+
+async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered)
+    settings = Settings(
+        trace_of(tmp_path, "0,1,1,code", "0,1,1,"),
+        await serve(server),
+        tier="chat",
+        renamed={"code": "coder"},
+        api_key="sk-1",
+        promises=Promises({"coder": Slo(ttft_s=30.0)}, "chat"),
+    )
+    await replayed(settings)
+    assert sorted(headers["X-Penstock-Tier"] for _, headers in server.received) == ["chat", "coder"]
+    assert {headers["Authorization"] for _, headers in server.received} == {"Bearer sk-1"}
+
+
+async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: Path) -> None:
+    pages = iter(
+        [
+            "".join(f'{HIST}_bucket{{le="{le}"}} {count}\n' for le, count in reading)
+            + f"# TYPE {LONGEST} gauge\n{LONGEST} {longest}\n"
+            for reading, longest in (
+                ((("0.001", 0), ("0.002", 10), ("+Inf", 10)), 0.0015),
+                ((("0.001", 98), ("0.002", 110), ("+Inf", 110)), 0.0018),
+            )
+        ]
+    )
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=f"# TYPE {HIST} histogram\n" + next(pages))
+
+    server = Server(answered)
+    app = server.app()
+    app.router.add_get("/metrics", metrics)
+    running = TestServer(app)
+    await running.start_server()
+    url = str(running.make_url("")).rstrip("/")
+    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,"), url, metrics=(f"{url}/metrics",)))
+    await running.close()
+    # 98 of the 100 calls in between took at most 1 ms, the rest at most 2 ms, and none above 1.8.
+    assert report.as_json()["planner_ms"] == {"p50": 1.0, "p99": 1.8, "max": 1.8}
+
+
+HIST, LONGEST = "penstock_replica_planner_seconds", "penstock_replica_planner_seconds_max"
+
+
+async def test_a_server_that_is_not_there_or_is_no_server(serve: Any, tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, "0,1,1,")
+    with pytest.raises(Failure, match="no server answers there"):
+        await replayed(Settings(trace, "http://127.0.0.1:9"))
+    url = await serve(Server(answered))
+    with pytest.raises(Failure, match='serves no model "other"; it serves m'):
+        await replayed(Settings(trace, url, model="other"))
+    with pytest.raises(Failure, match="no /v1/models"):
+        await replayed(Settings(trace, f"{url}/elsewhere"))
+
+
+async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_path: Path) -> None:
+    url = await serve(Server(answered, pool=POOL))
+    report = await replayed(Settings(trace_of(tmp_path, "0,5,4,chat"), url))
+    found = json.loads(json.dumps(report.as_json()))
+    assert list(found) == [
+        "policy",
+        "replicas",
+        "rate",
+        "requests",
+        "attainment",
+        "admitted_attainment",
+        "goodput_rps",
+        "tiers",
+        "planner_ms",
+    ]
+    assert list(found["tiers"]["chat"]) == [
+        "requests",
+        "attainment",
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "tpot_p50_s",
+        "tpot_p99_s",
+        "best_effort",
+        "rejected",
+    ]
