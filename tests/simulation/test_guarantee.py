@@ -5,7 +5,7 @@ iteration; best effort runs alongside. A miss names the request and the target, 
 reproduce it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -61,8 +61,8 @@ def arrivals(
     return jobs
 
 
-def replica(name: str, kv_tokens: int | None = None, limits: Limits = Limits()) -> EngineState:
-    return EngineState(kv_tokens or builtin(name).kv_cache_tokens, limits)
+def replica(name: str, kv_tokens: int | None = None, limits: Limits | None = None) -> EngineState:
+    return EngineState(kv_tokens or builtin(name).kv_cache_tokens, limits or Limits())
 
 
 def misses(fates: list[Fate]) -> list[tuple[str, list[str], int]]:
@@ -73,28 +73,38 @@ def misses(fates: list[Fate]) -> list[tuple[str, list[str], int]]:
     ]
 
 
+@dataclass(frozen=True)
+class Load:
+    """An engine and what comes at it."""
+
+    model: str
+    kinds: tuple[str, ...]
+    rate_rps: float
+    kv_tokens: int | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
 LOADS = [
-    ("slos-serve-opt-6.7b-a100", ("chat",), 6.0, 43296, Limits()),
-    ("slos-serve-opt-6.7b-a100", ("chat", "coder", "summary"), 6.0, 43296, Limits()),
-    ("slos-serve-opt-6.7b-a100", BROAD, 6.0, 43296, Limits()),
-    ("slos-serve-opt-30b-4xa100", ("chat", "relaxed", "batch"), 4.0, None, Limits()),
-    ("llama-3-8b-a100", ("chat", "coder", "summary", "batch"), 15.0, None, Limits()),
-    ("llama-3-8b-a100", BROAD, 20.0, None, Limits(batch_tokens=512, running=24)),
-    ("opt-13b-h100", ("chat", "coder", "report"), 10.0, None, Limits()),
-    ("opt-13b-h100", BROAD, 15.0, 200_000, Limits()),
-    ("llama-3-70b-4xh100", ("chat", "coder", "summary", "batch"), 20.0, None, Limits()),
-    ("llama-3-8b-h100", ("coder", "strict"), 60.0, None, Limits()),
+    Load("slos-serve-opt-6.7b-a100", ("chat",), 6.0, 43296),
+    Load("slos-serve-opt-6.7b-a100", ("chat", "coder", "summary"), 6.0, 43296),
+    Load("slos-serve-opt-6.7b-a100", BROAD, 6.0, 43296),
+    Load("slos-serve-opt-30b-4xa100", ("chat", "relaxed", "batch"), 4.0),
+    Load("llama-3-8b-a100", ("chat", "coder", "summary", "batch"), 15.0),
+    Load("llama-3-8b-a100", BROAD, 20.0, None, Limits(batch_tokens=512, running=24)),
+    Load("opt-13b-h100", ("chat", "coder", "report"), 10.0),
+    Load("opt-13b-h100", BROAD, 15.0, 200_000),
+    Load("llama-3-70b-4xh100", ("chat", "coder", "summary", "batch"), 20.0),
+    Load("llama-3-8b-h100", ("coder", "strict"), 60.0),
 ]
 
 
-@pytest.mark.parametrize(("name", "kinds", "rate_rps", "kv_tokens", "limits"), LOADS)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.model}-{len(load.kinds)}-kinds")
 @pytest.mark.parametrize("seed", range(2))
-def test_no_admitted_request_misses(
-    name: str, kinds: tuple[str, ...], rate_rps: float, kv_tokens: int | None, limits: Limits, seed: int
-) -> None:
-    model = builtin(name).model
-    engine = replica(name, kv_tokens, limits)
-    fates = serve(SlosServe(), engine, model, arrivals(kinds, rate_rps, 160, model, Random(seed)))
+def test_no_admitted_request_misses(load: Load, seed: int) -> None:
+    model = builtin(load.model).model
+    engine = replica(load.model, load.kv_tokens, load.limits)
+    jobs = arrivals(load.kinds, load.rate_rps, 160, model, Random(seed))
+    fates = serve(SlosServe(), engine, model, jobs)
     admitted = sum(isinstance(fate.verdict, Admitted) for fate in fates)
     assert misses(fates) == []
     assert 0 < admitted < len(fates)

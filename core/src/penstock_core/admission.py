@@ -37,16 +37,17 @@ Best effort has no claim on anything, except one job: the oldest, once it has wa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock_core import kv_peak
-from penstock_core.admission_program import Item, Path, Program, solve, walk, without
+from penstock_core.admission_program import Item, Path, Program, item_s, solve, walk, without
 from penstock_core.batch_formation import accepted, deadline_order
-from penstock_core.batch_time import all_peaks_fit
-from penstock_core.decode_load import Load, Pacing, prefill_s, rates, work_s
+from penstock_core.batch_time import with_all
+from penstock_core.decode_load import Load, Pacing, rates, work_s
 from penstock_core.kv_peak import Ints, as_ints
-from penstock_core.pace_classes import States, class_of, kept_paces_s, states
+from penstock_core.pace_classes import class_of, kept_paces_s, states
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.time_model import BatchWork, TimeModel, chunk_work
@@ -60,20 +61,18 @@ MOST_NEWCOMERS = 32
 class Situation:
     """One call's claims and newcomers, as the program and the verdicts need them.
 
-    claims: accepted jobs and the protected one; the first `decodes` of them decode already.
-    program: what is to be decided. states, ends: its states, and the last steps of its buckets.
-    base: blocks that claims hold in each bucket. slack_s: how long the next batch may be for their tokens.
+    program: what is to be decided, for the newcomers `new`. ends: the last steps of its buckets.
+    base: blocks that claims hold in each bucket.
+    next_batch: everything there is to do for claims, in one batch. next_due_s: when it would have to be over.
     """
 
     view: ReplicaView
-    claims: Sequence[Job]
-    decodes: int
     new: Sequence[Job]
     program: Program
-    states: States
     ends: Ints
     base: Ints
-    slack_s: float
+    next_batch: BatchWork
+    next_due_s: float
 
 
 def decide(
@@ -138,29 +137,31 @@ def situation(
     pacing: Pacing,
 ) -> Situation:
     """Everything that decides these newcomers (by deadline, none best effort), beside these claims."""
-    decodes = [job for job in claims if job.decoding]
-    prefills = sorted((job for job in claims if not job.decoding), key=deadline_order)
+    decodes: list[Job] = []
+    prefills: list[Job] = []
+    for job in claims:
+        (decodes if job.generated_tokens and job.pending_tokens == 1 else prefills).append(job)
+    prefills.sort(key=deadline_order)
     everyone = [*decodes, *prefills, *new]
+    present = len(decodes) + len(prefills)
     start_s = max(view.now_s, view.busy_until_s)
     paces_s = _paces_s(everyone, view.model)
-    ends, claimed = _blocks(view, everyone, len(decodes), min(paces_s, default=inf), pacing)
-    present = len(decodes) + len(prefills)
-    base = claimed[:present].sum(axis=0)
+    demand = _demand(view, everyone, len(decodes), min(paces_s, default=inf), pacing)
+    base = demand.blocks[:present].sum(axis=0)
     kept = kept_paces_s(paces_s) or (inf,)
     classes = class_of(paces_s, kept)
     load = Load(
-        context_tokens=int(claimed.sum(axis=0).max()) * view.kv.block_tokens,
+        context_tokens=int(demand.blocks.sum(axis=0).max()) * view.kv.block_tokens,
         longest_prompt_tokens=max(
-            (j.pending_tokens + j.computed_tokens for j in everyone[len(decodes) :]), default=0
+            (j.pending_tokens + j.computed_tokens for j in [*prefills, *new]), default=0
         ),
         batch_tokens=view.limits.batch_tokens,
     )
-    counts = [
-        np.bincount(part, minlength=len(kept)).tolist() for part in (classes[:present], classes[present:])
-    ]
-    space = states(kept, counts[0], counts[1], all_peaks_fit(view, everyone))
+    counts = [np.bincount(part, minlength=len(kept)) for part in (classes[:present], classes[present:])]
+    space = states(kept, counts[0].tolist(), counts[1].tolist(), demand.all_peaks_fit)
     at = rates(view.model, pacing, load, space.decode_tokens, space.tightest_pace_s)
     slack_s = _slack_s(view, decodes, float(space.tightest_pace_s[0]))
+    next_due_s = min(start_s + slack_s, *(job.due_s for job in prefills), inf)
     if slack_s < at.period_s[0]:
         start_s += max(slack_s, view.model.seconds(BatchWork(len(decodes), load.context_tokens)))
     program = Program(
@@ -169,10 +170,18 @@ def situation(
         at,
         at.fits & (space.newcomers <= view.limits.running - present),
         [job.request.value for job in new],
-        claimed[present:],
+        demand.blocks[present:],
         np.maximum(view.kv.total_blocks - base, 0),
     )
-    return Situation(view, [*decodes, *prefills], len(decodes), new, program, space, ends, base, slack_s)
+    return Situation(view, new, program, demand.ends, base, with_all(decodes, prefills), next_due_s)
+
+
+class Demand(NamedTuple):
+    """Blocks of every job in every bucket, the last steps of the buckets, whether all peaks fit at once."""
+
+    blocks: Ints
+    ends: Ints
+    all_peaks_fit: bool
 
 
 def _paces_s(jobs: Sequence[Job], model: TimeModel) -> list[float]:
@@ -181,14 +190,10 @@ def _paces_s(jobs: Sequence[Job], model: TimeModel) -> list[float]:
     return [job.pace_s if job.pace_s is not None and job.pace_s >= least_s else inf for job in jobs]
 
 
-def _blocks(
-    view: ReplicaView,
-    jobs: Sequence[Job],
-    decodes: int,
-    tightest_s: float,
-    pacing: Pacing,
-) -> tuple[Ints, Ints]:
-    """Last steps of the buckets, and every job's blocks in them. The first `decodes` jobs decode already."""
+def _demand(
+    view: ReplicaView, jobs: Sequence[Job], decodes: int, tightest_s: float, pacing: Pacing
+) -> Demand:
+    """What jobs demand of the KV cache. The first `decodes` of them decode already."""
     start_s = max(view.now_s, view.busy_until_s)
     waiting = jobs[decodes:]
     # A batch beside which prefill waits is full: of time, or of tokens.
@@ -198,11 +203,14 @@ def _blocks(
     for job in waiting:
         batches = (job.due_s - start_s) / shortest_s + full_of_tokens + 2
         delays.append(max(ceil(batches), 0) if isfinite(batches) else kv_peak.FOREVER_STEPS)
-    now = as_ints([job.request.prompt_tokens + job.generated_tokens for job in jobs])
-    left = as_ints([job.output_tokens_left for job in jobs])
-    delay = as_ints(delays)
+    generated = as_ints([job.generated_tokens for job in jobs])
+    now = as_ints([job.request.prompt_tokens for job in jobs]) + generated
+    left = np.maximum(as_ints([job.output_tokens for job in jobs]) - generated, 1)
+    delay, size = as_ints(delays), view.kv.block_tokens
     ends = kv_peak.ends_of_buckets(left - 1 + delay if jobs else as_ints([0]))
-    return ends, kv_peak.usage(now, left, delay, ends, view.kv.block_tokens)
+    peak_blocks = int((-(-(now + left - 1) // size)).sum())
+    blocks = kv_peak.usage(now, left, delay, ends, size)
+    return Demand(blocks, ends, peak_blocks <= view.kv.total_blocks)
 
 
 def _slack_s(view: ReplicaView, decodes: Sequence[Job], tightest_pace_s: float) -> float:
@@ -231,25 +239,41 @@ def _lines_s(job: Job, model: TimeModel) -> tuple[float, ...]:
 
 
 def _decide_group(now: Situation) -> list[Verdict]:
-    base_s = without(now.program)
-    taken = solve(now.program)
-    path = walk(now.program, taken, base_s)
+    program = now.program
+    taken = solve(program)
+    path = walk(program, taken, without(program))
     assert path is not None, "the program's answer is one of its own sets"
     answers: dict[int, Verdict] = {i: _admitted(now, i, path) for i in taken}
-    state, used = path.state, now.program.claims[sorted(taken)].sum(axis=0)
-    for i, job in enumerate(now.new):
+    optional = {item.newcomer: item for item in program.items if item.newcomer is not None}
+    state, used = path.state, program.claims[sorted(taken)].sum(axis=0)
+    batch = _with(now.next_batch, [now.new[i] for i in taken])
+    due_s = min([now.next_due_s, *(now.new[i].due_s for i in taken)])
+    for i in range(len(now.new)):
         if i in answers:
             continue
-        reason = _reason(now, i, state, used)
-        end_s = _next_batch_end_s(
-            now, [*(now.new[t] for t in answers if isinstance(answers[t], Admitted)), job]
-        )
-        if reason is Reason.PREFILL_BUDGET and end_s is not None:
-            state, used = state + _stride(now, i), used + now.program.claims[i]
+        item, job = optional[i], now.new[i]
+        reason = _reason(now, i, state + item.stride, used)
+        whole = _with(batch, [job])
+        end_s = max(now.view.now_s, now.view.busy_until_s) + now.view.model.seconds(whole)
+        in_one = end_s <= min(due_s, item.due_s) and whole.tokens <= now.view.limits.batch_tokens
+        if reason is Reason.PREFILL_BUDGET and in_one:
+            state, used, batch, due_s = (
+                state + item.stride,
+                used + program.claims[i],
+                whole,
+                min(due_s, item.due_s),
+            )
             answers[i] = Admitted(end_s - now.view.now_s, _pace_s(now, job, state))
         else:
             answers[i] = Rejected(reason, _earliest_s(now, i, reason, path, used))
     return [answers[i] for i in range(len(now.new))]
+
+
+def _with(batch: BatchWork, prefills: Sequence[Job]) -> BatchWork:
+    """The batch with all that is left of these prompts in it too."""
+    tokens = sum([job.pending_tokens for job in prefills])
+    attention = sum([chunk_work(job.pending_tokens, job.computed_tokens) for job in prefills])
+    return BatchWork(batch.tokens + tokens, batch.context_tokens, batch.prefill_work + attention)
 
 
 def _admitted(now: Situation, i: int, path: Path) -> Admitted:
@@ -265,57 +289,32 @@ def _pace_s(now: Situation, job: Job, state: int) -> float:
     return period_s if job.pace_s is None else max(min(job.pace_s, period_s), 0.0)
 
 
-def _stride(now: Situation, i: int) -> int:
-    return next(item.stride for item in now.program.items if item.newcomer == i)
-
-
 def _reason(now: Situation, i: int, state: int, used: Ints) -> Reason:
-    """Which test this newcomer fails, beside those that were taken."""
+    """Which test this newcomer fails, beside those that were taken; `state` has it in."""
     if bool((used + now.program.claims[i] > now.program.room).any()):
         return Reason.KV_MEMORY
-    if not now.program.allowed[state + _stride(now, i)]:
+    if not now.program.allowed[state]:
         return Reason.DECODE_BUDGET
     return Reason.PREFILL_BUDGET
-
-
-def _next_batch_end_s(now: Situation, prefills: Sequence[Job]) -> float | None:
-    """End of the next batch if it does every prefill, these included, before every deadline; else None."""
-    view, decodes = now.view, now.claims[: now.decodes]
-    everything = [*now.claims[now.decodes :], *prefills]
-    start_s = max(view.now_s, view.busy_until_s)
-    work = BatchWork(
-        len(decodes) + sum(job.pending_tokens for job in everything),
-        sum(job.computed_tokens + 1 for job in decodes),
-        sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in everything),
-    )
-    end_s = start_s + view.model.seconds(work)
-    due_s = min(start_s + now.slack_s, *(job.due_s for job in everything))
-    return end_s if end_s <= due_s and work.tokens <= view.limits.batch_tokens else None
 
 
 def _earliest_s(now: Situation, i: int, reason: Reason, path: Path, used: Ints) -> float:
     """From now until a request like this one could be taken, if nobody else comes."""
     period_s = float(now.program.at.period_s[path.state])
     if reason is Reason.PREFILL_BUDGET:
-        job, item = now.new[i], next(item for item in now.program.items if item.newcomer == i)
-        own_s = float(prefill_s(now.program.at, item.lines_s, item.tokens)[path.state])
-        behind_s = path.end_s - now.view.now_s + own_s + period_s
-        return (
-            max(behind_s - (job.due_s - job.request.arrival_s), period_s)
-            if isfinite(behind_s)
-            else _step_s(now, 0)
-        )
+        item = next(item for item in now.program.items if item.newcomer == i)
+        behind_s = path.end_s - now.view.now_s + item_s(now.program.at, item, path.state) + period_s
+        if isfinite(behind_s):
+            return max(behind_s - (now.new[i].due_s - now.new[i].request.arrival_s), period_s)
     if reason is Reason.KV_MEMORY:
         peak = now.program.claims[i].max()
         crowded = np.flatnonzero(now.base + used + peak > now.view.kv.total_blocks)
-        return _step_s(now, int(crowded[-1])) if len(crowded) else period_s
-    return _step_s(now, 0)
+        return _end_s(now, int(crowded[-1]))
+    return _end_s(now, 0)
 
 
-def _step_s(now: Situation, bucket: int) -> float:
-    """From now until the requests that end with this bucket have ended."""
-    steps = min(
-        int(now.ends[bucket]) + 1, int(now.ends[np.searchsorted(now.ends, kv_peak.FOREVER_STEPS) - 1]) + 1
-    )
-    free_s = max(now.view.busy_until_s - now.view.now_s, 0.0)
-    return free_s + max(steps, 1) * float(now.program.at.period_s[0])
+def _end_s(now: Situation, bucket: int) -> float:
+    """From now until the requests that end with this bucket have ended, as far as that is known."""
+    known = now.ends[now.ends < kv_peak.FOREVER_STEPS]
+    steps = int(known[min(bucket, len(known) - 1)]) + 1 if len(known) else 1
+    return max(now.view.busy_until_s - now.view.now_s, 0.0) + steps * float(now.program.at.period_s[0])

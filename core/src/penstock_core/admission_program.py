@@ -32,7 +32,7 @@ from penstock_core.kv_peak import Ints
 EXACT_ITEMS = 10
 """Newcomers up to which binding memory and unequal values are solved exactly."""
 
-BEAM_LABELS = 48
+BEAM_LABELS = 32
 """Labels kept per item beyond that."""
 
 
@@ -98,7 +98,7 @@ def walk(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> Pa
     for item, alone_s in zip(program.items, base_s, strict=True):
         if item.newcomer is not None and item.newcomer not in taken:
             continue
-        now_s += _item_s(at, item, state)
+        now_s += item_s(at, item, state)
         limit_s = item.due_s - float(at.period_s[state])
         if item.newcomer is None:
             limit_s = max(limit_s, alone_s)
@@ -116,47 +116,48 @@ def without(program: Program) -> list[float]:
     """When each item is passed if no newcomer is taken."""
     now_s, passed = program.start_s, []
     for item in program.items:
-        now_s += _item_s(program.at, item, 0) if item.newcomer is None else 0.0
+        now_s += item_s(program.at, item, 0) if item.newcomer is None else 0.0
         passed.append(now_s)
     return passed
 
 
-def _item_s(at: Rates, item: Item, state: int) -> float:
+def item_s(at: Rates, item: Item, state: int) -> float:
+    """How long one item takes beside the decodes of one state."""
     lines = (float(p[state]) * s for p, s in zip(at.per_second, item.lines_s, strict=True))
     return max(float(at.per_token[state]) * item.tokens, *lines)
 
 
 def _one_per_state(program: Program) -> frozenset[int]:
-    at = program.at
-    done = np.full(len(at.period_s), np.inf)
-    done[0] = program.start_s
-    barred = np.where(program.allowed, 0.0, np.inf)
+    done = np.array([program.start_s])
     chosen: list[NDArray[np.bool_] | None] = []
     for item, base_s in zip(program.items, without(program), strict=True):
+        reached = len(done)
+        at = program.at.first(reached)
         then = done + prefill_s(at, item.lines_s, item.tokens)
         in_time = then + at.period_s <= item.due_s
         if item.newcomer is None:
             done = np.where(in_time | (then <= base_s), then, np.inf)
             chosen.append(None)
             continue
-        taken = np.full_like(done, np.inf)
-        taken[item.stride :] = np.where(in_time, then, np.inf)[: -item.stride] + barred[item.stride :]
-        better = taken < done
-        done = np.where(better, taken, done)
-        chosen.append(better)
+        taken = np.full(reached + item.stride, np.inf)
+        in_time &= program.allowed[item.stride : item.stride + reached]
+        taken[item.stride :] = np.where(in_time, then, np.inf)
+        skipped = np.full(reached + item.stride, np.inf)
+        skipped[:reached] = done
+        done = np.minimum(taken, skipped)
+        chosen.append(taken < skipped)
     return _walk_back(program, _best_state(program, done), chosen)
 
 
 def _best_state(program: Program, done: Floats) -> int:
     """The state of most newcomers; of those the one done first."""
-    count = np.zeros(len(done), dtype=np.int64)
-    strides = sorted({item.stride for item in program.items if item.newcomer is not None}, reverse=True)
-    rest = np.arange(len(done))
-    for stride in strides:
-        count += rest // stride
-        rest = rest % stride
-    reached = np.flatnonzero(np.isfinite(done) | (count == 0))
-    return int(reached[np.lexsort((done[reached], -count[reached]))[0]])
+    reached = np.flatnonzero(np.isfinite(done))
+    if len(reached) == 0:
+        return 0
+    count, rest = np.zeros_like(reached), reached
+    for stride in sorted({item.stride for item in program.items if item.newcomer is not None}, reverse=True):
+        count, rest = count + rest // stride, rest % stride
+    return int(reached[np.lexsort((done[reached], -count))[0]])
 
 
 def _walk_back(program: Program, state: int, chosen: list[NDArray[np.bool_] | None]) -> frozenset[int]:

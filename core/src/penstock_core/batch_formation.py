@@ -11,6 +11,7 @@ prediction, since admission has counted everybody's blocks.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from penstock_core.batch_time import bounds
@@ -121,7 +122,5 @@ def _who_gives_way(work: Work, job: Job) -> Iterator[Job]:
     if job.computed_tokens == 0:
         return
     running = [other for other in (*work.decodes, *work.prefills) if other.computed_tokens]
-    for other in sorted(running, key=deadline_order, reverse=True):
-        if deadline_order(other) <= deadline_order(job):
-            return
-        yield other
+    last_first = sorted(running, key=deadline_order, reverse=True)
+    yield from takewhile(lambda other: deadline_order(other) > deadline_order(job), last_first)

@@ -52,7 +52,7 @@ def bounds(view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], p
     if slack_s < decodes_s:
         period_s = min(_tightest_s(decodes), longest_s)
         return Bounds(max(decodes_s, (decodes_s + period_s) / 2), decodes, ())
-    if not prefills or _with_all(view, decodes, prefills) <= limit_s:
+    if not prefills or view.model.seconds(with_all(decodes, prefills)) <= limit_s:
         return Bounds(limit_s, decodes, ())
     if slack_s > limit_s:
         limit_s = max(limit_s, _one_long_batch_s(view, decodes, prefills, slack_s, pacing))
@@ -68,7 +68,7 @@ def decode_work(decodes: Sequence[Job]) -> BatchWork:
     return BatchWork(len(decodes), sum([job.computed_tokens for job in decodes]) + len(decodes))
 
 
-def all_peaks_fit(view: ReplicaView, jobs: Sequence[Job]) -> bool:
+def _all_peaks_fit(view: ReplicaView, jobs: Sequence[Job]) -> bool:
     """Whether every job could hold its last token at the same time."""
     peaks = [job.request.prompt_tokens + job.generated_tokens + job.output_tokens_left - 1 for job in jobs]
     return sum([view.kv.blocks_for(peak) for peak in peaks]) <= view.kv.total_blocks
@@ -90,12 +90,12 @@ def _tightest_s(jobs: Sequence[Job]) -> float:
     return min((job.pace_s for job in jobs if job.pace_s is not None), default=inf)
 
 
-def _with_all(view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job]) -> float:
-    """Seconds of one batch with all of these in it."""
+def with_all(decodes: Sequence[Job], prefills: Sequence[Job]) -> BatchWork:
+    """One batch with all of these in it."""
     work = decode_work(decodes)
-    tokens = sum(job.pending_tokens for job in prefills)
-    attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in prefills)
-    return view.model.seconds(BatchWork(work.tokens + tokens, work.context_tokens, attention))
+    tokens = sum([job.pending_tokens for job in prefills])
+    attention = sum([chunk_work(job.pending_tokens, job.computed_tokens) for job in prefills])
+    return BatchWork(work.tokens + tokens, work.context_tokens, attention)
 
 
 def _shares(
@@ -104,7 +104,7 @@ def _shares(
     """Bounds with looser decodes left out as far as their pace allows."""
     tightest_s = _tightest_s([*decodes, *prefills])
     loose = any(job.pace_s is not None and job.pace_s >= 2 * tightest_s - TIME_ERROR_S for job in decodes)
-    if not loose or not all_peaks_fit(view, [*decodes, *prefills]):
+    if not loose or not _all_peaks_fit(view, [*decodes, *prefills]):
         return None
     must: list[Job] = []
     may: list[Job] = []
@@ -133,7 +133,7 @@ def _one_long_batch_s(
         return 0.0
     first = prefills[: behind + 1]
     tokens = len(decodes) + sum(job.pending_tokens for job in first)
-    whole_s = _with_all(view, decodes, first)
+    whole_s = view.model.seconds(with_all(decodes, first))
     due_s = min(job.due_s for job in first) - view.now_s
     return whole_s if whole_s <= min(slack_s, due_s) and tokens <= view.limits.batch_tokens else 0.0
 

@@ -73,6 +73,11 @@ class Rates:
     per_second: tuple[Floats, ...]
     per_token: Floats
 
+    def first(self, count: int) -> "Rates":
+        """The first elements alone."""
+        per_second = tuple([line[:count] for line in self.per_second])
+        return Rates(self.period_s[:count], self.fits[:count], per_second, self.per_token[:count])
+
 
 def rates(
     model: TimeModel, pacing: Pacing, load: Load, decode_tokens: Floats, tightest_pace_s: Floats

@@ -1,0 +1,112 @@
+"""Times of the planner: admission at its fullest and as it usually is, and one step.
+
+    .venv/bin/python bench/planner.py [--calls N] [--seed N]
+
+Every call gets a replica of its own kind drawn from a seed, so percentiles are over instances, not repeats.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+from penstock_core.builtin_time_models import builtin
+from penstock_core.policies.slos_serve import SlosServe
+from penstock_core.policies.vllm import Vllm
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Judge, Targets
+
+PACES_S = (0.05, 0.075, 0.1)
+MODEL = builtin("llama-3-8b-a100").model
+
+
+def newcomer(random: Random, name: str, now_s: float, values: bool = False) -> Job:
+    prompt = random.randint(20, 1500)
+    ttft_s = 0.2 + random.uniform(3, 10) * MODEL.prefill_seconds(prompt)
+    targets = Targets(ttft_s, random.choice(PACES_S), None, random.choice(list(Judge)))
+    value = random.choice((1.0, 2.0, 5.0)) if values else 1.0
+    request = Request(name, "tier", now_s - random.uniform(0, 0.02), prompt, 4096, targets, value)
+    return new_job(request, random.randint(2, 500), best_effort=False)
+
+
+def decode(random: Random, name: str, now_s: float) -> Job:
+    job = newcomer(random, name, now_s - 60)
+    job = advance(job, job.request.prompt_tokens, 1, now_s - 0.01)
+    for _ in range(random.randint(0, 40)):
+        job = advance(job, 1, 1, now_s - 0.01)
+    return job._replace(output_tokens=job.generated_tokens + random.randint(1, 400))
+
+
+def replica(random: Random, decodes: int, prefills: int, kv_share: float) -> ReplicaView:
+    """`kv_share`: blocks there are, as a multiple of what the running requests hold."""
+    now_s = 100.0
+    running = [decode(random, f"d{i}", now_s) for i in range(decodes)]
+    waiting = [newcomer(random, f"w{i}", now_s) for i in range(prefills)]
+    held = sum(-(-(job.computed_tokens + 1) // 16) for job in running)
+    kv = KvCache(int(held * kv_share), int(held * (kv_share - 1)), 16)
+    return ReplicaView(now_s, now_s + 0.02, tuple(running), tuple(waiting), kv, Limits(running=512), MODEL)
+
+
+def timed(
+    calls: int, make: Callable[[Random], Callable[[], object]], seed: int
+) -> tuple[float, float, float]:
+    random, taken_ms = Random(seed), []
+    for call in range(calls + 20):
+        act = make(random)
+        gc.collect() if call % 100 == 0 else None
+        before = time.thread_time()
+        act()
+        if call >= 20:
+            taken_ms.append((time.thread_time() - before) * 1e3)
+    return tuple(float(np.percentile(taken_ms, p)) for p in (50, 99, 100))  # type: ignore[return-value]
+
+
+def admission(decodes: int, prefills: int, new: int, kv_share: float, values: bool = False):  # type: ignore[no-untyped-def]
+    def make(random: Random) -> Callable[[], object]:
+        view = replica(random, decodes, prefills, kv_share)
+        jobs = [newcomer(random, f"n{i}", view.now_s, values) for i in range(new)]
+        return lambda: SlosServe().admit(view, jobs)
+
+    return make
+
+
+def step(policy: SlosServe | Vllm, decodes: int, prefills: int):  # type: ignore[no-untyped-def]
+    def make(random: Random) -> Callable[[], object]:
+        view = replica(random, decodes, prefills, 3.0)
+        return lambda: policy.step(view, None)
+
+    return make
+
+
+CASES = {
+    "admit 32 of 3 classes, 200 running, memory free": admission(195, 5, 32, 20.0),
+    "admit 32 of 3 classes, 200 running, memory binds": admission(195, 5, 32, 1.6),
+    "admit 32, unequal values, 200 running": admission(195, 5, 32, 20.0, values=True),
+    "admit 8 of 3 classes, 200 running, memory binds": admission(195, 5, 8, 1.6),
+    "admit 1, 200 running": admission(198, 2, 1, 20.0),
+    "admit 1, 200 running, memory binds": admission(198, 2, 1, 1.6),
+    "admit 1, 45 running": admission(44, 1, 1, 2.0),
+    "step, 256 decodes": step(SlosServe(), 256, 0),
+    "step, 250 decodes and 6 prefills": step(SlosServe(), 250, 6),
+    "step vllm, 256 decodes": step(Vllm(), 256, 0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Planner times in milliseconds per call: p50, p99 and max over random replicas."
+    )
+    parser.add_argument("--calls", type=int, default=500, help="calls per case (default 500)")
+    parser.add_argument("--seed", type=int, default=1, help="of the replicas drawn (default 1)")
+    options = parser.parse_args()
+    print(f"{'CPU ms per call':<52}{'p50':>8}{'p99':>8}{'max':>8}")
+    for name, make in CASES.items():
+        p50, p99, most = timed(options.calls, make, options.seed)
+        print(f"{name:<52}{p50:8.3f}{p99:8.3f}{most:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

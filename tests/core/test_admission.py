@@ -1,0 +1,241 @@
+"""Admission of one replica's newcomers: verdicts, reasons, and what they must fit around."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from penstock_core.admission import MOST_NEWCOMERS, decide, fits_around
+from penstock_core.best_effort import oldest_waiting_too_long
+from penstock_core.builtin_time_models import time_model
+from penstock_core.decode_load import Pacing
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Targets
+from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")
+PACING = Pacing()
+
+
+def asks(
+    name: str,
+    prompt: int = 500,
+    output: int = 100,
+    *,
+    ttft_s: float | None = 1.0,
+    tpot_s: float | None = 0.1,
+    at_s: float = 0.0,
+    value: float = 1.0,
+    best_effort: bool = False,
+) -> Job:
+    targets = Targets(ttft_s, tpot_s)
+    return new_job(Request(name, "tier", at_s, prompt, 4096, targets, value), output, best_effort)
+
+
+def decodes(
+    name: str, prompt: int = 500, output: int = 100, *, tpot_s: float | None = 0.1, at_s: float = 0.0
+) -> Job:
+    return advance(asks(name, prompt, output, tpot_s=tpot_s, at_s=at_s), prompt, 1, at_s)
+
+
+def replica(
+    running: tuple[Job, ...] = (),
+    waiting: tuple[Job, ...] = (),
+    *,
+    kv_tokens: int = 43296,
+    limits: Limits | None = None,
+    now_s: float = 0.0,
+    busy_s: float = 0.0,
+) -> ReplicaView:
+    total = kv_tokens // 16
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(total, total - held, 16)
+    return ReplicaView(now_s, now_s + busy_s, running, waiting, kv, limits or Limits(), MODEL)
+
+
+def answer(view: ReplicaView, *new: Job) -> list[Verdict]:
+    return decide(view, new, PACING, oldest_waiting_too_long(view, 30.0))
+
+
+def reason(verdict: Verdict) -> Reason:
+    assert isinstance(verdict, Rejected)
+    return verdict.reason
+
+
+def admitted(verdicts: list[Verdict]) -> int:
+    return sum(isinstance(verdict, Admitted) for verdict in verdicts)
+
+
+def test_nobody_new_gets_no_verdicts() -> None:
+    assert answer(replica()) == []
+
+
+def test_an_idle_replica_admits_and_predicts_within_the_targets() -> None:
+    verdict = answer(replica(), asks("a"))[0]
+    assert isinstance(verdict, Admitted)
+    assert MODEL.prefill_seconds(500) <= verdict.ttft_predicted_s <= 1.0
+    assert MODEL.prefill_seconds(1) <= verdict.tpot_predicted_s <= 0.1
+
+
+def test_an_idle_replica_admits_a_prompt_that_only_one_long_batch_serves_in_time() -> None:
+    just_s = MODEL.prefill_seconds(3000) + 0.001
+    verdict = answer(replica(), asks("a", 3000, ttft_s=just_s))[0]
+    assert isinstance(verdict, Admitted)
+    assert verdict.ttft_predicted_s == pytest.approx(just_s - 0.001)
+
+
+def test_what_no_idle_replica_can_do_is_never() -> None:
+    impossible = [
+        asks("late", 3000, ttft_s=MODEL.prefill_seconds(3000) - 0.001),
+        asks("fast", tpot_s=0.020),
+        asks("large", 43000, output=500, ttft_s=100.0),
+        asks("offline", 43297, best_effort=True),
+    ]
+    assert [reason(v) for v in answer(replica(), *impossible)] == [Reason.NEVER] * 4
+    assert [v.earliest_s for v in answer(replica(), *impossible) if isinstance(v, Rejected)] == [None] * 4
+
+
+def test_a_budget_spent_elsewhere_is_not_never() -> None:
+    """It came late, another like it need not."""
+    view = replica(now_s=0.95)
+    assert reason(answer(view, asks("a", 1500, at_s=0.0))[0]) is Reason.PREFILL_BUDGET
+
+
+def test_best_effort_is_taken_without_a_promise() -> None:
+    assert answer(replica(), asks("a", best_effort=True)) == [BestEffort()]
+
+
+def test_verdicts_stand_in_the_order_of_the_newcomers() -> None:
+    verdicts = answer(replica(), asks("a", best_effort=True), asks("b", ttft_s=2.0), asks("c", tpot_s=0.01))
+    assert [type(v) for v in verdicts] == [BestEffort, Admitted, Rejected]
+
+
+def test_prefills_past_the_deadline_are_refused_with_a_time_to_come_back() -> None:
+    crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5) for i in range(10)]
+    verdicts = answer(replica(), *crowd)
+    refused = [v for v in verdicts if isinstance(v, Rejected)]
+    assert 0 < admitted(verdicts) < 10
+    assert {v.reason for v in refused} == {Reason.PREFILL_BUDGET}
+    assert all(v.earliest_s is not None and 0 < v.earliest_s < 1 for v in refused)
+
+
+def test_the_batch_under_way_is_waited_for() -> None:
+    urgent = asks("a", 500, ttft_s=0.15)
+    assert admitted(answer(replica(), urgent)) == 1
+    assert admitted(answer(replica(busy_s=0.12), urgent)) == 0
+
+
+def test_decodes_that_leave_no_room_for_the_pace_refuse() -> None:
+    running = tuple(decodes(f"d{i}", 20, 3, tpot_s=0.05) for i in range(300))
+    view = replica(running, limits=Limits(running=512))
+    verdict = answer(view, asks("a", tpot_s=0.045))[0]
+    assert reason(verdict) is Reason.DECODE_BUDGET
+    assert isinstance(verdict, Rejected)
+    assert verdict.earliest_s is not None
+
+
+def test_seats_are_counted() -> None:
+    view = replica(tuple(decodes(f"d{i}") for i in range(4)), limits=Limits(running=5))
+    verdicts = answer(view, asks("a"), asks("b"))
+    assert admitted(verdicts) == 1
+    assert reason(next(v for v in verdicts if isinstance(v, Rejected))) is Reason.DECODE_BUDGET
+
+
+def test_memory_is_judged_by_the_future_peak_of_the_set() -> None:
+    """One that ends soon lends its blocks to one that grows late; two that grow together do not fit."""
+    near_its_end = decodes("short", 960, 3)
+    assert admitted(answer(replica((near_its_end,), kv_tokens=1600), asks("a", 160, 1000))) == 1
+    verdict = answer(replica((decodes("long", 960, 900),), kv_tokens=1920), asks("a", 160, 1000))[0]
+    assert reason(verdict) is Reason.KV_MEMORY
+    assert isinstance(verdict, Rejected)
+    assert verdict.earliest_s is not None
+    assert verdict.earliest_s > 0
+
+
+def test_more_valuable_newcomers_are_preferred() -> None:
+    crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5, value=1.0 + (i == 7) * 9) for i in range(9)]
+    assert isinstance(answer(replica(), *crowd)[7], Admitted)
+
+
+def test_running_prefills_are_never_given_up() -> None:
+    """A newcomer due earlier would make the accepted one late, and is refused."""
+    accepted = asks("old", 5000, ttft_s=0.45)
+    assert (
+        reason(answer(replica(waiting=(accepted,)), asks("new", 1500, ttft_s=0.4))[0])
+        is Reason.PREFILL_BUDGET
+    )
+
+
+def test_a_request_that_is_late_already_is_not_made_later() -> None:
+    late = asks("late", 1000, ttft_s=0.01)
+    assert admitted(answer(replica(waiting=(late,)), asks("new", 500, ttft_s=2.0))) == 1
+
+
+def test_a_decode_that_is_nearly_due_delays_everything_else() -> None:
+    running = (decodes("d", tpot_s=0.05),)
+    nearly_due = replica(running, now_s=0.02)
+    fresh = replica((running[0]._replace(due_s=0.07),), now_s=0.02)
+    urgent = asks("a", 500, ttft_s=0.16)
+    assert admitted(answer(fresh, urgent)) == 1
+    assert admitted(answer(nearly_due, urgent)) == 0
+
+
+def test_requests_without_targets_are_admitted_and_cost_capacity() -> None:
+    free = asks("free", ttft_s=None, tpot_s=None)
+    first = answer(replica(), free)[0]
+    assert isinstance(first, Admitted)
+    assert first.ttft_predicted_s < inf
+    assert admitted(answer(replica(waiting=(free,), kv_tokens=800), asks("a"))) == 0
+
+
+def test_more_than_one_group_is_decided_by_deadline() -> None:
+    crowd = [asks(f"{i:03d}", 200, 20, ttft_s=20.0) for i in range(MOST_NEWCOMERS + 8)]
+    assert admitted(answer(replica(), *crowd)) == len(crowd)
+    verdicts = answer(replica(kv_tokens=6400), *crowd)
+    assert 8 <= admitted(verdicts) < MOST_NEWCOMERS
+
+
+def test_a_pace_the_engine_cannot_keep_any_more_binds_nobody() -> None:
+    hopeless = decodes("d", tpot_s=0.02)._replace(due_s=5.0)
+    assert admitted(answer(replica((hopeless,)), asks("a"))) == 1
+
+
+def test_decodes_past_any_period_leave_nothing_to_prefill() -> None:
+    running = tuple(decodes(f"d{i}", 20, 3, tpot_s=0.04) for i in range(300))
+    view = replica(running, (asks("w", ttft_s=None),), limits=Limits(running=512))
+    verdict = answer(view, asks("a", ttft_s=None, tpot_s=None))[0]
+    assert reason(verdict) is Reason.DECODE_BUDGET
+
+
+def test_where_decodes_leave_nothing_the_first_end_is_waited_for() -> None:
+    """Beside them a long prompt's attention leaves no room for even one more of its tokens."""
+    running = tuple(decodes(f"d{i:03d}", 20, 3, tpot_s=0.0285) for i in range(300))
+    view = replica(running, kv_tokens=100_000, limits=Limits(running=512))
+    view = replace(view, model=time_model("llama-3-8b-a100"))
+    verdict = answer(view, asks("a", 8000, ttft_s=30.0, tpot_s=None))[0]
+    assert isinstance(verdict, Rejected)
+    assert verdict.reason is Reason.PREFILL_BUDGET
+    assert verdict.earliest_s == pytest.approx(2 * 0.0285)
+
+
+def test_newcomers_fit_around_best_effort_that_has_waited_too_long() -> None:
+    offline = asks("offline", 4000, best_effort=True, at_s=0.0, ttft_s=None, tpot_s=None)
+    new = asks("new", 500, ttft_s=0.4, at_s=100.0)
+    waiting = replica(waiting=(offline,), now_s=100.0)
+    patient = replica(
+        waiting=(offline._replace(request=replace(offline.request, arrival_s=90.0)),), now_s=100.0
+    )
+    assert admitted(answer(waiting, new)) == 0
+    assert admitted(answer(patient, new)) == 1
+
+
+def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
+    offline = asks("offline", 3000, 10, best_effort=True, ttft_s=None, tpot_s=None)
+    view = replica(waiting=(offline,), now_s=100.0)
+    protected = oldest_waiting_too_long(view, 30.0)
+    assert protected is not None
+    tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
+    loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
+    assert fits_around(replica(waiting=(offline, loose), now_s=100.0), protected, PACING)
+    assert not fits_around(replica(waiting=(offline, tight), now_s=100.0), protected, PACING)
+    assert not fits_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected, PACING)

@@ -1,0 +1,284 @@
+"""Batches: who is in, how long they are, who gives way."""
+
+from random import Random
+
+import pytest
+from penstock_core.batch_formation import form_batch
+from penstock_core.builtin_time_models import time_model
+from penstock_core.decode_load import Pacing
+from penstock_core.policy import Step
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job, preempted
+from penstock_core.slo import Judge, Targets
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")
+LONG_CONTEXT = time_model("llama-3-8b-a100")
+NOW_S = 10.0
+
+
+def prompt(
+    name: str,
+    tokens: int = 500,
+    *,
+    due_in_s: float = 2.0,
+    done: int = 0,
+    tpot_s: float | None = 0.1,
+    best_effort: bool = False,
+    at_s: float = NOW_S,
+) -> Job:
+    request = Request(name, "tier", at_s, tokens, 4096, Targets(1.0, tpot_s))
+    job = new_job(request, 100, best_effort)._replace(due_s=NOW_S + due_in_s)
+    return advance(job, done, 0, NOW_S) if done else job
+
+
+def decode(
+    name: str,
+    context: int = 500,
+    *,
+    due_in_s: float = 0.1,
+    tpot_s: float | None = 0.1,
+    best_effort: bool = False,
+    at_s: float = NOW_S - 1,
+) -> Job:
+    targets = Targets(1.0, tpot_s, None, Judge.MAX)
+    job = new_job(Request(name, "tier", at_s, context, 4096, targets), 100, best_effort)
+    return advance(job, context, 1, NOW_S)._replace(due_s=NOW_S + due_in_s)
+
+
+def replica(
+    running: list[Job],
+    waiting: list[Job],
+    *,
+    free_blocks: int = 2000,
+    limits: Limits | None = None,
+    model: object = MODEL,
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), model)  # type: ignore[arg-type]
+
+
+def batch(running: list[Job], waiting: list[Job], **bounds: object) -> Step:
+    return form_batch(replica(running, waiting, **bounds), Pacing())  # type: ignore[arg-type]
+
+
+def test_nothing_to_do_is_an_empty_step() -> None:
+    assert batch([], []) == Step({}, (), {}, 0.0)
+
+
+def test_decodes_alone_all_get_one_token() -> None:
+    step = batch([decode("a"), decode("b")], [])
+    assert dict(step.tokens) == {"a": 1, "b": 1}
+    assert step.duration_s == pytest.approx(0.02493756)
+
+
+def test_prefill_fills_what_decodes_leave_of_the_longest_batch() -> None:
+    step = batch([decode("a")], [prompt("p", 5000)])
+    assert step.tokens["a"] == 1
+    assert step.duration_s <= 0.060 < step.duration_s + 0.0001
+
+
+def test_the_earliest_token_due_ends_the_batch() -> None:
+    step = batch([decode("a", due_in_s=0.04), decode("b")], [prompt("p", 5000)])
+    assert step.duration_s <= 0.04 < step.duration_s + 0.0001
+
+
+def test_prefills_are_served_by_deadline() -> None:
+    step = batch([], [prompt("later", 400, due_in_s=3), prompt("sooner", 400, due_in_s=1)])
+    assert list(step.tokens) == ["sooner", "later"]
+    assert step.tokens["sooner"] == 400
+    assert step.tokens["later"] < 400
+
+
+def test_a_prefill_that_finishes_shortens_the_batch_to_its_deadline() -> None:
+    step = batch([], [prompt("urgent", 200, due_in_s=0.045), prompt("p", 5000)])
+    assert step.tokens["urgent"] == 200
+    assert step.duration_s <= 0.045 < step.duration_s + 0.0001
+
+
+def test_one_long_batch_where_ordinary_ones_would_be_late() -> None:
+    just_s = MODEL.prefill_seconds(3000) + 0.001
+    assert batch([], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"p": 3000}
+    assert batch([], [prompt("p", 3000, due_in_s=3.0)]).duration_s <= 0.060
+    assert batch([], [prompt("p", 3000, due_in_s=just_s - 0.01)]).duration_s <= 0.060
+
+
+def test_a_long_batch_still_ends_before_any_token_is_due() -> None:
+    patient = decode("d", due_in_s=0.30, tpot_s=0.3)
+    just_s = MODEL.prefill_seconds(3001) + 0.001
+    assert batch([patient], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"d": 1, "p": 3000}
+    hurried = decode("d", due_in_s=0.15, tpot_s=0.15)
+    assert batch([hurried], [prompt("p", 3000, due_in_s=just_s)]).duration_s <= 0.060
+
+
+def test_loose_decodes_wait_while_prefill_needs_the_room() -> None:
+    running = [decode(f"tight{i}", due_in_s=0.05, tpot_s=0.05) for i in range(3)]
+    running += [decode(f"loose{i}", due_in_s=0.1 + i / 1e4) for i in range(10)]
+    step = batch(running, [prompt("p", 3000)])
+    assert [name for name in step.tokens if name.startswith("tight")] == ["tight0", "tight1", "tight2"]
+    assert [name for name in step.tokens if name.startswith("loose")] == [f"loose{i}" for i in range(5)]
+    assert step.duration_s <= 0.05
+
+
+def test_loose_decodes_run_where_prefill_leaves_room() -> None:
+    running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("free", tpot_s=None)]
+    assert len(batch(running, [prompt("p", 100)]).tokens) == 4
+
+
+def test_loose_decodes_do_not_wait_while_they_hold_blocks_others_count_on() -> None:
+    running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("loose2")]
+    step = batch(running, [prompt("p", 3000)], free_blocks=199)
+    assert {"tight", "loose", "loose2"} <= step.tokens.keys()
+
+
+def test_no_loose_decode_waits_past_its_due_time() -> None:
+    running = [decode("tight", due_in_s=0.05, tpot_s=0.05)]
+    running += [decode(f"loose{i}", due_in_s=0.09) for i in range(10)]
+    assert len(batch(running, [prompt("p", 3000)]).tokens) == 12
+
+
+def test_decodes_without_a_pace_are_never_left_out() -> None:
+    running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("loose2")]
+    running += [decode("free", due_in_s=float("inf"), tpot_s=None)]
+    assert {"tight", "free"} <= batch(running, [prompt("p", 3000)]).tokens.keys()
+
+
+def test_a_late_decode_leaves_prefill_half_of_the_period() -> None:
+    step = batch([decode("late", due_in_s=-0.02)], [prompt("p", 5000)])
+    alone_s = MODEL.prefill_seconds(1)
+    assert step.tokens["late"] == 1
+    assert step.duration_s == pytest.approx((alone_s + 0.060) / 2, abs=1e-4)
+
+
+def test_best_effort_gets_surplus_only_within_the_ordinary_length() -> None:
+    step = batch([decode("d")], [prompt("p", 100), prompt("offline", 5000, best_effort=True)])
+    assert step.tokens["p"] == 100
+    assert step.tokens["offline"] > 0
+    assert step.duration_s <= 0.060
+
+
+def test_best_effort_gives_its_blocks_and_seats_to_accepted_work() -> None:
+    running = [decode("old", best_effort=True), decode("young", best_effort=True), decode("d")]
+    step = batch(running, [prompt("p", 500)], free_blocks=2)
+    assert step.preempt == ("young",)
+    assert step.tokens == {"d": 1, "p": 500, "old": 1}
+    seats = batch(running, [prompt("p", 100)], limits=Limits(running=3))
+    assert seats.preempt == ("young",)
+
+
+def test_a_prompt_waits_where_its_blocks_are_not_there() -> None:
+    step = batch([decode("d")], [prompt("large", 5000), prompt("small", 100)], free_blocks=100)
+    assert step.tokens == {"d": 1, "small": 100}
+    assert step.preempt == ()
+
+
+def test_of_accepted_decodes_the_one_that_can_wait_longest_gives_way() -> None:
+    """Only wrong lengths lead here: nobody has a block left and all need one."""
+    running = [decode("a", 496), decode("b", 512, due_in_s=0.3), decode("c", 512, due_in_s=0.2)]
+    running = [job._replace(computed_tokens=job.request.prompt_tokens) for job in running]
+    step = batch(running, [], free_blocks=0)
+    assert step.preempt == ("b",)
+    assert step.tokens == {"a": 1, "c": 1}
+
+
+def test_a_running_prefill_takes_blocks_from_later_ones_but_a_waiting_one_does_not() -> None:
+    running = [prompt("head", 320, due_in_s=0.5, done=160), prompt("tail", 320, due_in_s=0.9, done=160)]
+    step = batch(running, [], free_blocks=0)
+    assert (step.tokens, step.preempt) == ({"head": 160}, ("tail",))
+    waits = batch([decode("d", 500, due_in_s=5.0)], [prompt("p", 100)], free_blocks=0)
+    assert (waits.tokens, waits.preempt) == ({"d": 1}, ())
+
+
+def test_a_running_prefill_takes_what_blocks_there_are() -> None:
+    step = batch([prompt("head", 900, due_in_s=0.5, done=160), decode("d", due_in_s=0.1)], [], free_blocks=3)
+    assert step.tokens == {"d": 1, "head": 48}
+    assert batch([prompt("head", 900, done=160)], [], free_blocks=0).tokens == {}
+
+
+def test_token_bound_of_the_engine_holds_and_the_most_urgent_decodes_go_first() -> None:
+    running = [decode(f"d{i}", due_in_s=0.1 - i / 1e3) for i in range(6)]
+    step = batch(running, [prompt("p")], limits=Limits(batch_tokens=4))
+    assert step.tokens == {"d5": 1, "d4": 1, "d3": 1, "d2": 1}
+
+
+def test_a_preempted_job_prefills_prompt_and_answer() -> None:
+    gone = preempted(decode("gone", 100))._replace(due_s=NOW_S + 1)
+    assert batch([], [gone]).tokens == {"gone": 101}
+
+
+def test_a_long_context_is_worked_off_even_where_one_token_passes_the_usual_length() -> None:
+    job = prompt("book", 400_000, done=200_000, due_in_s=60.0)
+    step = batch([job], [], free_blocks=20_000, model=LONG_CONTEXT)
+    assert step.tokens["book"] > 0
+
+
+def random_replica(random: Random) -> ReplicaView:
+    """Any state at all, also ones that admission would not have led to."""
+    running, waiting = [], []
+    for i in range(random.randint(0, 12)):
+        kind = {
+            "due_in_s": random.uniform(-0.1, 0.5),
+            "tpot_s": random.choice((0.05, 0.1, None)),
+            "best_effort": random.random() < 0.3,
+        }
+        running.append(
+            decode(f"d{i}", random.randint(1, 900), **kind)  # type: ignore[arg-type]
+            if random.random() < 0.7
+            else prompt(f"r{i}", 900, done=random.randint(1, 890), **kind)  # type: ignore[arg-type]
+        )
+    for i in range(random.randint(0, 6)):
+        kind = {"due_in_s": random.uniform(-0.1, 2.0), "best_effort": random.random() < 0.3}
+        waiting.append(prompt(f"w{i}", random.randint(1, 3000), **kind))  # type: ignore[arg-type]
+    limits = Limits(random.choice((8, 512, 8192)), random.choice((len(running), len(running) + 2, 256)))
+    model = random.choice((MODEL, LONG_CONTEXT))
+    return replica(running, waiting, free_blocks=random.choice((0, 3, 60, 2000)), limits=limits, model=model)
+
+
+def blocks_after(view: ReplicaView, step: Step) -> int:
+    """Blocks held once the step has begun."""
+    jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
+    held = {job.request.id: job.computed_tokens for job in view.running if job.request.id not in step.preempt}
+    held |= {name: jobs[name].computed_tokens + tokens for name, tokens in step.tokens.items()}
+    return sum(view.kv.blocks_for(tokens) for tokens in held.values())
+
+
+def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
+    for seed in range(2500):
+        view = random_replica(Random(seed))
+        step = form_batch(view, Pacing())
+        jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
+        assert sum(step.tokens.values()) <= view.limits.batch_tokens, seed
+        assert all(0 < n <= jobs[name].pending_tokens for name, n in step.tokens.items()), seed
+        assert blocks_after(view, step) <= view.kv.total_blocks, seed
+        assert not set(step.preempt) & step.tokens.keys(), seed
+        assert set(step.preempt) <= {job.request.id for job in view.running}, seed
+        started = [name for name in step.tokens if jobs[name].computed_tokens == 0]
+        assert len(view.running) - len(step.preempt) + len(started) <= max(
+            view.limits.running, len(view.running)
+        ), seed
+
+
+def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
+    for seed in range(2500):
+        view = random_replica(Random(seed))
+        step = form_batch(view, Pacing())
+        left_out = [
+            job
+            for job in view.running
+            if job.decoding and not job.best_effort and job.request.id not in (*step.tokens, *step.preempt)
+        ]
+        short = view.kv.free_blocks < len(view.running) or view.limits.batch_tokens < len(view.running)
+        tightest_s = min(
+            (job.pace_s for job in view.running if job.pace_s and not job.best_effort), default=0.0
+        )
+        end_s = view.now_s + step.duration_s
+        assert short or all(job.due_s >= end_s + min(tightest_s, 0.05) - 1e-6 for job in left_out), seed
+
+
+def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
+    for seed in range(2500):
+        view = random_replica(Random(seed))
+        has_decode = any(job.decoding and not job.best_effort for job in view.running)
+        fits = view.kv.free_blocks > 0 or (has_decode and len(view.running) > 1)
+        if fits and any(not job.best_effort for job in view.running):
+            assert form_batch(view, Pacing()).tokens, seed
