@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from penstock_runtime.serving import listen
-from scripted.house import MODEL, until
+from scripted.house import MODEL
 from scripted.replica import DONE, Part, ScriptedReplica, chat_chunk
 
 POOL = f"""
@@ -80,7 +80,7 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
         httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
-        await until(lambda: replica.sessions == 1)
+        await status_of_ready(http, 200)
         body = {"model": MODEL, "messages": [], "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             lines = reply.aiter_lines()
