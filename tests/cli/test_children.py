@@ -1,0 +1,148 @@
+"""A pool's processes: started again when they die, stopped when told, killed when they do not listen."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from penstock_cli.failure import Failure
+from penstock_cli.local.child import LONGEST_LINE_BYTES, Child
+from penstock_cli.local.effective_pool import Overrides, effective_pool
+from penstock_cli.local.layout import LOOPBACK, Process, Role, Wanted, lay_out
+from penstock_cli.local.ports import check_free, free_ports
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
+APPLICATIONS = "  applications:\n  - {name: ide, tier: coder, keys: {file: keys.txt}}\n"
+PATIENCE_S = 30.0
+PRINT_PID = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PRINT_PID
+
+
+class Heard:
+    """A log sink that can be waited on."""
+
+    def __init__(self) -> None:
+        self.lines: asyncio.Queue[str] = asyncio.Queue()
+        self.notes: asyncio.Queue[str] = asyncio.Queue()
+
+    def line(self, name: str, text: str) -> None:
+        self.lines.put_nowait(text)
+
+    def note(self, name: str, text: str) -> None:
+        self.notes.put_nowait(f"{name}: {text}")
+
+    async def next_line(self) -> str:
+        return await asyncio.wait_for(self.lines.get(), PATIENCE_S)
+
+    async def next_note(self) -> str:
+        return await asyncio.wait_for(self.notes.get(), PATIENCE_S)
+
+
+def child(code: str, heard: Heard) -> Child:
+    return Child(Process("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), heard)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_killed_process_comes_back() -> None:
+    heard = Heard()
+    one = child(PRINT_PID, heard)
+    first = int(await heard.next_line())
+    os.kill(first, signal.SIGKILL)
+    assert await heard.next_note() == "sidecar-r0: ended (signal 9); starting it again in 0.2 s"
+    second = int(await heard.next_line())
+    assert second != first
+    await one.stop(PATIENCE_S)
+    assert not is_running(second)
+    assert one.exits == 1
+
+
+async def test_the_pause_grows_while_it_keeps_dying() -> None:
+    heard = Heard()
+    one = child("raise SystemExit(3)", heard)
+    notes = [await heard.next_note() for _ in range(3)]
+    assert [note.rpartition(" in ")[2] for note in notes] == ["0.2 s", "0.4 s", "0.8 s"]
+    assert "exit code 3" in notes[0]
+    await one.stop(PATIENCE_S)  # while it pauses
+
+
+async def test_one_that_does_not_listen_is_killed() -> None:
+    heard = Heard()
+    one = child(DEAF, heard)
+    pid = int(await heard.next_line())
+    await one.stop(0.1)
+    assert await heard.next_note() == "sidecar-r0: did not stop within 0.1 s; killing it"
+    assert not is_running(pid)
+
+
+async def test_a_long_line_is_passed_on_and_does_not_block() -> None:
+    heard = Heard()
+    one = child(f"print('x' * {3 * LONGEST_LINE_BYTES}); print('after', flush=True); " + PRINT_PID, heard)
+    seen = ""
+    while not seen.endswith("after"):
+        seen += await heard.next_line()
+    assert seen.count("x") == 3 * LONGEST_LINE_BYTES
+    await one.stop(PATIENCE_S)
+
+
+def test_a_layout_names_every_process_and_no_port_twice() -> None:
+    wanted = Wanted(DEMO, replicas=3, host=LOOPBACK, port=0, seed=7, truth="exact")
+    layout = lay_out(wanted, Path("/run/sockets"))
+    assert [process.name for process in layout.processes] == [
+        "engine-r0",
+        "engine-r1",
+        "engine-r2",
+        "sidecar-r0",
+        "sidecar-r1",
+        "sidecar-r2",
+        "router",
+    ]
+    addresses = [layout.url, *layout.engines, *(url.removesuffix("/metrics") for url in layout.metrics)]
+    assert len(set(addresses)) == 7
+    engine, sidecar = layout.processes[1].argv, layout.processes[4].argv
+    assert engine[engine.index("--seed") + 1] == "8"
+    assert engine[engine.index("--truth") + 1] == "exact"
+    for argv in (engine, sidecar):
+        assert argv[argv.index("--telemetry") + 1] == "/run/sockets/r1.sock"
+    assert sidecar[sidecar.index("--engine") + 1] == layout.engines[1]
+    assert layout.processes[-1].argv.count("--replica") == 3
+
+
+def test_engines_that_run_elsewhere_are_not_started() -> None:
+    layout = lay_out(Wanted(DEMO, 1, LOOPBACK, port=0, engines=("http://gpu:8000",)), Path("/run/sockets"))
+    assert [process.name for process in layout.processes] == ["sidecar-r0", "router"]
+    assert "--telemetry" not in layout.processes[0].argv
+    assert layout.engines == ("http://gpu:8000",)
+
+
+def test_free_ports_are_free() -> None:
+    ports = free_ports(5, LOOPBACK)
+    assert len(set(ports)) == 5
+    for port in ports:
+        check_free(LOOPBACK, port)
+    with pytest.raises(Failure, match=r"cannot listen on 192\.0\.2\.1 port 80"):
+        check_free("192.0.2.1", 80)
+
+
+def test_overrides_reach_every_process_in_one_file(tmp_path: Path) -> None:
+    source = tmp_path / "pools" / "pool.yaml"
+    source.parent.mkdir()
+    source.write_text(DEMO.read_text() + APPLICATIONS)
+    changed, pool = effective_pool(source, Overrides(policy="vllm"), tmp_path)
+    assert changed == tmp_path / "pool.yaml"
+    assert pool.spec.scheduling.policy == "vllm"
+    assert pool.spec.routing.max_hops == 2  # the rest is as it was
+    assert pool.spec.applications[0].keys.file == str(source.parent / "keys.txt")
+
+
+def test_without_overrides_the_users_own_file_is_read(tmp_path: Path) -> None:
+    assert effective_pool(DEMO, Overrides(), tmp_path)[0] == DEMO
+    assert list(tmp_path.iterdir()) == []
