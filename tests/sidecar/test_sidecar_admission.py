@@ -73,3 +73,9 @@ def test_bounds_hold_within_one_burst() -> None:
     assert [isinstance(v, Rejected) for v in verdicts("XYZ")] == [False, False, True]
     refused = verdicts("abcdef")[4:]
     assert refused == [Rejected(Reason.QUEUE_FULL)] * 2
+
+
+def test_the_policy_is_not_troubled_with_what_needs_no_plan() -> None:
+    policy = OneInTwo()
+    assert decide(policy, VIEW, jobs("XY"), FREE, BOUNDS) == [BestEffort(), BestEffort()]
+    assert policy.asked == []

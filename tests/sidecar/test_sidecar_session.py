@@ -5,6 +5,7 @@ import orjson
 import pytest
 from penstock_core.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.bounds import Bounds
 
 from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, submit, until
 
@@ -228,3 +229,29 @@ async def test_latencies_and_ends_are_counted(rig: Rig, router: Router) -> None:
     assert rig.metric("verdicts_total", tier="chat", verdict="admitted", reason="") == 1
     assert rig.metric("planner_seconds_count") == 1
     assert rig.metric("planner_seconds_max") > 0
+
+
+async def test_an_engine_that_is_not_ours_gets_the_body_as_it_came(engine: Engine, bounds: Bounds) -> None:
+    rig = Rig(engine, bounds, reads_fields=False)
+    raw = b'{ "model":"m", "prompt":[1,2,3] , "stream": true}'
+    async with rig.serving(), rig.router() as router:
+        await router.submit(1, raw)
+        exchange = await engine.asked()
+        assert exchange.raw == raw
+        await exchange.begin()
+        await exchange.send(TOKEN * 2)
+        await until(lambda: len(router.data(1)) == 2 * len(TOKEN))
+        (job,) = rig.mirror.view(0.0, rig.learned.model).running
+        assert (job.generated_tokens, job.decoding) == (2, True)
+
+
+async def test_a_changed_state_reaches_routers_that_carry_nothing(rig: Rig) -> None:
+    async with rig.router() as idle, rig.router() as busy:
+        await until(lambda: bool(idle.frames))
+        await busy.submit(1)
+        await rig.engine.asked()
+        rig.replica.tick()
+        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        assert rig.metric("waiting") == 1
+        assert rig.metric("carried") == 1
+        assert rig.metric("engine_ready") == 1

@@ -57,7 +57,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             name=options.name,
             address=str(address),
             engine=options.engine,
-            metrics=metrics_address,
+            metrics=metrics_address or "none",
         )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
