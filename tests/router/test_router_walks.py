@@ -166,6 +166,21 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
     assert words == ["one"]
 
 
+@pytest.mark.parametrize(
+    ("talks", "status", "kind"), [(True, 429, "slo_unattainable"), (False, 503, "no_replicas")]
+)
+async def test_a_replica_too_busy_to_answer_is_not_one_that_is_gone(
+    talks: bool, status: int, kind: str
+) -> None:
+    async def is_too_busy(part: Part) -> None:
+        replica.tell(running=1)
+
+    replica = ScriptedReplica("r0", is_too_busy if talks else is_silent)
+    async with house(replica, pool=pool_with(router={"verdictTimeout": "200ms"})) as router:
+        reply = await router.chat()
+    assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+
+
 async def test_an_engine_lost_in_a_stream_is_its_last_event() -> None:
     async def loses_its_engine(part: Part) -> None:
         part.admit()

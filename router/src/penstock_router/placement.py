@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
+import structlog
 from penstock_core.routing import Asked, Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
-from penstock_core.verdict import Admitted, Rejected
+from penstock_core.verdict import Admitted, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
@@ -20,6 +21,8 @@ from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Attempt, Submission
 from penstock_router.settings import Settings
+
+log = structlog.get_logger()
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +70,7 @@ class Placement:
             else:
                 walk = lost(walk, move)
                 self.outcome.failovers += 1
+                log.info("lost", request=submission.request_id, replica=taken.replica, why=taken.why)
         self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
         if isinstance(move, NoReplicas):
             self.outcome.reason = "no_replicas"
@@ -77,27 +81,28 @@ class Placement:
         exchange = link.submit(Attempt(submission, move.hop, move.backup), self.bound_bytes, self.on_overflow)
         placed = False
         try:
-            no = await self._until_output(exchange, move.replica)
+            no = await self._until_output(exchange, link)
             placed = no is None
             return Placed(link, exchange) if no is None else no
         finally:
             if not placed:
                 link.abandon(exchange)
 
-    async def _until_output(self, exchange: Exchange, replica: str) -> Rejected | Lost | None:
+    async def _until_output(self, exchange: Exchange, link: ReplicaLink) -> Rejected | Lost | None:
         """Until there is something to write: for a stream its first bytes, else the whole answer."""
+        asked_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.settings.verdict_timeout_s):
                 while exchange.verdict is None and exchange.end is None:
                     await exchange.changed()
         except TimeoutError:
-            return Lost(replica, "no verdict in time")
+            return _unanswered(link, asked_s)
         if exchange.verdict is not None:
             admitted = isinstance(exchange.verdict, Admitted)
             self.outcome.verdict, self.outcome.reason = "admitted" if admitted else "best-effort", ""
         while exchange.end is None and not (self.outcome.stream and exchange.brought):
             await exchange.changed()
-        return self._judge_end(exchange, replica)
+        return self._judge_end(exchange, link.name)
 
     def _judge_end(self, exchange: Exchange, replica: str) -> Rejected | Lost | None:
         end = exchange.end
@@ -109,6 +114,13 @@ class Placement:
             self.outcome.ending = Ending.INVALID if 400 <= end.status < 500 else Ending.FAILED
             raise refused_behind(end)
         return None
+
+
+def _unanswered(link: ReplicaLink, asked_s: float) -> Rejected | Lost:
+    """A replica that still talks to us has too much to do; one that is silent is lost."""
+    if link.heard_s > asked_s:
+        return Rejected(Reason.QUEUE_FULL)
+    return Lost(link.name, "silent")
 
 
 def refused_behind(end: wire.Failed) -> RefusedBehind:

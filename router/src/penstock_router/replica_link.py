@@ -48,12 +48,14 @@ class ReplicaLink:
 
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
+    heard_s: when the last frame came, on the event loop's clock.
     """
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
         self.name, self.address = name, address
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
+        self.heard_s = 0.0
         self._connect, self._backoff = connect, backoff
         self._loop = asyncio.get_running_loop()
         self._snapshot = wire.Snapshot()
@@ -150,6 +152,7 @@ class ReplicaLink:
         self.time_model = wire_words.time_model(self.description)
 
     def _deliver(self, frame: wire.ReplicaFrame) -> None:
+        self.heard_s = self._loop.time()
         carried = self._carried
         for event in frame.events:
             exchange = carried.get(event.id)
