@@ -109,10 +109,10 @@ def with_errors(app: App) -> App:
             return
         started = False
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:  # no coroutine of its own: each token passes here
             nonlocal started
             started = True
-            await send(message)
+            return send(message)
 
         try:
             await app(scope, receive, watched)
