@@ -271,7 +271,8 @@ async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: P
     running = TestServer(app)
     await running.start_server()
     url = str(running.make_url("")).rstrip("/")
-    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,"), url, metrics=(f"{url}/metrics",)))
+    server.pool = POOL | {"replicas": [{"name": "r0", "metrics_url": f"{url}/metrics"}]}
+    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,"), url))
     await running.close()
     # 98 of the 100 calls in between took at most 1 ms, the rest at most 2 ms, and none above 1.8.
     assert report.as_json()["planner_ms"] == {"p50": 1.0, "p99": 1.8, "max": 1.8}

@@ -103,7 +103,6 @@ async def _run(contender: Contender, inputs: Inputs, folder: Path, console: Cons
                 url=layout.url,
                 seed=inputs.seed,
                 promises=promises_of(pool),
-                metrics=layout.metrics,
             )
             return await replay(settings, console, contender.label)
 

@@ -61,10 +61,6 @@ SloTargets = Annotated[
         show_default=False,
     ),
 ]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(help="A sidecar's metrics URL, for planner times. Repeatable.", show_default=False),
-]
 MaxInflight = Annotated[int, typer.Option(min=1, help="Beyond it, requests count as failed.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for one whole request.")]
 
@@ -85,7 +81,6 @@ def replay(
     api_key: ApiKey = None,
     file: JudgeFile = None,
     slo: SloTargets = None,
-    metrics: Metrics = None,
     max_inflight: MaxInflight = 10_000,
     timeout: Timeout = 300.0,
 ) -> None:
@@ -118,7 +113,6 @@ def replay(
         timeout_s=timeout,
         promises=promises_from(file, slo or []),
         rows=requests,
-        metrics=tuple(metrics or ()),
     )
     report = uvloop.run(run_replay(settings, Console(stderr=True)))
     show(report, f"{trace} at {url}", json)

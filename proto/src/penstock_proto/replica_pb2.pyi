@@ -480,6 +480,7 @@ class DescribeReply(_message.Message):
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ENGINE_READY_FIELD_NUMBER: _builtins.int
+    METRICS_URL_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     model: _builtins.str
     max_model_len: _builtins.int
@@ -490,6 +491,8 @@ class DescribeReply(_message.Message):
     kv_tokens_total: _builtins.int
     version: _builtins.str
     engine_ready: _builtins.bool
+    metrics_url: _builtins.str
+    """where Prometheus reads its metrics; empty: nowhere"""
     def __init__(
         self,
         *,
@@ -501,10 +504,11 @@ class DescribeReply(_message.Message):
         kv_tokens_total: _builtins.int = ...,
         version: _builtins.str = ...,
         engine_ready: _builtins.bool = ...,
+        metrics_url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,7 @@ class Identity:
     name: str
     model: str
     policy: str
+    metrics_url: str = ""
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServicer):
@@ -73,6 +74,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             kv_tokens_total=self._mirror.kv_tokens_total,
             version=version("penstock-sidecar"),
             engine_ready=self._replica.engine_ready,
+            metrics_url=self._identity.metrics_url,
         )
 
     async def Drain(

@@ -47,10 +47,10 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         if options.telemetry is not None:
             reports = StepReports(mirror, learned, metrics, replica.prompt_known)
             stack.callback(TelemetrySocket(options.telemetry, reports.receive).close)
-        identity = Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy)
+        metrics_address = await stack.enter_async_context(_inspected(options.metrics, registry, replica))
+        identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
-        metrics_address = await stack.enter_async_context(_inspected(options.metrics, registry, replica))
         await stack.enter_async_context(_background(replica, engine, mirror, bounds))
         log.info(
             "ready",
@@ -64,6 +64,12 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         unfinished = await replica.drain(drain_s)
         log.info("stopped", unfinished=unfinished)
         await replica.close()
+
+
+def identity_of(options: Options, pool: Pool, metrics_address: str | None) -> Identity:
+    """What this replica says it is."""
+    metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
+    return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url)
 
 
 def time_model_of(pool: Pool) -> TimeModel:

@@ -99,4 +99,5 @@ def _replica(link: ReplicaLink) -> dict[str, object]:
         "best_effort": load.best_effort,
         "kv_tokens_free": load.kv_tokens_free,
         "kv_tokens_total": load.kv_tokens_total,
+        "metrics_url": (link.description.metrics_url if link.description is not None else "") or None,
     }

@@ -32,7 +32,6 @@ class Settings:
     """What a replay was asked for.
 
     promises: judged by in place of the server's own; None: the server tells.
-    metrics: URLs of sidecars' metrics, for the planner's times.
     """
 
     trace: Path
@@ -49,7 +48,6 @@ class Settings:
     timeout_s: float = 300.0
     promises: Promises | None = None
     rows: Path | None = None
-    metrics: tuple[str, ...] = ()
 
 
 async def replay(settings: Settings, console: Console, title: str = "replaying") -> Report:
@@ -59,13 +57,13 @@ async def replay(settings: Settings, console: Console, title: str = "replaying")
     _allow_sockets(settings.max_in_flight)
     async with _session(settings) as session:
         target = await look(session, settings.url, settings.model)
-        before = await read_planner(session, settings.metrics)
+        before = await read_planner(session, target.metrics)
         rows = nullcontext() if settings.rows is None else RowsFile(settings.rows)
         with rows as file:
             generator = _generator(settings, session, target, file.add if file else _nothing)
             async with watching(console, title, generator.progress, requests):
                 tally = await generator.run(schedule.requests())
-        after = await read_planner(session, settings.metrics)
+        after = await read_planner(session, target.metrics)
     return Report(target.policy, target.replicas, span_s, tally, planner_times(before, after))
 
 

@@ -20,6 +20,7 @@ class Target:
 
     max_model_len: longest prompt and answer together, where it tells.
     policy, replicas, promises: of a Penstock pool; else None and nothing promised.
+    metrics: URLs of its sidecars' metrics, as far as they have any.
     """
 
     model: str
@@ -28,6 +29,7 @@ class Target:
     policy: str | None
     replicas: int | None
     promises: Promises
+    metrics: tuple[str, ...]
 
 
 async def look(session: aiohttp.ClientSession, url: str, model: str | None) -> Target:
@@ -47,6 +49,7 @@ async def look(session: aiohttp.ClientSession, url: str, model: str | None) -> T
         policy=None if pool is None else pool["policy"],
         replicas=None if pool is None else len(pool["replicas"]),
         promises=Promises() if pool is None else _promises(pool),
+        metrics=() if pool is None else _metrics(pool),
     )
 
 
@@ -67,6 +70,10 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
         raise Failure(f"{url}: no server answers there ({reason})") from None
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Failure(f"{url}: {error or 'no answer'}") from None
+
+
+def _metrics(pool: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(url for replica in pool["replicas"] if (url := replica.get("metrics_url")))
 
 
 def _promises(pool: dict[str, Any]) -> Promises:
