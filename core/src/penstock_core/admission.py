@@ -140,7 +140,7 @@ def situation(
     decodes: list[Job] = []
     prefills: list[Job] = []
     for job in claims:
-        (decodes if job.generated_tokens and job.pending_tokens == 1 else prefills).append(job)
+        (decodes if job.decoding else prefills).append(job)
     prefills.sort(key=deadline_order)
     everyone = [*decodes, *prefills, *new]
     present = len(decodes) + len(prefills)
@@ -203,9 +203,11 @@ def _demand(
     for job in waiting:
         batches = (job.due_s - start_s) / shortest_s + full_of_tokens + 2
         delays.append(max(ceil(batches), 0) if isfinite(batches) else kv_peak.FOREVER_STEPS)
-    generated = as_ints([job.generated_tokens for job in jobs])
-    now = as_ints([job.request.prompt_tokens for job in jobs]) + generated
-    left = np.maximum(as_ints([job.output_tokens for job in jobs]) - generated, 1)
+    # Transposing reads hundreds of jobs several times faster than one attribute at a time.
+    requests, _, generated, output, *_ = zip(*jobs, strict=True) if jobs else ((), (), (), ())
+    done = as_ints(generated)
+    now = as_ints([request.prompt_tokens for request in requests]) + done
+    left = np.maximum(as_ints(output) - done, 1)
     delay, size = as_ints(delays), view.kv.block_tokens
     ends = kv_peak.ends_of_buckets(left - 1 + delay if jobs else as_ints([0]))
     peak_blocks = int((-(-(now + left - 1) // size)).sum())

@@ -67,7 +67,7 @@ def _sorted(view: ReplicaView, protected: Job | None) -> Work:
     for job in view.running:
         if job.best_effort:
             surplus.append(job)
-        elif job.generated_tokens and job.pending_tokens == 1:
+        elif job.decoding:
             decodes.append(job)
         else:
             prefills.append(job)

@@ -42,7 +42,7 @@ def usage(tokens_now: Ints, left: Ints, delay_steps: Ints, ends: Ints, block_tok
     last = left - 1
     starts = np.concatenate(([0], ends[:-1] + 1))
     held = tokens_now[:, None] + np.minimum(ends[None, :], last[:, None])
-    blocks = -(-held // block_tokens)
+    blocks = (held + (block_tokens - 1)) // block_tokens
     there = (last + delay_steps)[:, None] >= starts[None, :]
     return np.where(there, blocks, 0)
 

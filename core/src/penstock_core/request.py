@@ -70,7 +70,8 @@ class Job(NamedTuple):
     @property
     def decoding(self) -> bool:
         """Whether one more token computed gives one more token out, as in every plain decode step."""
-        return self.generated_tokens > 0 and self.pending_tokens == 1
+        generated = self.generated_tokens
+        return generated > 0 and self.request.prompt_tokens + generated - self.computed_tokens == 1
 
     @property
     def output_tokens_left(self) -> int:

@@ -6,6 +6,7 @@ seen then: the jobs as they were when it began. Nothing is drawn at random and n
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from penstock_core.policy import Policy
@@ -19,15 +20,16 @@ from penstock_simulator.engine_state import EngineState
 
 @dataclass(slots=True)
 class Fate:
-    """What became of one request: its job on arrival, the verdict, when its tokens came out."""
+    """What became of one request: its job on arrival, true length, verdict, when its tokens came out."""
 
     job: Job
+    answer_tokens: int
     verdict: Verdict
     token_times_s: list[float] = field(default_factory=list)
 
     def met(self) -> bool:
         """Whether every target was kept. A rejected or unfinished request met nothing."""
-        return not self.broken() and len(self.token_times_s) == self.job.output_tokens
+        return not self.broken() and len(self.token_times_s) == self.answer_tokens
 
     def broken(self, tolerance_s: float = 1e-6) -> list[str]:
         """Targets that its tokens broke."""
@@ -51,11 +53,14 @@ def serve(
     engine: EngineState,
     model: TimeModel,
     jobs: Sequence[Job],
-    on_step: Callable[[float, float], None] = lambda now_s, end_s: None,
+    *,
+    truth: TimeModel | None = None,
+    answer_tokens: Callable[[Job], int] = attrgetter("output_tokens"),
 ) -> list[Fate]:
-    """Serve jobs (in order of arrival, true lengths as their `output_tokens`) until all are done.
+    """Serve jobs (in order of arrival) until all are done. Those that are rejected leave at once.
 
-    Those that are rejected leave at once. `on_step` sees the start and the end of every iteration.
+    truth: what iterations really take, where the policy's `model` is wrong.
+    answer_tokens: true lengths, where the jobs' predicted ones are wrong.
     """
     fates: dict[RequestId, Fate] = {}
     memory, now_s, coming = policy.start(), 0.0, list(reversed(jobs))
@@ -65,9 +70,9 @@ def serve(
             job = coming.pop()
             at_s = job.request.arrival_s
             verdict = policy.admit(engine.view(at_s, max(busy_until_s, at_s), model), [job])[0]
-            fates[job.request.id] = Fate(job, verdict)
+            fates[job.request.id] = Fate(job, answer_tokens(job), verdict)
             if not isinstance(verdict, Rejected):
-                engine.add(job, job.output_tokens)
+                engine.add(job, answer_tokens(job))
 
     while coming or engine.running or engine.waiting:
         if not engine.running and not engine.waiting:
@@ -81,8 +86,7 @@ def serve(
             continue
         work = work_of(engine, step.tokens)
         engine.start(step)
-        end_s = now_s + model.seconds(work)
-        on_step(now_s, end_s)
+        end_s = now_s + (truth or model).seconds(work)
         arrive(end_s, end_s)
         for job_id, tokens in engine.finish(end_s).tokens.items():
             fates[job_id].token_times_s += [end_s] * tokens

@@ -46,18 +46,27 @@ class Vllm:
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """The next batch: running requests, then waiting ones while nobody had to be preempted."""
         batch = OpenBatch(view)
-        for i, job in enumerate(view.running):
-            if job.request.id in batch.preempted or not batch.left_tokens:
-                continue
-            tokens = min(job.pending_tokens, batch.left_tokens)
-            behind = reversed(view.running[i + 1 :])
-            if batch.make_room(batch.blocks_wanted(job, tokens), 0, behind):
-                batch.add(job, tokens)
-            else:
-                batch.preempt(job)
+        enough = len(view.running) <= min(batch.left_tokens, batch.free_blocks)
+        if enough and all([job.decoding for job in view.running]):
+            batch.add_decodes(view.running)
+        else:
+            _run_on(batch)
         if not batch.preempted:
             _start_waiting(batch)
         return batch.step(), None
+
+
+def _run_on(batch: OpenBatch) -> None:
+    """Running requests in their order; out of blocks, those behind give way, then the request itself."""
+    running = batch.view.running
+    for i, job in enumerate(running):
+        if job.request.id in batch.preempted or not batch.left_tokens:
+            continue
+        tokens = min(job.pending_tokens, batch.left_tokens)
+        if batch.make_room(batch.blocks_wanted(job, tokens), 0, reversed(running[i + 1 :])):
+            batch.add(job, tokens)
+        else:
+            batch.preempt(job)
 
 
 def _start_waiting(batch: OpenBatch) -> None:
