@@ -1,7 +1,7 @@
 """Cut the excerpt in `examples/` from Azure's public traces, and say what it holds.
 
     python bench/traces/cut_azure.py --conv AzureLLMInferenceTrace_conv.csv \
-        --code AzureLLMInferenceTrace_code.csv --start 1470 --seconds 60 --out examples/azure-excerpt.csv.gz
+        --code AzureLLMInferenceTrace_code.csv --start 1390 --seconds 60 --out examples/azure-excerpt.csv.gz
 
 The two traces were recorded over the same hour. Their clocks are kept: request times count from the earlier
 trace's first arrival, and the window is cut from both at once. Requests keep their order and lengths; those

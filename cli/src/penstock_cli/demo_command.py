@@ -74,7 +74,7 @@ def demo(
 ) -> None:
     """Replay a minute of Azure's chat and code traffic through Penstock, and through vLLM's own policy.
 
-    Two simulated replicas, real HTTP, real time; about two and a half minutes. Ends with one table.
+    Two simulated replicas, real HTTP, real time; about three minutes. Ends with one table.
 
     Example: penstock demo
     """

@@ -1,6 +1,7 @@
 """Watching a replay: a bar on a terminal, a line now and then anywhere else."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ from penstock_cli.replay.generator import Progress
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 10.0
+RATE_PERIODS = 10
 
 
 @asynccontextmanager
@@ -53,8 +55,9 @@ async def _lines(console: Console, title: str, progress: Progress, requests: int
 
 
 async def _rates(progress: Progress, every_s: float) -> AsyncIterator[float]:
-    """Requests sent a second, over each period."""
+    """Requests sent a second, over the last few periods."""
+    sent = deque([progress.sent], maxlen=RATE_PERIODS + 1)
     while True:
-        before = progress.sent
         await asyncio.sleep(every_s)
-        yield (progress.sent - before) / every_s
+        sent.append(progress.sent)
+        yield (sent[-1] - sent[0]) / (every_s * (len(sent) - 1))
