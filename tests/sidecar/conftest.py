@@ -32,7 +32,7 @@ from penstock_sidecar.service import Identity, ReplicaService
 from penstock_sidecar.step_reports import StepReports
 from prometheus_client import CollectorRegistry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a condition may take to come true on a busy machine before the test fails."""
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"wort"}]}\n\n'

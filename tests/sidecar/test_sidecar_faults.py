@@ -150,7 +150,7 @@ async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
     await exchange.send(DONE)
     await exchange.end()
     assert (await router.ended(4)).HasField("finished")
-    assert router.frames[-1].snapshot.engine_ready
+    await until(lambda: router.frames[-1].snapshot.engine_ready)
 
 
 async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig: Rig, router: Router) -> None:
@@ -206,7 +206,7 @@ async def test_a_router_that_does_not_read_loses_its_session_and_nobody_elses(
         for _ in range(200):
             await exchange.send(b"data: " + b"x" * 60_000 + b"\n\n")
     await exchange.closed.wait()
-    assert rig.metric("routers_behind_total") == 1
+    await until(lambda: rig.metric("routers_behind_total") == 1)
     await until(lambda: rig.replica.unfinished == 0)
     await router.submit(1)
     assert (await router.first(1)).HasField("admitted")
@@ -220,7 +220,7 @@ async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: 
     await until(lambda: rig.replica.draining)
     await router.submit(2)
     assert (await router.ended(2)).rejected.reason == wire.REASON_DRAINING
-    assert router.frames[-1].snapshot.draining
+    await until(lambda: router.frames[-1].snapshot.draining)
     assert not draining.done()
     await exchange.send(DONE)
     await exchange.end()

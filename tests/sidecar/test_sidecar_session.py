@@ -141,7 +141,7 @@ async def test_a_rejected_request_goes_nowhere_and_its_id_is_free(rig: Rig, rout
     rig.policy.answers = type(rig.policy)().answers
     await router.submit(1)
     await rig.engine.asked()
-    assert router.kinds(1) == ["rejected", "admitted"]
+    await until(lambda: router.kinds(1) == ["rejected", "admitted"])
 
 
 @pytest.mark.parametrize("more", [{"tier": "batch"}, {"backup": True}])
