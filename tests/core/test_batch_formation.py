@@ -137,6 +137,15 @@ def test_no_loose_decode_waits_past_its_due_time() -> None:
     assert len(batch(running, [prompt("p", 3000)]).tokens) == 12
 
 
+def test_sharing_never_lengthens_a_batch_past_a_token_that_is_due() -> None:
+    """The tight decodes left at 60 ms; a loose one that waited for faster ones is due before that."""
+    running = [decode("tight", due_in_s=0.06, tpot_s=0.06), decode("waited", due_in_s=0.05, tpot_s=0.1)]
+    running += [decode(f"loose{i}", due_in_s=0.3, tpot_s=0.3) for i in range(90)]
+    step = batch(running, [prompt("p", 3000)], free_blocks=9000)
+    assert len(step.tokens) < len(running)
+    assert step.duration_s <= 0.05
+
+
 def test_decodes_without_a_pace_are_never_left_out() -> None:
     running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("loose2")]
     running += [decode("free", due_in_s=float("inf"), tpot_s=None)]

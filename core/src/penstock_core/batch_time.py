@@ -59,7 +59,7 @@ def bounds(view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], p
     if limit_s > longest_s:
         return Bounds(limit_s, decodes, ())
     every = Bounds(limit_s, decodes, ())
-    shared = _shares(view, decodes, prefills, pacing)
+    shared = _shares(view, decodes, prefills, pacing, limit_s)
     return shared if shared is not None and _free(view, shared) > _free(view, every) else every
 
 
@@ -99,9 +99,9 @@ def with_all(decodes: Sequence[Job], prefills: Sequence[Job]) -> BatchWork:
 
 
 def _shares(
-    view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], pacing: Pacing
+    view: ReplicaView, decodes: Sequence[Job], prefills: Sequence[Job], pacing: Pacing, most_s: float
 ) -> Bounds | None:
-    """Bounds with looser decodes left out as far as their pace allows."""
+    """Bounds of at most `most_s` with looser decodes left out as far as their pace allows."""
     tightest_s = _tightest_s([*decodes, *prefills])
     loose = any(job.pace_s is not None and job.pace_s >= 2 * tightest_s - TIME_ERROR_S for job in decodes)
     if not loose or not _all_peaks_fit(view, [*decodes, *prefills]):
@@ -118,7 +118,7 @@ def _shares(
         must += jobs[:share]
         may += jobs[share:]
     longest_s = pacing.longest_s(view.model.seconds(decode_work(must)) + _short_chunk_s(view, prefills))
-    return Bounds(min(tightest_s, longest_s), must, may)
+    return Bounds(min(tightest_s, longest_s, most_s), must, may)
 
 
 def _one_long_batch_s(
