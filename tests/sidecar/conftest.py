@@ -103,6 +103,11 @@ class Engine:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def stop_listening(self) -> None:
+        """As an engine that drains: nobody new is let in, connections that are there go on."""
+        assert self._server is not None
+        self._server.close()
+
     async def kill(self) -> None:
         """As kill -9 leaves it: nobody listens, every connection is reset."""
         assert self._server is not None

@@ -108,6 +108,12 @@ def test_the_clients_own_extra_arguments_are_kept() -> None:
     }
 
 
+def test_a_client_cannot_give_itself_an_slo() -> None:
+    own = {"penstock_ttft_s": 0.001, "penstock_value": 1e9}
+    sent = orjson.loads(completion(prompt="a", vllm_xargs=own).with_fields({"penstock_id": "a"}))
+    assert sent["vllm_xargs"] == {"penstock_id": "a"}
+
+
 def test_empty_extra_arguments_are_filled() -> None:
     owns: list[dict[str, int] | None] = [{}, None]
     for own in owns:

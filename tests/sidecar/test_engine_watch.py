@@ -30,7 +30,7 @@ async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
     watch = EngineWatch(
         probe,
         lambda _: told.append("up"),
-        lambda: told.append("down"),
+        lambda all_lost: told.append("lost" if all_lost else "down"),
         heard_s=lambda: inf if heard else -inf,
         bounds=bounds,
     )
@@ -48,8 +48,8 @@ async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
         ([LATE, UP, UP], ["up"]),
         ([UP, REFUSED, REFUSED], ["up", "down"]),
         ([UP, LATE, LATE, UP, LATE, LATE], ["up"]),
-        ([UP, LATE, LATE, LATE, LATE], ["up", "down"]),
-        ([UP, UNWELL, LATE, UNWELL], ["up", "down"]),
+        ([UP, LATE, LATE, LATE, LATE], ["up", "lost"]),
+        ([UP, UNWELL, LATE, UNWELL], ["up", "lost"]),
         ([UP, REFUSED, UP, REFUSED], ["up", "down", "up", "down"]),
     ],
 )
@@ -59,7 +59,7 @@ async def test_what_probes_mean(probes: list[Probe], told: list[str]) -> None:
 
 async def test_a_busy_engine_may_be_late() -> None:
     assert await seen([UP, *[LATE] * 9], heard=True) == ["up"]
-    assert await seen([UP, *[UNWELL] * 3], heard=True) == ["up", "down"]
+    assert await seen([UP, *[UNWELL] * 3], heard=True) == ["up", "lost"]
     assert await seen([UP, REFUSED], heard=True) == ["up", "down"]
 
 
@@ -72,7 +72,7 @@ async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
         return UP
 
     bounds = replace(Bounds(), probe_s=1e6)
-    watch = EngineWatch(probe, lambda _: None, lambda: None, heard_s=lambda: -inf, bounds=bounds)
+    watch = EngineWatch(probe, lambda _: None, lambda _: None, heard_s=lambda: -inf, bounds=bounds)
     watching = asyncio.create_task(watch.run())
     await until(lambda: asked == 1)
     watch.suspect()

@@ -153,6 +153,18 @@ async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
     await until(lambda: router.frames[-1].snapshot.engine_ready)
 
 
+async def test_an_engine_that_stops_listening_may_finish_what_it_has(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    engine.stop_listening()
+    await until(lambda: not rig.replica.engine_ready)
+    await exchange.send(DONE)
+    await exchange.end()
+    assert (await router.ended(1)).HasField("finished")
+
+
 async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)

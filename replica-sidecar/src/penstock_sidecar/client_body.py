@@ -16,6 +16,9 @@ from penstock_runtime.openai_errors import ApiError
 
 XARGS = "vllm_xargs"
 
+OUR_FIELDS = "penstock_"
+"""Fields that begin so are the sidecar's own to write: a client cannot give itself an SLO."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientBody:
@@ -26,7 +29,7 @@ class ClientBody:
     messages: how many of them, for templates that add tokens to each.
     max_tokens: the client's own bound on the answer, or None.
     answers: choices asked for; each is generated.
-    xargs: the client's own `vllm_xargs`, or None.
+    xargs: the client's own `vllm_xargs` without any of our fields, or None.
     """
 
     raw: bytes
@@ -170,4 +173,4 @@ def _xargs(body: dict[str, Any]) -> Mapping[str, Any] | None:
         return {}
     if not isinstance(value, dict):
         raise _bad(XARGS, f"'{XARGS}' must be an object")
-    return value
+    return {name: said for name, said in value.items() if not name.startswith(OUR_FIELDS)}

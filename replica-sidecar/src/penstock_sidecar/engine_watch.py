@@ -3,6 +3,10 @@
 It is asked every second, and at once when a request loses it. Nobody listening there means down at once. An
 answer that is late, or that says no, means it when several in a row are; and a late one means nothing while
 the engine is heard to work, because a busy engine may be slow to say that it is well.
+
+An engine that is down takes no new work. What it already works on is another matter: one that stops listening
+may be finishing it, and one that was killed resets its connections by itself. One that hangs or says no takes
+what it holds with it.
 """
 
 import asyncio
@@ -17,7 +21,9 @@ log = structlog.get_logger()
 
 
 class EngineWatch:
-    """Asks for ever. `up` and `down` are called on changes; `up` gets the probe that found it.
+    """Asks for ever. `up` and `down` are called on changes.
+
+    up: gets the probe that found it. down: gets whether what it holds is lost.
 
     heard_s: when output or a report last came from the engine, on the event loop's clock.
     """
@@ -26,7 +32,7 @@ class EngineWatch:
         self,
         probe: Callable[[], Awaitable[Probe]],
         up: Callable[[Probe], None],
-        down: Callable[[], None],
+        down: Callable[[bool], None],
         *,
         heard_s: Callable[[], float],
         bounds: Bounds,
@@ -65,4 +71,4 @@ class EngineWatch:
             self._up(probe)
         elif self._serves and (probe.refused or self._failed >= self._bounds.probes_failed):
             self._serves = False
-            self._down()
+            self._down(not probe.refused)

@@ -15,7 +15,8 @@ from penstock_sidecar.client_body import ClientBody
 class Learned:
     """Beliefs, corrected as the engine is observed.
 
-    model: the time model with its online correction.
+    model: the time model to plan with: corrected, with a margin for iterations that take longer.
+    expected: the same without the margin: what an iteration takes on average. Slowdowns are of it.
     """
 
     def __init__(self, fitted: TimeModel) -> None:
@@ -23,13 +24,14 @@ class Learned:
         self._correction = Correction()
         self._lengths = LengthPredictor()
         self._prompts = PromptLength()
-        self.model = fitted
+        self.model = self.expected = fitted
 
     def step(self, work: BatchWork, seconds: float) -> float:
         """An iteration was measured. Returns how far it was from the mean prediction, as a share of it."""
-        predicted_s = expected(self._fitted, self._correction).seconds(work)
+        predicted_s = self.expected.seconds(work)
         self._correction = observe(self._correction, self._fitted, work, seconds)
         self.model = corrected(self._fitted, self._correction)
+        self.expected = expected(self._fitted, self._correction)
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
 
     def prompt_tokens(self, body: ClientBody) -> int:

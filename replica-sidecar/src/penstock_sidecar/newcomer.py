@@ -31,7 +31,7 @@ def job_of(
         arrival_s=now_s - submit.spent_s,
         prompt_tokens=prompt_tokens,
         max_output_tokens=_output_bound(body, prompt_tokens, context_tokens),
-        targets=targets_of(submit, tier, learned.model.prefill_seconds(prompt_tokens)),
+        targets=targets_of(submit, tier, learned.expected.prefill_seconds(prompt_tokens)),
         value=tier.value,
     )
     return new_job(request, learned.output_tokens(request, 0), tier.best_effort or submit.backup)

@@ -170,12 +170,12 @@ class Replica:
         log.info("engine up", max_model_len=self.max_model_len)
         self._changed()
 
-    def engine_down(self) -> None:
-        """The engine does not serve: nothing that it held will come back."""
+    def engine_down(self, all_lost: bool) -> None:
+        """The engine takes no new work; of what it holds, `all_lost` says that nothing will come back."""
         self.engine_ready = False
         log.warning("engine down", unfinished=self.unfinished)
         self._mirror.lose_reports()
-        for carried in list(self._accepted.values()):
+        for carried in list(self._accepted.values()) if all_lost else ():
             carried.engine_lost()
         self._changed()
 
