@@ -118,7 +118,7 @@ def _penstock(machine: Machine, step_ms: float) -> Way:
     pool, telemetry = machine.folder / "pool.yaml", machine.folder / "steps.sock"
     pool.write_text(POOL)
     engine = machine.engine("engine-penstock", step_ms, telemetry)
-    serving = r"ready.*?address=\S*?(127\.0\.0\.1:\d+)"
+    serving = r"(?m)^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)"
     sidecar = machine.start(
         "sidecar",
         [

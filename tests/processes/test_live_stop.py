@@ -1,0 +1,134 @@
+"""SIGTERM anywhere under load: what was accepted is finished, the exit code is 0, nothing is lost."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+import openai
+import pytest
+from live.pool import Kind, LivePool
+from live.waiting import until
+from openai.types.chat import ChatCompletionUserMessageParam
+
+HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
+TOKENS = 120
+
+
+@dataclass(slots=True)
+class Load:
+    """Streams that have begun."""
+
+    words: list[int]
+    answers: list[asyncio.Task[None]]
+
+    async def to_the_end(self) -> list[int]:
+        """Words that each received; raises what a client raised."""
+        await asyncio.gather(*self.answers)
+        return self.words
+
+
+async def begin(client: openai.AsyncOpenAI, pool: LivePool, streams: int, tokens: int = TOKENS) -> Load:
+    """Streams, each past its first word."""
+    load = Load([0] * streams, [])
+    begun = [asyncio.Event() for _ in range(streams)]
+
+    async def one(number: int) -> None:
+        chunks = await client.chat.completions.create(
+            model=pool.model, messages=HELLO, max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
+        )
+        async for chunk in chunks:
+            load.words[number] += bool(chunk.choices and chunk.choices[0].delta.content)
+            begun[number].set()
+
+    load.answers = [asyncio.create_task(one(number)) for number in range(streams)]
+    await asyncio.gather(*(event.wait() for event in begun))
+    return load
+
+
+async def test_router_finishes_its_streams(pool: LivePool) -> None:
+    async with pool.async_client() as client:
+        load = await begin(client, pool, 12)
+        router = pool.ask_to_stop("router", "main")
+        assert await load.to_the_end() == [TOKENS] * 12
+    assert await asyncio.to_thread(router.exit_code) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(pool.address("router", "main"))
+
+
+@pytest.mark.parametrize("kind", ["sidecar", "engine"])
+async def test_replica_finishes_its_streams_while_the_other_takes_what_is_new(
+    pool: LivePool, kind: Kind
+) -> None:
+    async with pool.async_client() as client:
+        load = await begin(client, pool, 12)
+        stopping = pool.ask_to_stop(kind, "r0")
+        new = [
+            await client.chat.completions.with_raw_response.create(
+                model=pool.model, messages=HELLO, max_tokens=1
+            )
+            for _ in range(6)
+        ]
+        assert await load.to_the_end() == [TOKENS] * 12
+    assert len(new) == 6
+    assert await asyncio.to_thread(stopping.exit_code) == 0
+    await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r1"}, "r0 out of rotation")
+
+
+async def test_rolling_restart_loses_nothing(pool: LivePool) -> None:
+    """Each replica in turn is stopped and started again, under steady requests."""
+    done = asyncio.Event()
+    served = 0
+
+    async def steady(client: openai.AsyncOpenAI) -> None:
+        nonlocal served
+        while not done.is_set():
+            chunks = await client.chat.completions.create(
+                model=pool.model, messages=HELLO, max_tokens=10, stream=True, extra_body={"ignore_eos": True}
+            )
+            assert (
+                sum([bool(chunk.choices and chunk.choices[0].delta.content) async for chunk in chunks]) == 10
+            )
+            served += 1
+
+    async with pool.async_client() as client:
+        clients = [asyncio.create_task(steady(client)) for _ in range(4)]
+        for name in pool.replicas:
+            await asyncio.to_thread(restart, pool, name)
+        done.set()
+        await asyncio.gather(*clients)
+    assert served > 4
+
+
+def restart(pool: LivePool, name: str) -> None:
+    """As an orchestrator restarts a replica: sidecar first, so that it drains, then its engine."""
+    kinds: tuple[Kind, Kind] = ("sidecar", "engine")
+    for kind in kinds:
+        assert pool.ask_to_stop(kind, name).exit_code() == 0
+    for kind in reversed(kinds):
+        pool.start(kind, name)
+    until(lambda: pool.ready_replicas() == set(pool.replicas), f"{name} back in rotation")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("router", "main"), ("sidecar", "r0")])
+def test_endless_stream_does_not_hold_up_a_stop(pool: LivePool, kind: Kind, name: str) -> None:
+    """What is not finished in time ends with an error, and its work is cancelled."""
+    pool.kill(kind, name)
+    pool.start(kind, name, "--drain-s", "0.5")
+    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in rotation")
+    with pool.client() as client:
+        answers = [
+            client.chat.completions.create(
+                model=pool.model,
+                messages=HELLO,
+                max_tokens=8000,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for _ in range(2)
+        ]
+        on_r0 = next(one for one in answers if one.response.headers["x-penstock-replica"] == "r0")
+        stopping = pool.ask_to_stop(kind, name)
+        with pytest.raises(openai.APIError):
+            list(on_r0)
+        assert stopping.exit_code() == 0
+        until(lambda: pool.engine_value("r0", "vllm:num_requests_running") == 0, "cancelled on the engine")
