@@ -150,6 +150,23 @@ def test_memory_and_the_iteration_under_way_are_as_reported() -> None:
     assert m.kv_tokens_total == 8000
 
 
+def test_prefills_under_way_are_planned_as_they_will_be() -> None:
+    m = mirror()
+    for name in ("a", "b", "c"):
+        m.accept(job(name, prompt=100), 0.0)
+    under_way = report([("a", 60, 0), ("b", 10, 0), ("c", 100, 1)], next_duration_s=0.03)
+    under_way.prefilling.extend([0, 1])
+    under_way.chunk_tokens.extend([40, 50])
+    m.apply(under_way, 1.0)
+    a, b, c = m.view(1.01, MODEL).running
+    assert (a.decoding, a.generated_tokens) == (True, 1)
+    assert a.due_s == pytest.approx(1.13)
+    assert (b.pending_tokens, b.generated_tokens) == (40, 0)
+    assert (c.computed_tokens, c.generated_tokens) == (100, 1)
+    m.apply(report([("a", 100, 1), ("b", 60, 0), ("c", 101, 2)]), 1.03)
+    assert [j.computed_tokens for j in m.view(1.04, MODEL).running] == [100, 60, 101]
+
+
 def test_a_report_without_room_for_all_who_wait_leaves_them_waiting() -> None:
     m = mirror()
     for id in "abc":

@@ -13,6 +13,7 @@ from penstock_core.request import Job
 from penstock_core.verdict import Verdict
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_simulator.engine_state import EngineState
+from penstock_simulator.iteration import Iteration
 from penstock_simulator.report import StateReports
 from penstock_simulator.telemetry import ReportSocket
 
@@ -129,10 +130,23 @@ def crowd(job: Make, count: int) -> EngineState:
 def test_a_thousand_requests_fit_a_report(job: Make, tmp_path: Path) -> None:
     with bind(tmp_path / "t.sock") as receiver:
         sender = ReportSocket(tmp_path / "t.sock")
-        StateReports(sender).send(crowd(job, 1000), None, 0.0)
+        StateReports(sender).send(crowd(job, 1000), None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 20))
         sender.close()
     assert (len(report.request_ids), report.waiting, sender.lost) == (1000, 1000, 0)
+
+
+def test_a_report_says_what_is_being_prefilled(job: Make, tmp_path: Path) -> None:
+    state = crowd(job, 3)
+    second = state.waiting[1].request.id
+    started = state.start(Step({second: 7}))
+    with bind(tmp_path / "t.sock") as receiver:
+        sender = ReportSocket(tmp_path / "t.sock")
+        StateReports(sender).send(state, None, started, 0.02)
+        report = StepReport.FromString(receiver.recv(1 << 20))
+        sender.close()
+    assert [report.request_ids[row] for row in report.prefilling] == [second]
+    assert list(report.chunk_tokens) == [7]
 
 
 def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, tmp_path: Path) -> None:
@@ -141,7 +155,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
     state.apply(Step({first: 10}), 0.0)
     with bind(tmp_path / "t.sock") as receiver:
         sender = ReportSocket(tmp_path / "t.sock")
-        StateReports(sender).send(state, None, 0.0)
+        StateReports(sender).send(state, None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 24))
         sender.close()
     assert (report.running, report.waiting, report.request_ids[0]) == (1, 59_999, first)
@@ -155,7 +169,7 @@ def test_a_reader_that_is_behind_costs_reports_and_no_time(job: Make, tmp_path: 
         sender = ReportSocket(tmp_path / "t.sock")
         reports = StateReports(sender)
         for _ in range(5000):
-            reports.send(state, None, 0.0)
+            reports.send(state, None, Iteration(), 0.0)
         sender.close()
     assert 0 < reports.lost < 5000
 

@@ -4,9 +4,10 @@ The engine makes one at every iteration boundary, the sidecar one at every admis
 about time is part of the picture, because it changes as the engine is observed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from penstock_core.request import Job
+from penstock_core.request import Job, RequestId, advance
 from penstock_core.time_model import TimeModel
 
 
@@ -52,3 +53,23 @@ class ReplicaView:
     kv: KvCache
     limits: Limits
     model: TimeModel
+
+
+def at_iteration_end(view: ReplicaView, chunks: Mapping[RequestId, int]) -> ReplicaView:
+    """The view with the prefills of the iteration under way done, as they will be at `busy_until_s`.
+
+    chunks: tokens that it computes of each, by id. What cannot be interrupted need not be planned again. Its
+    decodes are left as they are, a token short, which errs to the safe side.
+    """
+    if not chunks:
+        return view
+    running = tuple(
+        _after_chunk(job, chunks[job.request.id], view.busy_until_s) if job.request.id in chunks else job
+        for job in view.running
+    )
+    return replace(view, running=running)
+
+
+def _after_chunk(job: Job, tokens: int, end_s: float) -> Job:
+    tokens = min(tokens, job.pending_tokens)
+    return advance(job, tokens, int(tokens == job.pending_tokens), end_s)

@@ -34,6 +34,8 @@ class StepReport(_message.Message):
     PREFILL_WORK_FIELD_NUMBER: _builtins.int
     SPEC_STEPS_FIELD_NUMBER: _builtins.int
     NEXT_DURATION_S_FIELD_NUMBER: _builtins.int
+    PREFILLING_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
@@ -75,6 +77,14 @@ class StepReport(_message.Message):
     waiting: _builtins.int
     """all that wait, also those whose rows did not fit the datagram"""
     @_builtins.property
+    def prefilling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows below that it prefills"""
+
+    @_builtins.property
+    def chunk_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how much of each"""
+
+    @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the sidecar's own ids"""
 
@@ -99,6 +109,8 @@ class StepReport(_message.Message):
         prefill_work: _builtins.float = ...,
         spec_steps: _builtins.int = ...,
         next_duration_s: _builtins.float = ...,
+        prefilling: _abc.Iterable[_builtins.int] | None = ...,
+        chunk_tokens: _abc.Iterable[_builtins.int] | None = ...,
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
@@ -112,7 +124,7 @@ class StepReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

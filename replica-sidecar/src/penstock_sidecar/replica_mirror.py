@@ -6,6 +6,7 @@ have been read. So the mirror keeps what was accepted here beside the latest rep
 
 - accepted and never reported: on its way to the engine, so it waits there, after all that already do;
 - in the latest report: as reported, in the engine's own order;
+- prefilled in the iteration that has been started: as it will be when that ends;
 - reported once and not any more: ended at the engine, so it takes nothing, whatever is still being read;
 - in the report and not ours: sent by somebody else. It holds memory and takes time, so it is planned for.
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
 from penstock_core.request import Job, Request, RequestId, advance, new_job
 from penstock_core.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
@@ -68,6 +69,7 @@ class ReplicaMirror:
         self._reports = 0
         self._running: list[Accepted] = []
         self._waiting: list[Accepted] = []
+        self._chunks: dict[RequestId, int] = {}
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
@@ -134,6 +136,7 @@ class ReplicaMirror:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
         rows = [self._row(row, now_s) for row in _rows(report)]
         self._running, self._waiting = rows[: report.running], rows[report.running :]
+        self._chunks = _chunks(report)
         if report.waiting > len(self._waiting):
             self._keep_unnamed()
         return list(self._revealed())
@@ -148,7 +151,7 @@ class ReplicaMirror:
     def lose_reports(self) -> None:
         """The last report means nothing any more: the engine is gone, or silent."""
         self._live, self._counts = False, None
-        self._running, self._waiting = [], []
+        self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s = float("-inf")
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
@@ -156,7 +159,7 @@ class ReplicaMirror:
         self.check(now_s)
         running, waiting = self._places()
         free = self._kv.free_blocks if self._live else self._blocks_left(running)
-        return ReplicaView(
+        view = ReplicaView(
             now_s=now_s,
             busy_until_s=self._busy_until(now_s, running, model),
             running=running,
@@ -165,6 +168,7 @@ class ReplicaMirror:
             limits=self._limits,
             model=model,
         )
+        return at_iteration_end(view, self._chunks)
 
     def counts(self) -> Counts:
         """The picture in numbers. Costs nothing where nothing has changed."""
@@ -256,6 +260,12 @@ class Row(NamedTuple):
 def _rows(report: StepReport) -> Iterator[Row]:
     columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
     return map(Row, *columns)
+
+
+def _chunks(report: StepReport) -> dict[RequestId, int]:
+    """What the iteration under way prefills, of rows that the report had room for."""
+    rows = zip(report.prefilling, report.chunk_tokens, strict=False)
+    return {report.request_ids[row]: tokens for row, tokens in rows if row < len(report.request_ids)}
 
 
 def _moved(job: Job, row: Row, now_s: float) -> Job:

@@ -75,6 +75,10 @@ class Iteration:
     grants: list[Grant] = field(default_factory=list)
     preempted: tuple[RequestId, ...] = ()
 
+    def chunks(self) -> dict[RequestId, int]:
+        """Tokens that it prefills of each request. Read before its end."""
+        return {g.seat.job.request.id: g.tokens for g in self.grants if not g.seat.decoding}
+
     def shape(self) -> BatchShape:
         """As the GPU sees it. Read before the iteration's end, which moves its jobs on."""
         drafting = [g for g in self.grants if g.seat.decoding]

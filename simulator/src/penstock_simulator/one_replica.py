@@ -1,7 +1,8 @@
 """One replica in virtual time: arrivals, a policy, an engine whose iterations take what a model says.
 
 The policy is asked for a verdict at each arrival, also while an iteration is under way, with what can be
-seen then: the jobs as they were when it began. Nothing is drawn at random and no clock is read.
+seen then: the jobs as they were when it began, and what it prefills. Nothing is drawn at random and no
+clock is read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,14 @@ from operator import attrgetter
 from typing import Any
 
 from penstock_core.policy import Policy
+from penstock_core.replica_view import at_iteration_end
 from penstock_core.request import Job, RequestId
 from penstock_core.slo import judged_tpot_s
 from penstock_core.time_model import BatchWork, TimeModel, chunk_work
 from penstock_core.verdict import Rejected, Verdict
 
 from penstock_simulator.engine_state import EngineState
+from penstock_simulator.iteration import Iteration
 
 
 @dataclass(slots=True)
@@ -65,11 +68,12 @@ def serve(
     fates: dict[RequestId, Fate] = {}
     memory, now_s, coming = policy.start(), 0.0, list(reversed(jobs))
 
-    def arrive(until_s: float, busy_until_s: float) -> None:
+    def arrive(until_s: float, under_way: Iteration) -> None:
         while coming and coming[-1].request.arrival_s <= until_s:
             job = coming.pop()
             at_s = job.request.arrival_s
-            verdict = policy.admit(engine.view(at_s, max(busy_until_s, at_s), model), [job])[0]
+            view = at_iteration_end(engine.view(at_s, max(until_s, at_s), model), under_way.chunks())
+            verdict = policy.admit(view, [job])[0]
             fates[job.request.id] = Fate(job, answer_tokens(job), verdict)
             if not isinstance(verdict, Rejected):
                 engine.add(job, answer_tokens(job))
@@ -77,7 +81,7 @@ def serve(
     while coming or engine.running or engine.waiting:
         if not engine.running and not engine.waiting:
             now_s = max(now_s, coming[-1].request.arrival_s)
-        arrive(now_s, now_s)
+        arrive(now_s, Iteration())
         step, memory = policy.step(engine.view(now_s, now_s, model), memory)
         if not step.tokens:
             if not coming:
@@ -85,9 +89,9 @@ def serve(
             now_s = max(now_s, coming[-1].request.arrival_s)
             continue
         work = work_of(engine, step.tokens)
-        engine.start(step)
+        iteration = engine.start(step)
         end_s = now_s + (truth or model).seconds(work)
-        arrive(end_s, end_s)
+        arrive(end_s, iteration)
         for job_id, tokens in engine.finish(end_s).tokens.items():
             fates[job_id].token_times_s += [end_s] * tokens
         now_s = end_s

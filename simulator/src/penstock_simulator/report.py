@@ -7,6 +7,7 @@ from penstock_core.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
 
 from penstock_simulator.engine_state import EngineState
+from penstock_simulator.iteration import Iteration
 from penstock_simulator.telemetry import ReportSocket
 
 
@@ -30,17 +31,23 @@ class StateReports:
         """Reports that nobody took."""
         return self._reports.lost
 
-    def send(self, state: EngineState, ended: Measured | None, next_duration_s: float) -> None:
+    def send(
+        self, state: EngineState, ended: Measured | None, started: Iteration, next_duration_s: float
+    ) -> None:
         """Report an iteration boundary: what has ended, what has been started, who is there."""
         if not self._reports.wanted:
             return
         self._sequence += 1
-        self._reports.send(self._report(state, ended, next_duration_s))
+        self._reports.send(self._report(state, ended, started, next_duration_s))
 
-    def _report(self, state: EngineState, ended: Measured | None, next_duration_s: float) -> StepReport:
+    def _report(
+        self, state: EngineState, ended: Measured | None, started: Iteration, next_duration_s: float
+    ) -> StepReport:
         running, waiting = state.running, state.waiting
         jobs = (*running, *waiting)
+        ids = [job.request.id for job in jobs]
         work, duration_s = ended or Measured(BatchWork(0), 0.0)
+        chunks = started.chunks()
         return StepReport(
             sequence=self._sequence,
             engine_instance=self._instance,
@@ -50,11 +57,13 @@ class StateReports:
             prefill_work=work.prefill_work,
             spec_steps=work.spec_steps,
             next_duration_s=next_duration_s,
+            prefilling=[row for row, job_id in enumerate(ids) if job_id in chunks] if chunks else (),
+            chunk_tokens=[chunks[job_id] for job_id in ids if job_id in chunks] if chunks else (),
             kv_blocks_total=state.total_blocks,
             kv_blocks_free=state.free_blocks,
             block_tokens=state.block_tokens,
             running=len(running),
-            request_ids=[job.request.id for job in jobs],
+            request_ids=ids,
             computed_tokens=[job.computed_tokens for job in jobs],
             generated_tokens=[job.generated_tokens for job in jobs],
             best_effort=[job.best_effort for job in jobs],

@@ -76,7 +76,7 @@ class StepLoop:
             iteration = self._planning.begin(self.now_s(), self._belief.model)
             shape = iteration.shape()
             work = shape.work()
-            self._reports.send(self.state, self._last, self._belief.model.seconds(work))
+            self._reports.send(self.state, self._last, iteration, self._belief.model.seconds(work))
             self.metrics.reports_lost, self._last = self._reports.lost, None
             if work.tokens == 0:
                 self.state.finish(self.now_s())  # a step that only preempts takes no time

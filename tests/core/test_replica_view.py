@@ -1,0 +1,42 @@
+"""A view in the middle of an iteration, as it will be at its end."""
+
+from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Targets
+from penstock_core.time_model import Term, TimeModel
+
+
+def job(name: str, computed_tokens: int = 0) -> Job:
+    fresh = new_job(Request(name, "chat", 0.0, 100, 50, Targets(1.0, 0.1)), 50, best_effort=False)
+    return advance(fresh, computed_tokens, 0, 0.0)
+
+
+def view(*running: Job) -> ReplicaView:
+    return ReplicaView(
+        1.0, 1.5, running, (), KvCache(100, 50, 16), Limits(), TimeModel("m", (Term(1e-4, 0.01),))
+    )
+
+
+def test_blocks_are_rounded_up() -> None:
+    assert [KvCache(9, 9, 16).blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def test_a_view_without_prefills_stays_as_it_is() -> None:
+    before = view(job("a", 40))
+    assert at_iteration_end(before, {}) is before
+
+
+def test_a_chunk_is_done_at_the_end() -> None:
+    (a, b) = at_iteration_end(view(job("a", 40), job("b", 40)), {"a": 10}).running
+    assert (a.pending_tokens, a.generated_tokens, b.pending_tokens) == (50, 0, 60)
+
+
+def test_a_last_chunk_brings_the_first_token_out_at_the_end() -> None:
+    (a,) = at_iteration_end(view(job("a", 40)), {"a": 60}).running
+    assert a.decoding
+    assert (a.anchor, a.due_s) == ((1.5, 1), 1.6)
+
+
+def test_a_chunk_past_an_estimated_prompt_ends_with_it() -> None:
+    (a,) = at_iteration_end(view(job("a", 40)), {"a": 90}).running
+    assert (a.pending_tokens, a.generated_tokens) == (1, 1)
