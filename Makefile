@@ -5,7 +5,8 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types contracts units proto proto-check clean
+.PHONY: help setup demo test lint types contracts units proto proto-check clean \
+  bench-router bench-planner bench-engine
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +41,15 @@ contracts: setup
 
 units: setup
 	@$(BIN)/pytest
+
+bench-router: setup ## router and sidecar beside vllm-router: latency, requests/s, CPU a token, memory
+	@$(BIN)/python bench/router_overhead.py --profile
+
+bench-planner: setup ## admission and one step: p50, p99, max
+	@$(BIN)/python bench/planner.py
+
+bench-engine: setup ## what the simulated engine carries, and what that costs
+	@$(BIN)/python bench/engine_load.py
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
 define stubs

@@ -22,7 +22,7 @@ from overhead.deployments import OTHER_CORE, Way, ways
 from overhead.load import interleave
 from overhead.measures import Seen
 
-MEMORY_STREAMS = 1000
+MEMORY_STREAMS, MEMORY_STEP_MS = 1000, 400.0
 
 
 def main() -> None:
@@ -30,14 +30,22 @@ def main() -> None:
     os.sched_setaffinity(0, {OTHER_CORE})
     head = f"router overhead, {datetime.now(UTC):%Y-%m-%d}\n{report.machine()}\n"
     print(head, flush=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ways(Path(folder), options.step_ms, peer=options.peer) as running,
-    ):
-        text = uvloop.run(measured(running, options, Path(folder)))
+    with tempfile.TemporaryDirectory() as name:
+        text = in_two_parts(options, Path(name))
     print(text)
     if options.out:
         options.out.write_text(f"{head}{settings(options)}\n\n{text}\n")
+
+
+def in_two_parts(options: argparse.Namespace, folder: Path) -> str:
+    """Speed first; then memory, with streams so slow that a thousand of them are no load."""
+    with ways(folder, options.step_ms, peer=options.peer) as running:
+        seen = {name: Seen() for name in running}
+        uvloop.run(measured(running, seen, options))
+        costs = uvloop.run(profiled(running["penstock"], options, folder)) if options.profile else ""
+    with ways(folder, MEMORY_STEP_MS, peer=options.peer) as running:
+        uvloop.run(remembered(running, seen))
+    return f"{report.table('medians over rounds', report.rows(seen))}\n\n{costs}".rstrip()
 
 
 def parsed() -> argparse.Namespace:
@@ -70,10 +78,8 @@ def settings(options: argparse.Namespace) -> str:
     )
 
 
-async def measured(running: dict[str, Way], options: argparse.Namespace, folder: Path) -> str:
-    seen = {name: Seen() for name in running}
-    for name, way in running.items():
-        measures.idle_memory(way, seen[name])
+async def measured(running: dict[str, Way], seen: dict[str, Seen], options: argparse.Namespace) -> None:
+    for way in running.values():
         await measures.warm_up(way)
     for number, name in interleave(options.rounds, list(running)):
         progress(f"round {number + 1} of {options.rounds}: {name}")
@@ -82,13 +88,14 @@ async def measured(running: dict[str, Way], options: argparse.Namespace, folder:
         if way.pids:
             await measures.as_many_as_it_can(way, seen[name], options.burst)
             await measures.tokens(way, seen[name], options.streams, options.window_s)
+
+
+async def remembered(running: dict[str, Way], seen: dict[str, Seen]) -> None:
     for name, way in running.items():
-        progress(f"memory: {name}")
-        await measures.memory(way, seen[name], MEMORY_STREAMS)
-    text = report.table("p50s are medians over rounds", report.rows(seen))
-    if options.profile:
-        text += "\n\n" + await profiled(running["penstock"], options, folder)
-    return text
+        if way.pids:
+            progress(f"memory: {name}")
+            measures.idle_memory(way, seen[name])
+            await measures.memory(way, seen[name], MEMORY_STREAMS)
 
 
 async def profiled(way: Way, options: argparse.Namespace, folder: Path) -> str:

@@ -34,8 +34,9 @@ spec:
   replicas: 1
   tiers:
   - {name: chat, slo: {ttft: 60s, tpot: 1s}}
+  - {name: batch, bestEffort: true}
   defaultTier: chat
-  scheduling: {policy: slos-serve, maxRunning: 4096}
+  scheduling: {policy: slos-serve, maxRunning: 4096, maxWaiting: 4096}
 """
 """Loose targets: every request is planned for, as in a real pool, and none is turned away."""
 

@@ -20,7 +20,7 @@ class BadAnswer(Exception):
     """A response that was not 200; the text is its body."""
 
 
-def request_bytes(url: str, *, stream: bool, max_tokens: int) -> bytes:
+def request_bytes(url: str, *, stream: bool, max_tokens: int, tier: str = "chat") -> bytes:
     """A chat request of ordinary size."""
     body = {
         "model": "bench",
@@ -32,7 +32,7 @@ def request_bytes(url: str, *, stream: bool, max_tokens: int) -> bytes:
     data = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        f"content-type: application/json\r\nx-penstock-tier: {tier}\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
@@ -128,12 +128,13 @@ class Streams:
 
     url: str
     tokens_each: int
+    tier: str = "chat"
     connections: list[Connection] = field(default_factory=list)
     answers: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def open(self, streams: int) -> None:
         """Open them; returns when each has its first token."""
-        request = request_bytes(self.url, stream=True, max_tokens=self.tokens_each)
+        request = request_bytes(self.url, stream=True, max_tokens=self.tokens_each, tier=self.tier)
         for _ in range(streams):
             connection = await connect(self.url)
             self.answers.append(connection.send(request))

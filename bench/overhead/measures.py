@@ -73,8 +73,8 @@ async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
 
 
 async def memory(way: Way, seen: Seen, streams: int) -> None:
-    """Resident memory with `streams` answers open."""
-    async with streaming(way, streams) as answers:
+    """Resident memory with `streams` answers open. Best effort: no replica promises a pace to so many."""
+    async with streaming(way, streams, "batch") as answers:
         await asyncio.sleep(SETTLE_S)
         seen.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
         answers.check()
@@ -86,9 +86,9 @@ def idle_memory(way: Way, seen: Seen) -> None:
 
 
 @asynccontextmanager
-async def streaming(way: Way, streams: int) -> AsyncIterator[Streams]:
+async def streaming(way: Way, streams: int, tier: str = "chat") -> AsyncIterator[Streams]:
     """Open streams, all of them past their first token; closed, and their cancels settled, on leaving."""
-    answers = Streams(way.url, TOKENS_EACH)
+    answers = Streams(way.url, TOKENS_EACH, tier)
     try:
         await answers.open(streams)
         yield answers
