@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer
 from penstock_cli.main import app, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,7 +16,7 @@ DEMO = ROOT / "examples" / "demo-pool.yaml"
 
 
 class Done(NamedTuple):
-    code: object
+    code: int
     out: str
     err: str
 
@@ -28,10 +29,7 @@ def penstock(
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> Done:
-        try:
-            code: object = run(lambda: app([str(argument) for argument in arguments]))
-        except SystemExit as end:
-            code = end.code
+        code = run(lambda: app([str(argument) for argument in arguments]))
         return Done(code, *capfd.readouterr())
 
     return call
@@ -46,6 +44,16 @@ def test_the_installed_command_teaches_by_examples() -> None:
     assert done.returncode == 0
     for said in ("penstock demo", "penstock up -f examples/demo-pool.yaml", "Exit codes"):
         assert said in done.stdout
+
+
+def test_an_interrupt_is_a_failure_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    command = typer.Typer()
+    command.command()(interrupted)
+    assert run(lambda: command([])) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "interrupted"
 
 
 def test_a_good_pool_is_summarised(penstock: Penstock) -> None:

@@ -145,8 +145,10 @@ def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
 def _meaning(reports: dict[str, Report]) -> str:
     ours, theirs = reports.values()
     here, there = (number(report.tally.all.attainment, 100, 1) for report in (ours, theirs))
+    unpromised = ours.tally.all.endings[Ending.BEST_EFFORT]
     rejected = ours.tally.all.endings[Ending.REJECTED]
     return (
         f"At {number(ours.rate_rps, 1, 1)} requests/s the same engines keep {here} % of all promises under "
-        f"Penstock ({rejected} requests turned away), {there} % first come, first served."
+        f"Penstock, which told {unpromised} requests that it promises nothing and turned {rejected} away, "
+        f"and {there} % first come, first served."
     )

@@ -32,6 +32,8 @@ A first look:
 Exit codes: 0 done, 1 failure, 2 bad input.
 """
 
+TYPER_INTERRUPTED = 130
+
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (demo, validate, up, replay):
     app.command()(command)
@@ -52,8 +54,8 @@ def run(command: Callable[[], object]) -> int:
         return _tell(error.lines, EXIT_BAD_INPUT)
     except TraceError as error:
         return _tell([str(error)], EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        return _tell(["interrupted"], EXIT_FAILURE)
+    except SystemExit as end:  # how typer ends
+        return _tell(["interrupted"], EXIT_FAILURE) if end.code == TYPER_INTERRUPTED else int(end.code or 0)
     return 0
 
 
