@@ -92,7 +92,7 @@ async def test_a_slowdown_is_resolved_by_the_time_model(rig: Rig, router: Router
     await router.submit(1, {"prompt": [1] * 1000}, tier="slow")
     await router.first(1)
     ((job,),) = rig.policy.asked
-    assert job.request.targets.ttft_s == pytest.approx(5 * rig.learned.expected.prefill_seconds(1000))
+    assert job.request.targets.ttft_s == pytest.approx(5 * rig.learned.fitted.prefill_seconds(1000))
 
 
 async def test_newcomers_of_one_frame_are_decided_together(rig: Rig, router: Router) -> None:

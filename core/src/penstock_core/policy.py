@@ -32,6 +32,16 @@ class Step:
     duration_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What a pool may set of its policy. Each policy says which of them it turns by.
+
+    aging_s: best effort that has waited so long is served before newcomers.
+    """
+
+    aging_s: float = 30.0
+
+
 class Policy(Protocol[Memory]):
     """A scheduler. See `penstock_core.policies` for those there are."""
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
+from penstock_core.policy import Knobs
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock_pool.known import known_order, known_policy
@@ -27,9 +28,15 @@ class Scheduling(Spec):
         examples=[1024],
     )
     aging_timeout_s: Duration = Field(
-        default=60.0,
-        description="Best-effort work that has got nothing for so long is served before newcomers.",
-        examples=["60s"],
+        default=Knobs().aging_s,
+        description="Best-effort work that has waited for so long is served before newcomers.",
+        examples=["30s"],
+    )
+    delivery_allowance_s: Duration = Field(
+        default=0.005,
+        description="Kept back from every first-token and end-to-end target for the way of a request to its "
+        "engine and of its tokens to the client.",
+        examples=["5ms"],
     )
     drain_timeout_s: Duration = Field(
         default=30.0,

@@ -487,7 +487,7 @@ class DescribeReply(_message.Message):
     """0: not known"""
     policy: _builtins.str
     time_model_json: _builtins.str
-    """penstock_core.time_model.to_json, corrected as of now"""
+    """penstock_core.time_model.to_json: the model that slowdowns are of"""
     kv_tokens_total: _builtins.int
     version: _builtins.str
     engine_ready: _builtins.bool

@@ -15,23 +15,23 @@ from penstock_sidecar.client_body import ClientBody
 class Learned:
     """Beliefs, corrected as the engine is observed.
 
-    model: the time model to plan with: corrected, with a margin for iterations that take longer.
-    expected: the same without the margin: what an iteration takes on average. Slowdowns are of it.
+    fitted: the time model as the pool names it. Slowdowns are of it: a promise does not move with the engine.
+    model: what to plan with: corrected, with a margin for iterations that take longer.
     """
 
     def __init__(self, fitted: TimeModel) -> None:
-        self._fitted = fitted
+        self.fitted = fitted
         self._correction = Correction()
         self._lengths = LengthPredictor()
         self._prompts = PromptLength()
-        self.model = self.expected = fitted
+        self.model = self._expected = fitted
 
     def step(self, work: BatchWork, seconds: float) -> float:
         """An iteration was measured. Returns how far it was from the mean prediction, as a share of it."""
-        predicted_s = self.expected.seconds(work)
-        self._correction = observe(self._correction, self._fitted, work, seconds)
-        self.model = corrected(self._fitted, self._correction)
-        self.expected = expected(self._fitted, self._correction)
+        predicted_s = self._expected.seconds(work)
+        self._correction = observe(self._correction, self.fitted, work, seconds)
+        self.model = corrected(self.fitted, self._correction)
+        self._expected = expected(self.fitted, self._correction)
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
 
     def prompt_tokens(self, body: ClientBody) -> int:

@@ -21,9 +21,13 @@ def job_of(
     *,
     key: str,
     context_tokens: int,
+    delivery_s: float,
     now_s: float,
 ) -> Job:
-    """The job, arrived as long ago as the router says. context_tokens: the model's, 0 if not known."""
+    """The job, arrived as long ago as the router says. Its slowdown is of the model that the pool names.
+
+    context_tokens: the model's, 0 if not known. delivery_s: kept back from its targets for the way.
+    """
     prompt_tokens = learned.prompt_tokens(body)
     request = Request(
         id=key,
@@ -31,7 +35,7 @@ def job_of(
         arrival_s=now_s - submit.spent_s,
         prompt_tokens=prompt_tokens,
         max_output_tokens=_output_bound(body, prompt_tokens, context_tokens),
-        targets=targets_of(submit, tier, learned.expected.prefill_seconds(prompt_tokens)),
+        targets=less(targets_of(submit, tier, learned.fitted.prefill_seconds(prompt_tokens)), delivery_s),
         value=tier.value,
     )
     return new_job(request, learned.output_tokens(request, 0), tier.best_effort or submit.backup)
@@ -45,6 +49,13 @@ def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Target
     if submit.HasField("tpot_s"):
         slo = replace(slo, tpot_s=submit.tpot_s)
     return slo.targets(idle_prefill_s)
+
+
+def less(targets: Targets, delivery_s: float) -> Targets:
+    """What the engine has of these targets. A pace is the same on the way as at the engine."""
+    ttft_s = None if targets.ttft_s is None else targets.ttft_s - delivery_s
+    e2e_s = None if targets.e2e_s is None else targets.e2e_s - delivery_s
+    return replace(targets, ttft_s=ttft_s, e2e_s=e2e_s)
 
 
 def _output_bound(body: ClientBody, prompt_tokens: int, context_tokens: int) -> int:

@@ -47,12 +47,14 @@ class Serving:
 
     reads_fields: whether its engine reads SLO fields from a request's `vllm_xargs`.
     max_model_len: as the pool says; the engine corrects it.
+    delivery_s: kept back from first-token and end-to-end targets for the way to the engine and back.
     """
 
     policy: Policy[Any]
     tiers: dict[str, Tier]
     reads_fields: bool
     max_model_len: int
+    delivery_s: float = 0.0
 
 
 class Replica:
@@ -236,6 +238,7 @@ class Replica:
             self._learned,
             key=carried.key,
             context_tokens=self.max_model_len,
+            delivery_s=self._serving.delivery_s,
             now_s=now_s,
         )
 

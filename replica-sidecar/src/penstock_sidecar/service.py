@@ -70,7 +70,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             model=self._identity.model,
             max_model_len=self._replica.max_model_len,
             policy=self._identity.policy,
-            time_model_json=orjson.dumps(to_json(self._learned.expected)).decode(),
+            time_model_json=orjson.dumps(to_json(self._learned.fitted)).decode(),
             kv_tokens_total=self._mirror.kv_tokens_total,
             version=version("penstock-sidecar"),
             engine_ready=self._replica.engine_ready,

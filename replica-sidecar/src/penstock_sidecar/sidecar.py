@@ -8,6 +8,7 @@ from dataclasses import replace
 import structlog
 from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
 from penstock_core.policies import build
+from penstock_core.policy import Knobs
 from penstock_core.replica_view import KvCache, Limits
 from penstock_core.time_model import TimeModel
 from penstock_pool import Pool
@@ -95,12 +96,13 @@ def bounds_of(pool: Pool) -> Bounds:
 
 def serving_of(pool: Pool) -> Serving:
     """What this pool's replicas serve."""
-    engine = pool.spec.engine
+    engine, scheduling = pool.spec.engine, pool.spec.scheduling
     return Serving(
-        policy=build(pool.spec.scheduling.policy),
+        policy=build(scheduling.policy, Knobs(aging_s=scheduling.aging_timeout_s)),
         tiers=pool.tiers(),
         reads_fields=engine.type != "openai",
         max_model_len=engine.max_model_len,
+        delivery_s=scheduling.delivery_allowance_s,
     )
 
 

@@ -1,15 +1,15 @@
 """The schedulers there are, by the name a pool gives in `scheduling.policy`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_core.policies.slos_serve import SlosServe
 from penstock_core.policies.vllm import Vllm
-from penstock_core.policy import Policy
+from penstock_core.policy import Knobs, Policy
 
-POLICIES: Mapping[str, type[Policy[Any]]] = {
-    "slos-serve": SlosServe,
-    "vllm": Vllm,
+POLICIES: Mapping[str, Callable[[Knobs], Policy[Any]]] = {
+    "slos-serve": lambda knobs: SlosServe(aging_s=knobs.aging_s),
+    "vllm": lambda _: Vllm(),
 }
 
 
@@ -25,9 +25,8 @@ class UnknownPolicy(KeyError):
         return f"no policy is called '{self.name}'; there are: {', '.join(self.known)}"
 
 
-def build(name: str) -> Policy[Any]:
-    """The policy of this name, with its defaults. Raises UnknownPolicy."""
-    try:
-        return POLICIES[name]()
-    except KeyError:
-        raise UnknownPolicy(name, tuple(POLICIES)) from None
+def build(name: str, knobs: Knobs | None = None) -> Policy[Any]:
+    """The policy of this name. Raises UnknownPolicy."""
+    if name not in POLICIES:
+        raise UnknownPolicy(name, tuple(POLICIES))
+    return POLICIES[name](knobs or Knobs())

@@ -21,7 +21,7 @@ from penstock_core.admission import decide, fits_around
 from penstock_core.batch_formation import form_batch
 from penstock_core.best_effort import oldest_waiting_too_long
 from penstock_core.decode_load import Pacing
-from penstock_core.policy import Step
+from penstock_core.policy import Knobs, Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.verdict import Verdict
@@ -32,7 +32,7 @@ class SlosServe:
     """Admission by dynamic programming, batches by deadline [SLOs-Serve]. Remembers nothing between steps."""
 
     pacing: Pacing = field(default_factory=Pacing)
-    aging_s: float = 30.0
+    aging_s: float = Knobs().aging_s
 
     def start(self) -> None:
         """Nothing to remember."""

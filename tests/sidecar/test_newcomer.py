@@ -1,0 +1,47 @@
+"""From a submit to the job that admission plans with."""
+
+import orjson
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.request import Job
+from penstock_core.slo import Slo, Targets, Tier
+from penstock_core.time_model import BatchWork
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.client_body import read_body
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.newcomer import job_of, less
+
+MODEL = time_model("llama-3-8b-a100")
+
+
+def newcomer(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
+    raw = orjson.dumps({"prompt": [1] * 1000, "max_tokens": 20})
+    submit = wire.Submit(id=1, tier=tier.name, spent_s=0.2, endpoint=wire.ENDPOINT_COMPLETIONS, body=raw)
+    body = read_body(wire.ENDPOINT_COMPLETIONS, raw)
+    return job_of(
+        submit, body, tier, learned, key="a", context_tokens=8192, delivery_s=delivery_s, now_s=10.0
+    )
+
+
+def test_what_the_way_takes_is_kept_back_from_first_token_and_end() -> None:
+    tier = Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0))
+    assert newcomer(tier, Learned(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
+
+
+def test_targets_that_are_not_there_stay_away() -> None:
+    assert less(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
+
+
+def test_what_was_spent_before_counts() -> None:
+    job = newcomer(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
+    assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)
+
+
+def test_a_slowdown_does_not_loosen_when_the_engine_gets_slow() -> None:
+    learned = Learned(MODEL)
+    work = BatchWork(500)
+    for _ in range(100):
+        learned.step(work, 2 * MODEL.seconds(work))
+    job = newcomer(Tier("chat", Slo(ttft_slowdown=5)), learned)
+    assert learned.model.scale > 1.8
+    assert job.request.targets.ttft_s == pytest.approx(5 * MODEL.prefill_seconds(1000))
