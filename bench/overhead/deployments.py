@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from overhead.load import BadAnswer
 from overhead.peer import vllm_router
 
 BIN = Path(sys.executable).parent
@@ -108,7 +109,13 @@ def ways(folder: Path, step_ms: float, *, peer: bool) -> Iterator[dict[str, Way]
         running = {"direct": _direct(machine, step_ms), "penstock": _penstock(machine, step_ms)}
         if peer:
             running["vllm-router"] = _peer(machine, step_ms)
-        yield running
+        try:
+            yield running
+        except BadAnswer as error:
+            said = [
+                f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in folder.glob("*.log")
+            ]
+            raise SystemExit("\n".join([*said, f"a request failed: {error}"])) from None
 
 
 def _direct(machine: Machine, step_ms: float) -> Way:

@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.first_at_s == 0.0:
             self.first_at_s = time.perf_counter()
-        self.tail = (self.tail + body)[-4096:] if self.parser.get_status_code() != 200 else b""
+        self.tail = (self.tail + body)[-4096:] if self.parser.get_status_code() != 200 else body
         self.tokens += body.count(b'"finish_reason"')
 
     def on_message_complete(self) -> None:
@@ -144,20 +144,16 @@ class Streams:
             await asyncio.sleep(0.02)
 
     def check(self) -> None:
-        """Raise what has gone wrong with any of them."""
-        for answer in self.answers:
+        """Raise BadAnswer where one of them has ended, which none should while it is looked at."""
+        for answer, connection in zip(self.answers, self.connections, strict=True):
             if answer.done():
                 answer.result()
+                raise BadAnswer(f"a stream ended early: {connection.tail.decode(errors='replace')}")
 
     @property
     def tokens(self) -> int:
         """Received so far, over all."""
         return sum(connection.tokens for connection in self.connections)
-
-    @property
-    def streaming(self) -> int:
-        """How many have not ended."""
-        return sum(not answer.done() for answer in self.answers)
 
     async def close(self) -> None:
         """Go away, as clients do."""

@@ -66,10 +66,10 @@ async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
         await asyncio.sleep(SETTLE_S)
         before_tokens, before_s = answers.tokens, {name: cpu_s(pid) for name, pid in way.pids.items()}
         await asyncio.sleep(window_s)
+        answers.check()
         carried = answers.tokens - before_tokens
         for name, pid in way.pids.items():
             seen.token_cpu_us.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
-        answers.check()
 
 
 async def memory(way: Way, seen: Seen, streams: int) -> None:
