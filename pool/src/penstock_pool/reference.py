@@ -1,0 +1,71 @@
+"""The reference page of the pool file, made from the schema that reads it.
+
+One table for each object, fields in the order of the schema. A field's words are its `description`, so the
+page, the errors' context and the cluster's `explain` say the same.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from penstock_pool.serving_pool import PoolSpec
+from penstock_pool.spec import Spec, file_name
+
+INTRO = """# The pool file
+
+Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file and
+names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
+
+    apiVersion: penstock.dev/v1alpha1
+    kind: ServingPool
+    metadata: {name: llama3-8b}
+    spec: …
+"""
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    return "\n".join([INTRO, *_sections("spec", PoolSpec)])
+
+
+def _sections(path: str, spec: type[Spec]) -> Iterator[str]:
+    yield f"## `{path}`\n"
+    yield "| field | default | what it is |\n|---|---|---|"
+    yield from (_row(name, field) for name, field in spec.model_fields.items())
+    yield ""
+    for name, field in spec.model_fields.items():
+        many = "[]" if "tuple" in str(field.annotation) else ""
+        for inner in _specs(field.annotation):
+            yield from _sections(f"{path}.{file_name(name)}{many}", inner)
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    default = _default(name, field)
+    like = _value(name, field.examples[0]) if field.examples else default
+    example = "" if like == default else f" Like {like}."
+    return f"| `{file_name(name)}` | {default} | {field.description}{example} |"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None or field.default in (None, ()) or isinstance(field.default, Spec):
+        return ""
+    return _value(name, field.default)
+
+
+def _value(name: str, value: Any) -> str:
+    if name.endswith("_s") and isinstance(value, float):
+        return f"`{value:g}s`" if value >= 1 else f"`{value * 1000:g}ms`"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _specs(annotation: Any) -> Iterator[type[Spec]]:
+    """Objects of the file inside a type, each once."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        yield annotation
+        return
+    for inner in get_args(annotation):
+        yield from _specs(inner)
