@@ -15,8 +15,8 @@ from penstock_pool.spec import Spec, file_name
 
 INTRO = """# The pool file
 
-Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file and
-names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
+Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file
+and names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
 
     apiVersion: penstock.dev/v1alpha1
     kind: ServingPool
