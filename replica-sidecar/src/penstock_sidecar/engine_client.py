@@ -1,7 +1,9 @@
 """The engine, over HTTP: one answer at a time, its bytes untouched.
 
-httpx's interface on aiohttp's transport, which reads a chunk in a third of the time of httpx's own. Every way
-in which an engine can be missing becomes `EngineGone`; an error status is an answer like any other.
+httpx's interface on aiohttp's transport, which reads a chunk in a third of the time of httpx's own. Answers
+are asked of the transport itself: they need nothing of what httpx's client does (redirects, cookies, joined
+URLs), and it takes longer than the transport. Every way in which an engine can be missing becomes
+`EngineGone`; an error status is an answer like any other.
 """
 
 import contextlib
@@ -23,6 +25,10 @@ PATHS: dict[wire.Endpoint.ValueType, str] = {
 }
 
 EVENT_STREAM = "text/event-stream"
+
+
+HEADERS = {"accept-encoding": "identity", "user-agent": "penstock-sidecar"}
+"""Sent with everything. Bytes are passed on as they come, so they must not come compressed."""
 
 
 class EngineGone(Exception):
@@ -77,13 +83,17 @@ class EngineClient:
     """Connections to one engine."""
 
     def __init__(self, url: str, bounds: Bounds) -> None:
-        self._answers = _client(
-            url,
-            httpx.Limits(max_connections=bounds.carried, keepalive_expiry=bounds.idle_connection_s),
-            httpx.Timeout(None, connect=bounds.connect_s),
+        self._urls = {endpoint: httpx.URL(url.rstrip("/") + path) for endpoint, path in PATHS.items()}
+        self._timeout = {"timeout": httpx.Timeout(None, connect=bounds.connect_s).as_dict()}
+        self._answers = AiohttpTransport(
+            limits=httpx.Limits(max_connections=bounds.carried, keepalive_expiry=bounds.idle_connection_s)
         )
-        self._probes = _client(  # a connection for each: one that is there may be to an engine that is gone
-            url, httpx.Limits(max_connections=1, keepalive_expiry=0), httpx.Timeout(bounds.probe_timeout_s)
+        self._probes = httpx.AsyncClient(
+            base_url=url,
+            # a connection for each: one that is there may be to an engine that is gone
+            transport=AiohttpTransport(limits=httpx.Limits(max_connections=1, keepalive_expiry=0)),
+            timeout=httpx.Timeout(bounds.probe_timeout_s),
+            headers=HEADERS,
         )
 
     async def __aenter__(self) -> Self:
@@ -100,10 +110,12 @@ class EngineClient:
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AsyncIterator[Answer]:
         """Send a body; the answer closes with the block, whole or not. Raises EngineGone, inside too."""
-        headers = {"content-type": "application/json", "x-request-id": request_id}
-        request = self._answers.build_request("POST", PATHS[endpoint], content=body, headers=headers)
+        headers = {**HEADERS, "content-type": "application/json", "x-request-id": request_id}
+        request = httpx.Request(
+            "POST", self._urls[endpoint], headers=headers, content=body, extensions=self._timeout
+        )
         try:
-            response = await self._answers.send(request, stream=True)
+            response = await self._answers.handle_async_request(request)
             try:
                 streamed = response.headers.get("content-type", "").startswith(EVENT_STREAM)
                 stream = response.stream
@@ -132,15 +144,6 @@ class EngineClient:
 def _refused(error: httpx.TransportError) -> bool:
     """Whether nobody listens there. The transport calls that a timeout, and keeps the truth as the cause."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
-
-
-def _client(url: str, limits: httpx.Limits, timeout: httpx.Timeout) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=url,
-        transport=AiohttpTransport(limits=limits),
-        timeout=timeout,
-        headers={"accept-encoding": "identity", "user-agent": "penstock-sidecar"},
-    )
 
 
 def _max_model_len(models: httpx.Response) -> int:
