@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.outbox import Outbox
+from penstock_sidecar.outbox import Hurry, Outbox
 
 BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
 
@@ -12,14 +12,14 @@ BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
 class Desk:
     """An outbox with a state that a test can change."""
 
-    def __init__(self, sharing: int = 5, coalesce_s: float = 0.001) -> None:
+    def __init__(self, sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> None:
         self.state = wire.Snapshot(running=1)
-        bounds = replace(BOUNDS, coalesce_s=coalesce_s)
+        bounds = replace(BOUNDS, step_s=step_s, unhurried_s=unhurried_s)
         self.box = Outbox(bounds, lambda: self.state, lambda: sharing)
 
-    def put(self, id: int, size: int = 10, at_once: bool = False) -> None:
+    def put(self, id: int, size: int = 10, hurry: Hurry = Hurry.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
-        self.box.put(wire.Event(id=id, output=output), size, at_once)
+        self.box.put(wire.Event(id=id, output=output), size, hurry)
 
     async def frame(self) -> wire.ReplicaFrame:
         async with asyncio.timeout(20):
@@ -31,9 +31,9 @@ class Desk:
         return [event.id for event in (await self.frame()).events]
 
 
-async def opened(sharing: int = 5, coalesce_s: float = 0.001) -> Desk:
+async def opened(sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> Desk:
     """After the first frame, which only says how the replica stands."""
-    desk = Desk(sharing, coalesce_s)
+    desk = Desk(sharing, step_s, unhurried_s)
     assert await desk.ids() == []
     return desk
 
@@ -48,31 +48,50 @@ async def test_output_of_one_step_shares_a_frame() -> None:
 
 
 async def test_output_that_waits_for_others_goes_when_none_come() -> None:
-    desk = await opened(coalesce_s=1e6)
+    desk = await opened(step_s=1e6)
     desk.put(1)
     taking = asyncio.ensure_future(desk.ids())
     await asyncio.sleep(0.01)
     assert not taking.done()
-    desk.put(2, at_once=True)
+    desk.put(2, hurry=Hurry.AT_ONCE)
     assert await taking == [1, 2]
 
 
-@pytest.mark.parametrize("urgent_first", [True, False])
-async def test_a_verdict_does_not_wait_and_takes_along_what_is_there(urgent_first: bool) -> None:
-    desk = await opened(coalesce_s=1e6)
-    desk.put(1, at_once=urgent_first)
-    desk.put(2, at_once=not urgent_first)
-    assert await desk.ids() == [1, 2]
+@pytest.mark.parametrize("hurries", [(Hurry.AT_ONCE, Hurry.STEP), (Hurry.NONE, Hurry.AT_ONCE)])
+async def test_what_a_client_waits_for_does_not_wait_and_takes_along_what_is_there(
+    hurries: tuple[Hurry, Hurry],
+) -> None:
+    desk = await opened(step_s=1e6)
+    for id, hurry in enumerate(hurries):
+        desk.put(id, hurry=hurry)
+    assert await desk.ids() == [0, 1]
+
+
+@pytest.mark.parametrize("sharing", [1, 5])
+async def test_what_nobody_waits_for_waits_even_alone_until_output_comes(sharing: int) -> None:
+    desk = await opened(sharing)
+    desk.put(1, hurry=Hurry.NONE)
+    taking = asyncio.ensure_future(desk.ids())
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    desk.put(2, hurry=Hurry.STEP)
+    assert await taking == [1, 2]
+
+
+async def test_what_nobody_waits_for_goes_by_itself_in_the_end() -> None:
+    desk = await opened(step_s=1e6, unhurried_s=0.001)
+    desk.put(1, hurry=Hurry.NONE)
+    assert await desk.ids() == [1]
 
 
 async def test_whoever_is_alone_does_not_wait() -> None:
-    desk = await opened(sharing=1, coalesce_s=1e6)
+    desk = await opened(sharing=1, step_s=1e6)
     desk.put(1)
     assert await desk.ids() == [1]
 
 
 async def test_a_full_frame_does_not_wait_and_frames_are_bounded() -> None:
-    desk = await opened(coalesce_s=1e6)
+    desk = await opened(step_s=1e6)
     for id in range(9):
         desk.put(id, 500)
     frames = [await desk.ids() for _ in range(3)]
@@ -107,7 +126,7 @@ async def test_a_router_that_does_not_read_falls_behind() -> None:
 
 
 async def test_a_closed_box_gives_what_it_has_and_takes_nothing() -> None:
-    desk = await opened(coalesce_s=1e6)
+    desk = await opened(step_s=1e6)
     desk.put(1)
     desk.box.close()
     desk.put(2)

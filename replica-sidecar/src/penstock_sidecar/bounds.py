@@ -32,11 +32,14 @@ class Bounds:
     frame_bytes: int = 1 << 20
     """A frame is sent once it holds this much. Routers must take frames of this and one event's data."""
 
-    coalesce_s: float = 0.001
+    step_s: float = 0.001
     """Longest that output waits for others of its step, to share a frame."""
 
     alone: int = 8
-    """With at most this many requests in a session nothing waits: there is no one to share with."""
+    """With at most this many requests in a session output does not wait: there is no one to share with."""
+
+    unhurried_s: float = 0.005
+    """Longest that something waits on which nobody acts yet, like an acceptance. Less than any step takes."""
 
     snapshot_s: float = 1.0
     """A router that gets no other frame hears of a changed state within this."""

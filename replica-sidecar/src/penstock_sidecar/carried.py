@@ -16,7 +16,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.client_body import ClientBody
-from penstock_sidecar.outbox import Outbox
+from penstock_sidecar.outbox import Hurry, Outbox
 from penstock_sidecar.sse import Usage
 from penstock_sidecar.wire_events import (
     ENGINE_LOST,
@@ -110,23 +110,29 @@ class Carried:
 
     def decided(self, verdict: Verdict) -> None:
         """Its verdict is known."""
-        self._owner.outbox.put(verdict_event(self.id, verdict), at_once=True)
-        self._happens(Event.REFUSED if isinstance(verdict, Rejected) else Event.ACCEPTED)
+        refused = isinstance(verdict, Rejected)  # then the router walks on; else it waits for output
+        self._owner.outbox.put(
+            verdict_event(self.id, verdict), hurry=Hurry.AT_ONCE if refused else Hurry.NONE
+        )
+        self._happens(Event.REFUSED if refused else Event.ACCEPTED)
 
     def output(self, data: bytes, tokens: int, now_s: float) -> None:
         """Bytes of the answer, with so many tokens in them."""
-        if self.state is State.WAITING:
+        first = self.state is State.WAITING
+        if first:
             self.first_s = now_s
         self.last_s = now_s
         self.tokens += tokens
         output = wire.Output(data=data, tokens=tokens)
-        self._happens(Event.OUTPUT, wire.Event(id=self.id, output=output), len(data))
+        hurry = Hurry.NONE if not self._streams else Hurry.AT_ONCE if first else Hurry.STEP
+        self._happens(Event.OUTPUT, wire.Event(id=self.id, output=output), len(data), hurry)
         self._carrier.has_passed(self, tokens)
 
     def finished(self, usage: Usage) -> None:
         """The engine has closed the answer as it should."""
         self.usage = usage
-        self._happens(Event.ENDED, finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s))
+        told = finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s)
+        self._happens(Event.ENDED, told, hurry=Hurry.NONE if self._streams else Hurry.AT_ONCE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
         """The engine answered with an error status."""
@@ -152,13 +158,24 @@ class Carried:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _happens(self, event: Event, answer: wire.Event | None = None, data_bytes: int = 0) -> None:
+    @property
+    def _streams(self) -> bool:
+        """Whether its client reads along. Otherwise it waits for the end, which output may wait for too."""
+        return self.body is not None and self.body.stream
+
+    def _happens(
+        self,
+        event: Event,
+        answer: wire.Event | None = None,
+        data_bytes: int = 0,
+        hurry: Hurry = Hurry.AT_ONCE,
+    ) -> None:
         before = self.state
         self.state, do = after(before, event)
         if do is Do.SEND:
             self._task = self._carrier.send(self)
         elif answer is not None:
-            self._owner.outbox.put(answer, data_bytes, at_once=_waited_for(before, do))
+            self._owner.outbox.put(answer, data_bytes, hurry)
         if self.state in ENDS and before not in ENDS:
             self._end()
 
@@ -168,8 +185,3 @@ class Carried:
             self._task.cancel()
         self._owner.forget(self)
         self._carrier.has_ended(self)
-
-
-def _waited_for(before: State, do: Do) -> bool:
-    """Whether a client waits for just this: anything but one more token of a stream that flows."""
-    return do is not Do.PASS_ON or before is State.WAITING

@@ -1,8 +1,8 @@
 """What a session has to tell its router, gathered into frames.
 
-The engine brings out one token of every request at each step, within a millisecond or so. Output waits that
-long for the rest of its step, and they travel as one frame with one snapshot; where so few share a session
-that nothing can be gained, it does not wait. Verdicts and endings go at once: clients wait for them.
+A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as nobody
+feels it (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
+they travel together. What no client waits for travels with what comes next.
 
 Held bytes are bounded. A router that does not read until the bound is reached gets nothing more: the session
 is over, what it carried is cancelled, and the router finds that out from the closed stream.
@@ -11,6 +11,7 @@ is over, what it carried is cancelled, and the router finds that out from the cl
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
 from penstock_proto import replica_pb2 as wire
 
@@ -18,6 +19,14 @@ from penstock_sidecar.bounds import Bounds
 
 EVENT_BYTES = 64
 """What an event without data takes, about."""
+
+
+class Hurry(Enum):
+    """How long an event may wait for others."""
+
+    AT_ONCE = "at once"  # a client waits for just this
+    STEP = "step"  # for the rest of its step, unless so few share the session that nothing can be gained
+    NONE = "none"  # nobody acts on it before what comes next
 
 
 class Outbox:
@@ -48,18 +57,16 @@ class Outbox:
         """Whether everything has been taken."""
         return not self._events
 
-    def put(self, event: wire.Event, data_bytes: int = 0, at_once: bool = False) -> None:
-        """Add an event. at_once: a client waits for it, so its frame goes as soon as it can."""
+    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+        """Add an event."""
         if self._closed:
             return
         self._events.append(event)
         self._bytes += EVENT_BYTES + data_bytes
         if self._bytes > self._bounds.outbox_bytes:
             self._fall_behind()
-        elif at_once or self._bytes >= self._bounds.frame_bytes:
-            self._due.set()
-        elif self._timer is None and not self._due.is_set():
-            self._wait_for_others()
+        elif not self._due.is_set():
+            self._schedule(hurry)
 
     def nudge(self) -> None:
         """Tell the replica's state, with or without events, if it has changed since it was last told."""
@@ -106,11 +113,20 @@ class Outbox:
         self.close()
         self.behind.set()
 
-    def _wait_for_others(self) -> None:
-        if self._sharing() <= self._bounds.alone:
+    def _schedule(self, hurry: Hurry) -> None:
+        alone = hurry is Hurry.STEP and self._sharing() <= self._bounds.alone
+        if hurry is Hurry.AT_ONCE or alone or self._bytes >= self._bounds.frame_bytes:
             self._due.set()
+        elif hurry is Hurry.STEP:
+            self._go_within(self._bounds.step_s)
         else:
-            self._timer = self._loop.call_later(self._bounds.coalesce_s, self._due.set)
+            self._go_within(self._bounds.unhurried_s)
+
+    def _go_within(self, wait_s: float) -> None:
+        if self._timer is not None and self._timer.when() <= self._loop.time() + wait_s:
+            return
+        self._disarm()
+        self._timer = self._loop.call_later(wait_s, self._due.set)
 
     def _disarm(self) -> None:
         if self._timer is not None:
