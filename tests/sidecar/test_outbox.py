@@ -67,6 +67,15 @@ async def test_what_a_client_waits_for_does_not_wait_and_takes_along_what_is_the
     assert await desk.ids() == [0, 1]
 
 
+async def test_a_frame_takes_along_what_comes_in_the_same_turn_of_the_loop() -> None:
+    desk = await opened()
+    taking = asyncio.ensure_future(desk.ids())
+    await asyncio.sleep(0)
+    desk.put(1, hurry=Hurry.AT_ONCE)
+    asyncio.get_running_loop().call_soon(desk.put, 2, 10, Hurry.AT_ONCE)
+    assert await taking == [1, 2]
+
+
 @pytest.mark.parametrize("sharing", [1, 5])
 async def test_what_nobody_waits_for_waits_even_alone_until_output_comes(sharing: int) -> None:
     desk = await opened(sharing)

@@ -2,7 +2,8 @@
 
 A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as nobody
 feels it (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
-they travel together. What no client waits for travels with what comes next.
+they travel together. What no client waits for travels with what comes next. And any frame waits for one turn
+of the event loop, which is nothing when it is idle, and under load brings most of what others have ready.
 
 Held bytes are bounded. A router that does not read until the bound is reached gets nothing more: the session
 is over, what it carried is cancelled, and the router finds that out from the closed stream.
@@ -82,6 +83,7 @@ class Outbox:
     async def frame(self) -> wire.ReplicaFrame | None:
         """The next frame, when it is due; None after the last."""
         await self._due.wait()
+        await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
         self._disarm()
         if not self._events and self._closed and not self._nudged:
             return None

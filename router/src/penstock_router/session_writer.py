@@ -1,7 +1,9 @@
 """What a session has to tell its replica: requests and cancels, gathered into frames.
 
-Whatever is asked for in one turn of the event loop, or while the last frame is being written, travels
-together. What a request's budgets have lost is measured when its frame is made, so waiting here is counted.
+Whatever is asked for within two turns of the event loop, or while the last frame is being written, travels
+together. Two turns are nothing when the loop is idle; under load they make frames few, and the plans that
+replicas make for them. What a request's budgets have lost is measured when its frame is made, so waiting here
+is counted.
 """
 
 import asyncio
@@ -64,6 +66,7 @@ class SessionWriter:
         """Write frames until cancelled."""
         while True:
             await self._due.wait()
+            await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
             self._due.clear()
             while self._attempts or self._cancels:
                 await write(self._frame())
