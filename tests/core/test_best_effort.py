@@ -75,7 +75,7 @@ def test_where_blocks_run_out_the_young_give_way_to_the_old() -> None:
     old = offline("old", 512, age_s=9, generated=True)
     young = offline("young", 512, age_s=1, generated=True)
     batch = filled([young, old], [], free_blocks=0)
-    assert (batch.tokens, batch.preempted) == ({"old": 1}, ["young"])
+    assert (batch.tokens, list(batch.preempted)) == ({"old": 1}, ["young"])
 
 
 def test_a_prefill_under_way_takes_what_blocks_there_are() -> None:

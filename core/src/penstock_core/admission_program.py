@@ -13,7 +13,11 @@ with C. So one C a state is enough while newcomers have equal values and memory 
 
 Where it binds, or values differ, labels (C, value, blocks in each bucket, state) are kept instead of one
 C: every one of them up to `EXACT_ITEMS` newcomers, which makes it exact; beyond, a beam of the labels
-that for some value have the earliest C or the least memory.
+that for some value have the earliest C or the least memory. Memory is counted in the buckets that can
+bind: those that all newcomers together would overfill.
+
+Most calls are easier than that. If everybody fits, that is the answer. And a newcomer that would be late at
+the best rate of any state, behind nothing but the forced prefills before it, is in no feasible set.
 
 A forced item cannot be refused. It binds newcomers up to its deadline or up to when it would be done
 without any, whichever is later: a request that is late already is not made later.
@@ -21,19 +25,19 @@ without any, whichever is later: a request that is late already is not made late
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock_core.decode_load import Floats, Rates, prefill_s
+from penstock_core.decode_load import Bools, Floats, Rates, prefill_s
 from penstock_core.kv_peak import Ints
 
 EXACT_ITEMS = 10
-"""Newcomers up to which binding memory and unequal values are solved exactly."""
+"""Newcomers up to which binding memory and unequal values are solved exactly; hopeless ones do not count."""
 
-BEAM_LABELS = 32
-"""Labels kept per item beyond that."""
+BEAM_LABELS = 64
+"""Most labels beyond that."""
 
 
 class Item(NamedTuple):
@@ -64,7 +68,7 @@ class Program:
     start_s: float
     items: Sequence[Item]
     at: Rates
-    allowed: NDArray[np.bool_]
+    allowed: Bools
     values: Sequence[float]
     claims: Ints
     room: Ints
@@ -81,175 +85,183 @@ class Path:
 
 def solve(program: Program) -> frozenset[int]:
     """The newcomers worth most together; of equally good sets the one whose prefills end first."""
-    if not program.values:
-        return frozenset()
-    alike = min(program.values) == max(program.values)
-    if alike and bool((program.claims.sum(axis=0) <= program.room).all()):
-        return _one_per_state(program)
-    return _labels(program)
+    everyone = frozenset(range(len(program.values)))
+    base_s = without(program)
+    if walk(program, everyone, base_s) is not None:
+        return everyone
+    hopeful = _hopeful(program)
+    if not hopeful:
+        return hopeful
+    items = [
+        (item, alone_s)
+        for item, alone_s in zip(program.items, base_s, strict=True)
+        if item.newcomer is None or item.newcomer in hopeful
+    ]
+    binding = program.claims[sorted(hopeful)].sum(axis=0) > program.room
+    if not binding.any() and len({program.values[i] for i in hopeful}) == 1:
+        return _one_per_state(program, items)
+    return _labels(program, items, binding, BEAM_LABELS if len(hopeful) > EXACT_ITEMS else 1 << EXACT_ITEMS)
 
 
 def walk(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> Path | None:
     """Carry out one set; None where it is not feasible. `base_s`: see `without`."""
     if not (program.claims[sorted(taken)].sum(axis=0) <= program.room).all():
         return None
-    at, state, now_s = program.at, 0, program.start_s
+    state, now_s = 0, program.start_s
+    rate = program.at.beside(state)
     done_s: dict[int, float] = {}
     for item, alone_s in zip(program.items, base_s, strict=True):
         if item.newcomer is not None and item.newcomer not in taken:
             continue
-        now_s += item_s(at, item, state)
-        limit_s = item.due_s - float(at.period_s[state])
+        now_s += rate.prefill_s(item.lines_s, item.tokens)
+        in_time = now_s + rate.period_s <= item.due_s
         if item.newcomer is None:
-            limit_s = max(limit_s, alone_s)
-        if not now_s <= limit_s or (item.newcomer is not None and not np.isfinite(now_s)):
-            return None
-        if item.newcomer is not None:
-            done_s[item.newcomer] = now_s
-            state += item.stride
-            if not program.allowed[state]:
+            if not (in_time or now_s <= alone_s):
                 return None
+            continue
+        state += item.stride
+        if not in_time or now_s == inf or not program.allowed[state]:
+            return None
+        done_s[item.newcomer] = now_s
+        rate = program.at.beside(state)
     return Path(state, done_s, now_s)
 
 
 def without(program: Program) -> list[float]:
     """When each item is passed if no newcomer is taken."""
+    rate = program.at.beside(0)
     now_s, passed = program.start_s, []
     for item in program.items:
-        now_s += item_s(program.at, item, 0) if item.newcomer is None else 0.0
+        if item.newcomer is None:
+            now_s += rate.prefill_s(item.lines_s, item.tokens)
         passed.append(now_s)
     return passed
 
 
-def item_s(at: Rates, item: Item, state: int) -> float:
-    """How long one item takes beside the decodes of one state."""
-    lines = (float(p[state]) * s for p, s in zip(at.per_second, item.lines_s, strict=True))
-    return max(float(at.per_token[state]) * item.tokens, *lines)
-
-
-def _one_per_state(program: Program) -> frozenset[int]:
-    done = np.array([program.start_s])
-    chosen: list[NDArray[np.bool_] | None] = []
-    for item, base_s in zip(program.items, without(program), strict=True):
-        reached = len(done)
-        at = program.at.first(reached)
-        then = done + prefill_s(at, item.lines_s, item.tokens)
-        in_time = then + at.period_s <= item.due_s
+def _hopeful(program: Program) -> frozenset[int]:
+    """Newcomers that some feasible set may contain: alone they fit, at rates that no state exceeds."""
+    best, now_s = program.at.best(), program.start_s
+    fits: list[bool] = np.all(program.claims <= program.room, axis=1).tolist()
+    hopeful: set[int] = set()
+    for item in program.items:
+        done_s = now_s + best.prefill_s(item.lines_s, item.tokens)
         if item.newcomer is None:
-            done = np.where(in_time | (then <= base_s), then, np.inf)
-            chosen.append(None)
+            now_s = done_s
+        elif fits[item.newcomer] and done_s < inf and done_s + best.period_s <= item.due_s:
+            hopeful.add(item.newcomer)
+    return frozenset(hopeful)
+
+
+def _one_per_state(program: Program, items: Sequence[tuple[Item, float]]) -> frozenset[int]:
+    """The earliest C of every state; states beyond `reached` have none yet."""
+    done_s = np.full(len(program.allowed), inf)
+    done_s[0], reached = program.start_s, 1
+    at = program.at.first(reached)
+    taken_at: list[tuple[Item, Bools]] = []
+    for item, base_s in items:
+        here_s = done_s[:reached]
+        then_s = here_s + prefill_s(at, item.lines_s, item.tokens)
+        in_time = then_s + at.period_s <= item.due_s
+        if item.newcomer is None:
+            here_s[:] = np.where(in_time | (then_s <= base_s), then_s, inf)
             continue
-        taken = np.full(reached + item.stride, np.inf)
-        in_time &= program.allowed[item.stride : item.stride + reached]
-        taken[item.stride :] = np.where(in_time, then, np.inf)
-        skipped = np.full(reached + item.stride, np.inf)
-        skipped[:reached] = done
-        done = np.minimum(taken, skipped)
-        chosen.append(taken < skipped)
-    return _walk_back(program, _best_state(program, done), chosen)
+        targets = slice(item.stride, item.stride + reached)
+        better = (then_s < done_s[targets]) & in_time & program.allowed[targets]
+        taken = np.flatnonzero(better)
+        if len(taken):
+            np.copyto(done_s[targets], then_s, where=better)
+            taken_at.append((item, better))
+            reached = max(reached, int(taken[-1]) + item.stride + 1)
+            at = program.at.first(reached)
+    return _walk_back(_best_state(program, done_s[:reached]), taken_at)
 
 
-def _best_state(program: Program, done: Floats) -> int:
+def _best_state(program: Program, done_s: Floats) -> int:
     """The state of most newcomers; of those the one done first."""
-    reached = np.flatnonzero(np.isfinite(done))
-    if len(reached) == 0:
-        return 0
-    count, rest = np.zeros_like(reached), reached
+    possible = done_s < inf
+    possible[0] = True  # nobody taken
+    states = np.flatnonzero(possible)
+    count, rest = np.zeros_like(states), states
     for stride in sorted({item.stride for item in program.items if item.newcomer is not None}, reverse=True):
-        count, rest = count + rest // stride, rest % stride
-    return int(reached[np.lexsort((done[reached], -count))[0]])
+        more, rest = np.divmod(rest, stride)
+        count += more
+    return int(states[np.lexsort((done_s[states], -count))[0]])
 
 
-def _walk_back(program: Program, state: int, chosen: list[NDArray[np.bool_] | None]) -> frozenset[int]:
+def _walk_back(state: int, taken_at: list[tuple[Item, Bools]]) -> frozenset[int]:
+    """Who was taken on the way to a state. `taken_at`: from which states it was better to take an item."""
     taken: set[int] = set()
-    for item, better in zip(reversed(program.items), reversed(chosen), strict=True):
-        if item.newcomer is not None and better is not None and better[state]:
+    for item, better in reversed(taken_at):
+        before = state - item.stride
+        if item.newcomer is not None and 0 <= before < len(better) and better[before]:
             taken.add(item.newcomer)
-            state -= item.stride
+            state = before
     return frozenset(taken)
 
 
 class _Labels(NamedTuple):
-    """Sets still in the running, one row each. `sets` are their newcomers as bits."""
+    """Sets still in the running, one row each.
 
-    state: Ints
-    done_s: Floats
+    sums: what every newcomer taken adds to: the state, the set as bits, blocks of each binding bucket.
+    """
+
+    sums: Ints
     value: Floats
-    blocks: Ints
-    sets: NDArray[np.uint64]
+    done_s: Floats
 
-    def rows(self, chosen: Ints | NDArray[np.bool_]) -> "_Labels":
-        return _Labels(
-            self.state[chosen],
-            self.done_s[chosen],
-            self.value[chosen],
-            self.blocks[chosen],
-            self.sets[chosen],
-        )
+    @property
+    def state(self) -> Ints:
+        return self.sums[:, 0]
 
-    def beside(self, others: "_Labels") -> "_Labels":
-        return _Labels(
-            np.concatenate((self.state, others.state)),
-            np.concatenate((self.done_s, others.done_s)),
-            np.concatenate((self.value, others.value)),
-            np.concatenate((self.blocks, others.blocks)),
-            np.concatenate((self.sets, others.sets)),
-        )
+    @property
+    def blocks(self) -> Ints:
+        return self.sums[:, 2:]
+
+    def rows(self, chosen: Ints) -> "_Labels":
+        return _Labels(self.sums[chosen], self.value[chosen], self.done_s[chosen])
+
+    def beside(self, more: "_Labels") -> "_Labels":
+        return _Labels(*[np.concatenate(both) for both in zip(self, more, strict=True)])
 
 
-def _labels(program: Program) -> frozenset[int]:
-    at = program.at
+def _labels(
+    program: Program, items: Sequence[tuple[Item, float]], binding: Bools, most: int
+) -> frozenset[int]:
+    """Past `most` labels the better half is kept. `binding`: the buckets in which memory is counted."""
+    room, count = program.room[binding], len(program.values)
+    claims = [(1 << i, *row) for i, row in enumerate(program.claims[:, binding].tolist())]
     labels = _Labels(
-        np.zeros(1, np.int64),
-        np.array([program.start_s]),
-        np.zeros(1),
-        np.zeros((1, len(program.room)), np.int64),
-        np.zeros(1, np.uint64),
+        np.zeros((1, 2 + len(room)), np.int64), np.zeros(1), np.array([program.start_s], np.float64)
     )
-    width = BEAM_LABELS if len(program.values) > EXACT_ITEMS else 1 << EXACT_ITEMS
-    for item, base_s in zip(program.items, without(program), strict=True):
-        now = Rates(
-            at.period_s[labels.state],
-            at.fits,
-            tuple(p[labels.state] for p in at.per_second),
-            at.per_token[labels.state],
-        )
-        then = labels.done_s + prefill_s(now, item.lines_s, item.tokens)
-        in_time = then + now.period_s <= item.due_s
+    for item, base_s in items:
+        at = program.at.of(labels.state)
+        then_s = labels.done_s + prefill_s(at, item.lines_s, item.tokens)
+        able = then_s + at.period_s <= item.due_s
         if item.newcomer is None:
-            labels = labels._replace(done_s=then).rows(in_time | (then <= base_s))
+            labels = labels._replace(done_s=then_s).rows(np.flatnonzero(able | (then_s <= base_s)))
             continue
-        more = _take(program, item, item.newcomer, labels._replace(done_s=then), in_time)
-        labels = labels.beside(more)
-        if len(labels.state) > width:
-            labels = labels.rows(_beam(labels, program.room, width))
-    best = int(np.lexsort((labels.done_s, -labels.value))[0])
-    members = int(labels.sets[best])
-    return frozenset(i for i in range(len(program.values)) if members >> i & 1)
+        sums = labels.sums + np.array((item.stride, *claims[item.newcomer]))
+        able &= program.allowed[sums[:, 0]] & (then_s < inf)
+        if len(room):
+            able &= (sums[:, 2:] <= room).all(axis=1)
+        value = labels.value + program.values[item.newcomer]
+        labels = labels.beside(_Labels(sums, value, then_s).rows(np.flatnonzero(able)))
+        if len(labels.value) > most:
+            labels = labels.rows(_beam(labels, room, most // 2))
+    members = int(labels.sums[np.lexsort((labels.done_s, -labels.value))[0], 1])
+    return frozenset(i for i in range(count) if members >> i & 1)
 
 
-def _take(
-    program: Program, item: Item, newcomer: int, labels: _Labels, in_time: NDArray[np.bool_]
-) -> _Labels:
-    """The labels with this newcomer taken, where that is possible."""
-    able = labels.rows(in_time & np.isfinite(labels.done_s))
-    able = able._replace(
-        state=able.state + item.stride,
-        value=able.value + program.values[newcomer],
-        blocks=able.blocks + program.claims[newcomer],
-        sets=able.sets | np.uint64(1 << newcomer),
-    )
-    fits: NDArray[np.bool_] = program.allowed[able.state] & (able.blocks <= program.room).all(axis=1)
-    return able.rows(fits)
-
-
-def _beam(labels: _Labels, room: Ints, width: int) -> Ints:
+def _beam(labels: _Labels, room: Ints, count: int) -> Ints:
     """For every value the label done first and the one that fills memory least, best values first."""
-    fullest = (labels.blocks / np.maximum(room, 1)).max(axis=1)
-    kept: list[Ints] = [np.zeros(1, np.int64)]
-    for second in (labels.done_s, fullest):
+    orders = [labels.done_s]
+    if len(room):
+        orders.append((labels.blocks / np.maximum(room, 1)).max(axis=1))
+    kept = np.zeros(len(labels.value), dtype=bool)
+    kept[0] = True  # nobody taken: always feasible
+    for second in orders:
         order = np.lexsort((second, -labels.value))
-        first = np.ones(len(order), dtype=bool)
-        first[1:] = np.diff(labels.value[order]) != 0
-        kept.append(order[first][: width // 2])
-    return np.unique(np.concatenate(kept))
+        value = labels.value[order]
+        first = np.concatenate(([True], value[1:] != value[:-1]))
+        kept[order[first][: count // len(orders)]] = True
+    return np.flatnonzero(kept)

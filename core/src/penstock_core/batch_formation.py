@@ -5,22 +5,22 @@ left of the batch goes to prefills, by deadline; what is left then to decodes th
 to best effort. `batch_time` says how long the batch may be. A prefill that finishes in it and is due
 before its end shortens it to that deadline.
 
-Where blocks or seats run out, best effort is preempted first. Of accepted jobs one is preempted only for
-a job that runs already and is due earlier: the one that can wait longest goes. That takes a wrong
-prediction, since admission has counted everybody's blocks.
+Where blocks or seats run out, others give way (`giving_way`): best effort first. Of accepted jobs one is
+preempted only for a job that runs already and is due earlier. That takes a wrong prediction, since
+admission has counted everybody's blocks.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock_core.batch_time import bounds
-from penstock_core.best_effort import fill_surplus, newest_first
+from penstock_core.best_effort import fill_surplus
 from penstock_core.decode_load import Pacing
+from penstock_core.giving_way import GivingWay
 from penstock_core.open_batch import OpenBatch
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
+from penstock_core.request import Job, deadline_order
 from penstock_core.time_model import chunk_work
 
 
@@ -30,11 +30,6 @@ class Work(NamedTuple):
     decodes: list[Job]
     prefills: list[Job]
     surplus: list[Job]
-
-
-def deadline_order(job: Job) -> tuple[float, float, str]:
-    """Prefills are done in this order, by the engine as by admission."""
-    return job.due_s, job.request.arrival_s, job.request.id
 
 
 def accepted(view: ReplicaView, protected: Job | None) -> list[Job]:
@@ -51,11 +46,10 @@ def form_batch(view: ReplicaView, pacing: Pacing, protected: Job | None = None) 
         batch.add_decodes(work.decodes)
         return batch.step()
     plan = bounds(view, work.decodes, work.prefills, pacing)
-    _decode(batch, plan.must, work)
-    limit_s = _prefill(batch, work, plan.limit_s)
-    for job in plan.may:
-        if batch.seconds(1, job.computed_tokens + 1) <= limit_s:
-            _decode(batch, [job], work)
+    others = GivingWay(work.surplus, [*work.decodes, *work.prefills])
+    _decode(batch, plan.must, others)
+    limit_s = _prefill(batch, work.prefills, others, plan.limit_s)
+    _decode_in_time(batch, plan.may, others, limit_s)
     fill_surplus(batch, work.surplus, limit_s)
     return batch.step()
 
@@ -83,7 +77,7 @@ def _all_fit(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
     return len(decodes) <= min(batch.left_tokens, batch.free_blocks)
 
 
-def _decode(batch: OpenBatch, decodes: Sequence[Job], work: Work) -> None:
+def _decode(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay) -> None:
     """One token for each decode that has room, the most urgent first."""
     if _all_fit(batch, decodes):
         batch.add_decodes(decodes)
@@ -91,13 +85,23 @@ def _decode(batch: OpenBatch, decodes: Sequence[Job], work: Work) -> None:
     for job in sorted(decodes, key=deadline_order):
         if job.request.id in batch.preempted or not batch.left_tokens:
             continue
-        if batch.make_room(batch.blocks_wanted(job, 1), 0, _who_gives_way(work, job)):
+        if others.make_room(batch, job, batch.blocks_wanted(job, 1), 0):
             batch.add(job, 1)
 
 
-def _prefill(batch: OpenBatch, work: Work, limit_s: float) -> float:
+def _decode_in_time(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay, limit_s: float) -> None:
+    """One token for each decode with which the batch still ends in time."""
+    shortest = min([job.computed_tokens for job in decodes], default=0) + 1
+    if batch.seconds(1, shortest) > limit_s:
+        return
+    for job in decodes:
+        if batch.seconds(1, job.computed_tokens + 1) <= limit_s:
+            _decode(batch, [job], others)
+
+
+def _prefill(batch: OpenBatch, prefills: Sequence[Job], others: GivingWay, limit_s: float) -> float:
     """Chunks of prefills by deadline, as the batch has room; and how long it may be after that."""
-    for job in work.prefills:
+    for job in prefills:
         if job.request.id in batch.preempted:
             continue
         due_in_s = job.due_s - batch.view.now_s
@@ -109,18 +113,8 @@ def _prefill(batch: OpenBatch, work: Work, limit_s: float) -> float:
             break
         starts = job.computed_tokens == 0
         blocks = batch.blocks_wanted(job, job.pending_tokens if starts else chunk)
-        if batch.make_room(blocks, int(starts), _who_gives_way(work, job)):
+        if others.make_room(batch, job, blocks, int(starts)):
             batch.add(job, chunk)
         elif not starts and batch.room_tokens(job) > 0:
             batch.add(job, min(chunk, batch.room_tokens(job)))
     return limit_s
-
-
-def _who_gives_way(work: Work, job: Job) -> Iterator[Job]:
-    """Best effort; then, for a job that runs already, accepted ones that are due later, the last first."""
-    yield from newest_first(work.surplus)
-    if job.computed_tokens == 0:
-        return
-    running = [other for other in (*work.decodes, *work.prefills) if other.computed_tokens]
-    last_first = sorted(running, key=deadline_order, reverse=True)
-    yield from takewhile(lambda other: deadline_order(other) > deadline_order(job), last_first)

@@ -74,8 +74,8 @@ def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) 
 
 def _make_room(batch: OpenBatch, job: Job, tokens: int, jobs: Sequence[Job]) -> bool:
     """Blocks for this many more tokens, from younger best-effort jobs where none are free."""
-    younger = [other for other in jobs if _age(other) > _age(job)]
-    return batch.make_room(batch.blocks_wanted(job, tokens), 0, newest_first(younger))
+    younger = (other for other in newest_first(jobs) if _age(other) > _age(job))
+    return batch.make_room(batch.blocks_wanted(job, tokens), 0, younger)
 
 
 def _can_ever_fit(view: ReplicaView, job: Job) -> bool:

@@ -21,6 +21,7 @@ The rate is a lower bound for every batch of at least T seconds, whatever the en
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from penstock_core.time_model import SHORTEST_CHUNK_TOKENS, TimeModel
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,21 @@ class Load:
     batch_tokens: int
 
 
+class Rate(NamedTuple):
+    """Period and prefill rate beside one set of decodes: an element of `Rates`."""
+
+    period_s: float
+    per_second: tuple[float, ...]
+    per_token: float
+
+    def prefill_s(self, lines_s: Sequence[float], tokens: int) -> float:
+        """How long a prefill takes at this rate; infinite where decodes leave nothing."""
+        slowest_s = self.per_token * tokens
+        for per_second, line_s in zip(self.per_second, lines_s, strict=True):
+            slowest_s = max(slowest_s, per_second * line_s)
+        return slowest_s
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Periods and prefill rates for many sets of decodes at once, one element each.
@@ -75,8 +92,22 @@ class Rates:
 
     def first(self, count: int) -> "Rates":
         """The first elements alone."""
-        per_second = tuple([line[:count] for line in self.per_second])
-        return Rates(self.period_s[:count], self.fits[:count], per_second, self.per_token[:count])
+        return self.of(slice(count))
+
+    def of(self, chosen: Ints | slice) -> "Rates":
+        """Some of the elements."""
+        per_second = tuple([line[chosen] for line in self.per_second])
+        return Rates(self.period_s[chosen], self.fits[chosen], per_second, self.per_token[chosen])
+
+    def beside(self, i: int) -> Rate:
+        """One of the elements."""
+        per_second = tuple([float(line[i]) for line in self.per_second])
+        return Rate(float(self.period_s[i]), per_second, float(self.per_token[i]))
+
+    def best(self) -> Rate:
+        """The shortest period and the highest rates of all, of whichever elements."""
+        per_second = tuple([float(line.min()) for line in self.per_second])
+        return Rate(float(self.period_s.min()), per_second, float(self.per_token.min()))
 
 
 def rates(
@@ -112,7 +143,7 @@ def short_chunk_s(model: TimeModel, prompt_tokens: int) -> float:
 def work_s(model: TimeModel, tokens: int, prefill_work: float) -> tuple[float, ...]:
     """Unscaled seconds of a prefill on each line of the roofline."""
     attention_s = model.prefill_work_s * prefill_work
-    return tuple(t.token_s * tokens + attention_s for t in model.terms)
+    return tuple([t.token_s * tokens + attention_s for t in model.terms])
 
 
 def prefill_s(at: Rates, lines_s: Sequence[float], tokens: int) -> Floats:

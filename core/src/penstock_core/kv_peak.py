@@ -30,21 +30,23 @@ FOREVER_STEPS = 1 << 40
 
 def ends_of_buckets(until_steps: Ints) -> Ints:
     """Last step of every bucket, for requests that end after these steps. At least one bucket."""
-    ends = np.unique(until_steps)
+    ends = np.sort(until_steps) if len(until_steps) else np.zeros(1, np.int64)
+    ends = ends[np.concatenate((ends[1:] != ends[:-1], [True]))]
     if len(ends) <= MOST_BUCKETS:
         return ends
-    chosen = np.linspace(0, len(ends) - 1, MOST_BUCKETS).round().astype(np.int64)
-    return ends[chosen]
+    evenly = np.arange(MOST_BUCKETS) * ((len(ends) - 1) / (MOST_BUCKETS - 1))
+    return ends[evenly.round().astype(np.int64)]
 
 
 def usage(tokens_now: Ints, left: Ints, delay_steps: Ints, ends: Ints, block_tokens: int) -> Ints:
     """Blocks that each request holds at most in each bucket: one row a request."""
     last = left - 1
     starts = np.concatenate(([0], ends[:-1] + 1))
-    held = tokens_now[:, None] + np.minimum(ends[None, :], last[:, None])
-    blocks = (held + (block_tokens - 1)) // block_tokens
-    there = (last + delay_steps)[:, None] >= starts[None, :]
-    return np.where(there, blocks, 0)
+    blocks = np.minimum(ends[None, :], last[:, None])
+    blocks += (tokens_now + (block_tokens - 1))[:, None]
+    blocks //= block_tokens
+    blocks *= (last + delay_steps)[:, None] >= starts[None, :]
+    return blocks
 
 
 def as_ints(values: Any) -> Ints:

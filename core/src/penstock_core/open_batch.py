@@ -14,7 +14,7 @@ class OpenBatch:
     def __init__(self, view: ReplicaView) -> None:
         self.view = view
         self.tokens: dict[RequestId, int] = {}
-        self.preempted: list[RequestId] = []
+        self.preempted: dict[RequestId, None] = {}  # in order
         self.work = BatchWork(0)
         self.free_blocks = view.kv.free_blocks
         self.free_seats = view.limits.running - len(view.running)
@@ -84,18 +84,26 @@ class OpenBatch:
 
     def preempt(self, job: Job) -> None:
         """Free a running job's blocks and seat."""
-        self.preempted.append(job.request.id)
+        self.preempted[job.request.id] = None
         self.free_blocks += self.view.kv.blocks_for(job.computed_tokens)
         self.free_seats += 1
+
+    def preempt_idle(self, job: Job) -> None:
+        """Preempt it unless it is in the batch or was preempted before."""
+        if job.request.id not in self.tokens and job.request.id not in self.preempted:
+            self.preempt(job)
+
+    def has_room(self, blocks: int, seats: int) -> bool:
+        """Whether so much is free."""
+        return self.free_blocks >= blocks and self.free_seats >= seats
 
     def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
         """Preempt victims in their order until this much is free, or none is left; whether it is free."""
         for job in victims:
-            if self.free_blocks >= blocks and self.free_seats >= seats:
+            if self.has_room(blocks, seats):
                 break
-            if job.request.id not in self.tokens and job.request.id not in self.preempted:
-                self.preempt(job)
-        return self.free_blocks >= blocks and self.free_seats >= seats
+            self.preempt_idle(job)
+        return self.has_room(blocks, seats)
 
     def step(self) -> Step:
         """The finished batch."""

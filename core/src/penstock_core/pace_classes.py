@@ -8,6 +8,7 @@ the others those are merged that are closest to the next tighter one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, prod
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def kept_paces_s(paces_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(kept)
 
 
-def class_of(paces_s: Sequence[float], kept: Sequence[float]) -> Ints:
+def class_of(paces_s: Sequence[float] | Floats, kept: Sequence[float]) -> Ints:
     """The class that each pace is rounded down to."""
     return np.searchsorted(np.asarray(kept), np.asarray(paces_s), side="right") - 1
 
@@ -51,20 +52,29 @@ def states(kept: Sequence[float], running: Sequence[int], new: Sequence[int], ma
     may_wait: whether looser decodes may be left out of batches.
     """
     sizes = tuple(count + 1 for count in new)
-    counts = np.indices(sizes).reshape(len(sizes), -1)
-    total = counts + np.asarray(running)[:, None]
-    tightest_s = np.where(total > 0, np.asarray(kept)[:, None], np.inf).min(axis=0)
-    every = periods_between(np.asarray(kept)[:, None], tightest_s) if may_wait else np.ones_like(total)
+    counts = [_along(c, len(sizes), np.arange(size)) for c, size in enumerate(sizes)]
+    tightest_s: Floats = np.asarray(inf)
+    for pace_s, there, added in reversed(list(zip(kept, running, counts, strict=True))):
+        tightest_s = np.asarray(pace_s) if there else np.where(added > 0, pace_s, tightest_s)
+    newcomers, decode_tokens = np.zeros(sizes, np.int64), np.zeros(sizes)
+    for pace_s, there, added in zip(kept, running, counts, strict=True):
+        newcomers += added
+        decode_tokens += np.ceil((there + added) / (periods_between(pace_s, tightest_s) if may_wait else 1))
     return States(
-        tuple(int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))),
-        counts.sum(axis=0),
-        np.ceil(total / every).sum(axis=0),
-        tightest_s,
+        tuple(prod(sizes[c + 1 :]) for c in range(len(sizes))),
+        newcomers.ravel(),
+        decode_tokens.ravel(),
+        np.broadcast_to(tightest_s, sizes).ravel(),
     )
 
 
-def periods_between(pace_s: Floats, tightest_s: Floats) -> Floats:
+def _along(axis: int, axes: int, values: Ints) -> Ints:
+    """The values laid out along one of several axes."""
+    return values.reshape([-1 if i == axis else 1 for i in range(axes)])
+
+
+def periods_between(pace_s: float, tightest_s: Floats) -> Floats:
     """Every how many periods a decode needs a token; 1 where nobody promised a pace."""
-    paced = np.isfinite(pace_s) & np.isfinite(tightest_s)
-    ratio = np.divide(pace_s, tightest_s, out=np.ones(np.broadcast(pace_s, tightest_s).shape), where=paced)
-    return np.maximum(np.floor(ratio + 1e-9), 1.0)
+    if pace_s == inf:
+        return np.ones(1)
+    return np.maximum(np.floor(pace_s / tightest_s + 1e-9), 1.0)

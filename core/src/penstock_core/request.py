@@ -116,3 +116,8 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
 def preempted(job: Job) -> Job:
     """The job once its KV has been freed. It keeps its tokens; its due time stands."""
     return job._replace(computed_tokens=0)
+
+
+def deadline_order(job: Job) -> tuple[float, float, str]:
+    """Prefills are done in this order, by the engine as by admission."""
+    return job.due_s, job.request.arrival_s, job.request.id

@@ -69,12 +69,11 @@ class TimeModel:
 
     def seconds(self, work: BatchWork) -> float:
         """Predicted duration of an iteration; 0 for an empty one."""
-        if work.tokens == 0:
+        tokens, context_tokens, prefill_work, spec_steps = work
+        if tokens == 0:
             return 0.0
-        roofline_s = max(
-            [t.token_s * work.tokens + t.spec_step_s * work.spec_steps + t.fixed_s for t in self.terms]
-        )
-        attention_s = self._attention_s(work.context_tokens, work.prefill_work)
+        roofline_s = max([t.token_s * tokens + t.spec_step_s * spec_steps + t.fixed_s for t in self.terms])
+        attention_s = self._attention_s(context_tokens, prefill_work)
         return self.scale * (roofline_s + attention_s + self.overhead_s)
 
     def tokens_within(
