@@ -19,6 +19,9 @@ class Bounds:
     """Newcomers decided by one call of the planner. Its time grows faster than their number, and 32 keep it
     within milliseconds; the rest is decided right after."""
 
+    deciding_s: float = 0.01
+    """Longest that a burst is decided before streams get their turn: a third of a step of theirs."""
+
     body_bytes: int = 32 << 20
     """Largest request body. A million token ids are 7 MB."""
 

@@ -78,7 +78,7 @@ class Replica:
         self._engine, self._metrics, self.bounds = engine, metrics, bounds
         self._now_s = asyncio.get_running_loop().time
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
-        self._newcomers = Newcomers(self._decide, bounds.admitted_together, bounds.carried)
+        self._newcomers = Newcomers(self._decide, bounds)
         self._accepted: dict[str, Carried] = {}
         self._best_effort: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()

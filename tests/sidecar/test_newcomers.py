@@ -1,0 +1,69 @@
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from penstock_core.request_lifecycle import State
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.carried import Carried
+from penstock_sidecar.newcomers import Newcomers
+
+BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, carried=7)
+
+
+@dataclass
+class Newcomer:
+    """As much of a carried request as the queue looks at."""
+
+    name: str
+    state: State = State.DECIDING
+
+
+class Planner:
+    """Decides whatever it is asked; each plan takes `plan_s` on its clock."""
+
+    def __init__(self, plan_s: float) -> None:
+        self.now_s, self.plan_s = 0.0, plan_s
+        self.plans: list[str] = []
+        self.queue = Newcomers(self.decide, BOUNDS, lambda: self.now_s)
+
+    def decide(self, new: Sequence[Carried]) -> None:
+        self.now_s += self.plan_s
+        self.plans.append("".join(cast(Newcomer, one).name for one in new))
+
+    def add(self, *newcomers: Newcomer) -> None:
+        for one in newcomers:
+            self.queue.add(cast(Carried, one))
+
+
+async def test_a_burst_is_decided_in_groups_and_in_order() -> None:
+    planner = Planner(plan_s=0.0)
+    planner.add(*map(Newcomer, "abcde"))
+    assert planner.plans == []
+    await asyncio.sleep(0)
+    assert planner.plans == ["ab", "cd", "e"]
+
+
+async def test_a_burst_lets_others_have_a_turn_when_its_own_is_over() -> None:
+    planner = Planner(plan_s=0.5)
+    planner.add(*map(Newcomer, "abcde"))
+    await asyncio.sleep(0)
+    assert planner.plans == ["ab", "cd"]
+    planner.add(Newcomer("f"))
+    await asyncio.sleep(0)
+    assert planner.plans == ["ab", "cd", "ef"]
+
+
+async def test_whoever_was_cancelled_is_not_planned_for() -> None:
+    planner = Planner(plan_s=0.0)
+    planner.add(Newcomer("a"), Newcomer("b", State.CANCELLED), Newcomer("c", State.CANCELLED))
+    await asyncio.sleep(0)
+    assert planner.plans == ["a"]
+
+
+async def test_the_queue_is_full_once_no_more_could_be_carried() -> None:
+    planner = Planner(plan_s=0.0)
+    planner.add(*map(Newcomer, "abcdef"))
+    assert not planner.queue.full
+    planner.add(Newcomer("g"))
+    assert planner.queue.full
