@@ -39,8 +39,10 @@ types: setup
 contracts: setup
 	@$(BIN)/lint-imports > .venv/contracts.log 2>&1 || (cat .venv/contracts.log; exit 1)
 
-units: setup
-	@$(BIN)/pytest
+units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
+	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
+	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
+	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation -n 2 --dist loadfile
 
 bench-router: setup ## router and sidecar beside vllm-router: latency, requests/s, CPU a token, memory
 	@$(BIN)/python bench/router_overhead.py --profile
