@@ -137,10 +137,11 @@ def test_more_memory_never_lowers_the_optimum() -> None:
         assert worth(more, solve(more)) >= worth(less, solve(less)), f"seed {seed}"
 
 
-def test_many_newcomers_are_solved_within_the_beam_and_stay_feasible() -> None:
+@pytest.mark.parametrize("crowded", [True, False])
+def test_many_newcomers_are_solved_within_the_beam_and_stay_feasible(crowded: bool) -> None:
     """Beyond the exact size: always feasible, and never far below what the first ten alone are worth."""
     for seed in range(40):
-        program = instance(seed, new=32, equal=seed % 2 == 0, crowded=True)
+        program = instance(seed, new=32, equal=seed % 2 == 0, crowded=crowded)
         taken = solve(program)
         assert feasible_end_s(program, taken, without(program)) is not None
         one_by_one: frozenset[int] = frozenset()

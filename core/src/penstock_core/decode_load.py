@@ -76,8 +76,7 @@ class Rate(NamedTuple):
         return slowest_s
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Periods and prefill rates for many sets of decodes at once, one element each.
 
     period_s: T. fits: whether the decodes fit into it.

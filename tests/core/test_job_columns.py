@@ -1,0 +1,31 @@
+"""Columns say what their jobs say."""
+
+from math import inf
+
+from penstock_core.job_columns import columns
+from penstock_core.request import Job, Request, advance, new_job, preempted
+from penstock_core.slo import Targets
+
+
+def job(name: str, prompt: int, tpot_s: float | None = 0.1) -> Job:
+    return new_job(Request(name, "tier", 0.0, prompt, 4096, Targets(1.0, tpot_s)), 50, best_effort=False)
+
+
+def test_every_column_is_what_each_job_says_of_itself() -> None:
+    decode = advance(job("decode", 300), 300, 1, 0.5)
+    chunked = advance(job("chunked", 700), 512, 0, 0.5)
+    jobs = [job("new", 20), decode, chunked, preempted(decode), decode._replace(output_tokens=1)]
+    table = columns(jobs)
+    assert table.pending_tokens.tolist() == [j.pending_tokens for j in jobs]
+    assert table.decoding.tolist() == [j.decoding for j in jobs] == [False, True, False, False, True]
+    assert table.size_tokens.tolist() == [j.request.prompt_tokens + j.generated_tokens for j in jobs]
+    assert table.output_tokens_left.tolist() == [j.output_tokens_left for j in jobs]
+    assert table.due_s.tolist() == [j.due_s for j in jobs]
+
+
+def test_no_pace_is_an_infinite_one() -> None:
+    assert columns([job("free", 20, tpot_s=None), job("paced", 20)]).pace_s.tolist() == [inf, 0.1]
+
+
+def test_nobody_has_empty_columns() -> None:
+    assert [len(column) for column in columns([])] == [0] * 6
