@@ -119,8 +119,11 @@ class _Counts:
     bins: list[float] = field(default_factory=lambda: [0.0] * BINS)
     total: float = 0.0
 
-    def add(self, index: int, weight: float) -> None:
-        self.bins[index] += weight
+    def add(self, first: int, shares: list[float], weight: float) -> None:
+        """An answer: shares of it, which are 1 together, in the bins from `first` on."""
+        bins = self.bins
+        for index, share in enumerate(shares, first):
+            bins[index] += share * weight
         self.total += weight
 
     def scale(self, factor: float) -> None:
@@ -159,10 +162,9 @@ class LengthPredictor:
         bucket = _prompt_bucket(prompt_tokens)
         counts = known.buckets.setdefault(bucket, _Counts())
         index = _bin_above(max(output_tokens, 1) - 0.5) - 1
-        placed = self._beyond(tier, prompt_tokens, index) if cut_short else [(index, 1.0)]
-        for i, share in placed:
-            known.counts.add(i, share * known.answer)
-            counts.add(i, share * known.answer)
+        shares = self._beyond(tier, prompt_tokens, index) if cut_short else [1.0]
+        known.counts.add(index, shares, known.answer)
+        counts.add(index, shares, known.answer)
         known.answer *= exp(1 / MEMORY_ANSWERS)
         known.believed.clear()
         if known.answer > HEAVIEST_ANSWER:
@@ -202,10 +204,10 @@ class LengthPredictor:
             known.believed[bucket] = lengths
         return lengths
 
-    def _beyond(self, tier: str, prompt_tokens: int, index: int) -> list[tuple[int, float]]:
+    def _beyond(self, tier: str, prompt_tokens: int, index: int) -> list[float]:
         """Where an answer cut off in a bin would have ended: shares of the bins from it on."""
-        longer = self._lengths(tier, prompt_tokens).longer
-        return [(i, (longer[i] - longer[i + 1]) / longer[index]) for i in range(index, BINS)]
+        longer = self._lengths(tier, prompt_tokens).longer[index:]
+        return [(low - high) / longer[0] for low, high in pairwise(longer)]
 
 
 PRIOR_LENGTHS = _lengths(PRIOR)
