@@ -1,0 +1,92 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from penstock_proto import replica_pb2 as wire
+from penstock_router.session_writer import FRAME_BYTES, Attempt, SessionWriter, Submission
+
+
+def attempt(body: bytes = b"{}", arrival_s: float = 0.0) -> Attempt:
+    return Attempt(Submission("r", wire.ENDPOINT_COMPLETIONS, body, "chat", arrival_s), hop=1, backup=False)
+
+
+class Wire:
+    """What has been written, and a gate that a write waits at."""
+
+    def __init__(self) -> None:
+        self.frames: list[wire.RouterFrame] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, frame: wire.RouterFrame) -> None:
+        self.frames.append(frame)
+        await self.open.wait()
+
+    @property
+    def ids(self) -> list[list[int]]:
+        return [[submit.id for submit in frame.submits] for frame in self.frames]
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def writing(now_s: float = 0.0) -> AsyncIterator[tuple[SessionWriter, Wire]]:
+    writer, out = SessionWriter(lambda: now_s), Wire()
+    running = asyncio.create_task(writer.run(out.write))
+    await turns(2)
+    try:
+        yield writer, out
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_requests_of_neighbouring_turns_share_a_frame() -> None:
+    async with writing() as (writer, out):
+        writer.submit(1, attempt())
+        asyncio.get_running_loop().call_soon(writer.submit, 2, attempt())
+        await turns(4)
+        assert out.ids == [[1, 2]]
+
+
+async def test_what_comes_while_a_frame_is_written_goes_with_the_next() -> None:
+    async with writing() as (writer, out):
+        out.open.clear()
+        writer.submit(1, attempt())
+        await turns(4)
+        for id in (2, 3):
+            writer.submit(id, attempt())
+            await turns(2)
+        out.open.set()
+        await turns(4)
+        assert out.ids == [[1], [2, 3]]
+
+
+async def test_a_request_taken_back_before_its_frame_is_never_sent() -> None:
+    async with writing() as (writer, out):
+        writer.submit(1, attempt())
+        writer.submit(2, attempt())
+        writer.cancel(1)
+        await turns(4)
+        writer.cancel(2)
+        await turns(4)
+        assert out.ids == [[2], []]
+        assert [list(frame.cancels) for frame in out.frames] == [[], [2]]
+
+
+async def test_a_frame_is_closed_once_it_is_long() -> None:
+    async with writing() as (writer, out):
+        for id in (1, 2, 3):
+            writer.submit(id, attempt(b"x" * (FRAME_BYTES // 2)))
+        await turns(4)
+        assert out.ids == [[1, 2], [3]]
+
+
+async def test_what_a_request_has_lost_is_told_when_its_frame_is_made() -> None:
+    async with writing(now_s=5.0) as (writer, out):
+        writer.submit(1, attempt(arrival_s=4.75))
+        await turns(4)
+        assert out.frames[0].submits[0].spent_s == 0.25
