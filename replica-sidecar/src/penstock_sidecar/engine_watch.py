@@ -11,6 +11,7 @@ what it holds with it.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 import structlog
 
@@ -25,7 +26,7 @@ class EngineWatch:
 
     up: gets the probe that found it. down: gets whether what it holds is lost.
 
-    heard_s: when output or a report last came from the engine, on the event loop's clock.
+    heard_s: when output or a report last came from the engine.
     """
 
     def __init__(
@@ -49,9 +50,8 @@ class EngineWatch:
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            asked_s = loop.time()
+            asked_s = monotonic()
             probe = await self._probe()
             if not (probe.late and self._heard_s() > asked_s):
                 self._judge(probe)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
@@ -76,7 +76,7 @@ class Replica:
     ) -> None:
         self._serving, self._mirror, self._learned = serving, mirror, learned
         self._engine, self._metrics, self.bounds = engine, metrics, bounds
-        self._now_s = asyncio.get_running_loop().time
+        self._now_s = monotonic  # the loop's own clock counts milliseconds and stands still within a turn
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._newcomers = Newcomers(self._decide, bounds)
         self._accepted: dict[str, Carried] = {}

@@ -1,7 +1,7 @@
 """What is done with the engine's step reports: measure, look, count what is missing."""
 
-import asyncio
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import structlog
 from penstock_core.time_model import BatchWork
@@ -30,7 +30,7 @@ class StepReports:
     ) -> None:
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
         self._prompt_known = prompt_known
-        self._now_s = asyncio.get_running_loop().time
+        self._now_s = monotonic
         self._continuity = Continuity()
 
     def receive(self, reports: Sequence[StepReport]) -> None:

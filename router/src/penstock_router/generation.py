@@ -9,6 +9,7 @@ on a stream's only way to fail is an event in it.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import NamedTuple
 
 from penstock_core.time_model import TimeModel
@@ -75,11 +76,10 @@ class Generation:
 
     async def serve(self, call: Call) -> None:
         """Answer it. Raises ApiError, RefusedBehind, ClientGone before the first byte, nothing after it."""
-        loop = asyncio.get_running_loop()
         head = request_head.head_of(call.scope)
         application = application_of(self.settings, head)
         raw = await self._body(head, call.receive)
-        arrival_s = loop.time()
+        arrival_s = monotonic()
         asked = read_fields(raw)
         if asked.model != self.settings.model:
             raise unknown_model(asked.model, self.settings.model)
@@ -95,7 +95,7 @@ class Generation:
                 outcome.ending = Ending.CLIENT_GONE
             raise
         finally:
-            outcome.ended_s = outcome.ended_s or loop.time()
+            outcome.ended_s = outcome.ended_s or monotonic()
             self.metrics.ended(outcome, self.time_model())
 
     async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
@@ -129,7 +129,7 @@ async def _whole(
     news = exchange.take()
     client.answered()
     await answer(send, news.data, content_type=JSON, headers=headers)
-    outcome.ended_s = asyncio.get_running_loop().time()
+    outcome.ended_s = monotonic()
     if isinstance(news.end, wire.Finished):
         outcome.ending, outcome.finished = Ending.ANSWERED, news.end
 
@@ -137,7 +137,7 @@ async def _whole(
 async def _stream(
     outcome: Outcome, placed: Placed, client: Client, send: Send, headers: list[Header]
 ) -> None:
-    exchange, time, times_s = placed.exchange, asyncio.get_running_loop().time, outcome.token_times_s
+    exchange, time, times_s = placed.exchange, monotonic, outcome.token_times_s
     fixed = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
     while True:

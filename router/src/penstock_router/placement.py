@@ -7,6 +7,7 @@ whatever goes wrong up to then is mended by asking the next replica, or answered
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 import orjson
 import structlog
@@ -90,7 +91,7 @@ class Placement:
 
     async def _until_output(self, exchange: Exchange, link: ReplicaLink) -> Rejected | Lost | None:
         """Until there is something to write: for a stream its first bytes, else the whole answer."""
-        asked_s = asyncio.get_running_loop().time()
+        asked_s = monotonic()
         try:
             async with asyncio.timeout(self.settings.verdict_timeout_s):
                 while exchange.verdict is None and exchange.end is None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
+from time import monotonic
 
 import grpc
 import structlog
@@ -48,7 +49,7 @@ class ReplicaLink:
 
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
-    heard_s: when the last frame came, on the event loop's clock.
+    heard_s: when the last frame came.
     """
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
@@ -57,13 +58,12 @@ class ReplicaLink:
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
         self._connect, self._backoff = connect, backoff
-        self._loop = asyncio.get_running_loop()
         self._snapshot = wire.Snapshot()
         self._state = LinkState.CONNECTING
         self._carried: dict[int, Exchange] = {}
         self._last_why = ""
         self._ids = count(1)
-        self._writer = SessionWriter(self._loop.time)
+        self._writer = SessionWriter(monotonic)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -152,7 +152,7 @@ class ReplicaLink:
         self.time_model = wire_words.time_model(self.description)
 
     def _deliver(self, frame: wire.ReplicaFrame) -> None:
-        self.heard_s = self._loop.time()
+        self.heard_s = monotonic()
         carried = self._carried
         for event in frame.events:
             exchange = carried.get(event.id)
@@ -190,7 +190,7 @@ class ReplicaLink:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
         lost, self._carried = self._carried, {}
-        self._writer = SessionWriter(self._loop.time)
+        self._writer = SessionWriter(monotonic)
         self._idle.set()
         for exchange in lost.values():
             exchange.finish(Lost(self.name, why))
