@@ -52,9 +52,12 @@ def replica(random: Random, decodes: int, prefills: int, kv_share: float) -> Rep
     return ReplicaView(now_s, now_s + 0.02, tuple(running), tuple(waiting), kv, Limits(running=512), MODEL)
 
 
-def timed(
-    calls: int, make: Callable[[Random], Callable[[], object]], seed: int
-) -> tuple[float, float, float]:
+Act = Callable[[], object]
+Case = Callable[[Random], Act]
+"""Draws a replica and returns the call that is timed on it."""
+
+
+def timed(calls: int, make: Case, seed: int) -> tuple[float, float, float]:
     random, taken_ms = Random(seed), []
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
@@ -65,15 +68,16 @@ def timed(
         act()
         if call >= 20:
             taken_ms.append((time.thread_time() - before) * 1e3)
-    return tuple(float(np.percentile(taken_ms, p)) for p in (50, 99, 100))  # type: ignore[return-value]
+    p50, p99, longest = (float(np.percentile(taken_ms, p)) for p in (50, 99, 100))
+    return p50, p99, longest
 
 
-def admission(  # type: ignore[no-untyped-def]
+def admission(
     decodes: int, prefills: int, new: int, kv_share: float, *, values: bool = False, patience_s: float = 0.0
-):
+) -> Case:
     """`patience_s`: how much later than drawn first tokens may come, at most."""
 
-    def make(random: Random) -> Callable[[], object]:
+    def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, kv_share)
         jobs = [newcomer(random, f"n{i}", view.now_s, values) for i in range(new)]
         jobs = [job._replace(due_s=job.due_s + random.uniform(0, patience_s)) for job in jobs]
@@ -82,8 +86,8 @@ def admission(  # type: ignore[no-untyped-def]
     return make
 
 
-def step(policy: SlosServe | Vllm, decodes: int, prefills: int):  # type: ignore[no-untyped-def]
-    def make(random: Random) -> Callable[[], object]:
+def step(policy: SlosServe | Vllm, decodes: int, prefills: int) -> Case:
+    def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, 3.0)
         return lambda: policy.step(view, None)
 

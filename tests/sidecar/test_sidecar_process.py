@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -16,7 +14,6 @@ import grpc
 import httpx
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_proto import replica_pb2_grpc
 from penstock_runtime.serving import listen
 
 from tests.sidecar.conftest import Router
@@ -172,38 +169,6 @@ async def test_without_an_engine_it_serves_and_says_so(pool: Path) -> None:
             assert not (await router.stub.Describe(wire.DescribeRequest())).engine_ready
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
-async def test_with_a_client_ca_only_its_clients_get_in(pool: Path, tmp_path: Path) -> None:
-    make_certificates(tmp_path)
-    cert, key, ca = (tmp_path / name for name in ("node.pem", "node.key", "ca.pem"))
-    tls: list[str | Path] = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca]
-    async with started("penstock_sidecar.main", *sidecar(pool, "127.0.0.1:1", *tls)) as process:
-        address = await ready(process)
-        known = grpc.ssl_channel_credentials(*(read(path) for path in (ca, key, cert)))
-        stranger = grpc.ssl_channel_credentials(read(ca))
-        async with grpc.aio.secure_channel(address, known) as channel:
-            stub = replica_pb2_grpc.ReplicaStub(channel)
-            assert (await stub.Describe(wire.DescribeRequest())).replica == "r0"
-        async with grpc.aio.secure_channel(address, stranger) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await replica_pb2_grpc.ReplicaStub(channel).Describe(wire.DescribeRequest())
-
-
-def make_certificates(folder: Path) -> None:
-    """A CA, and one identity that it has signed for 127.0.0.1."""
-    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    for command in (
-        f"{new} -subj /CN=ca -keyout ca.key -out ca.pem",
-        f"{new} -subj /CN=node -addext subjectAltName=IP:127.0.0.1 -CA ca.pem -CAkey ca.key "
-        "-keyout node.key -out node.pem",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-
-
-def read(path: Path) -> bytes:
-    return path.read_bytes()
 
 
 def is_there(path: Path) -> bool:
