@@ -39,6 +39,7 @@ types: setup
 contracts: setup
 	@$(BIN)/lint-imports > .venv/contracts.log 2>&1 || (cat .venv/contracts.log; exit 1)
 
+units: export GRPC_VERBOSITY := ERROR
 units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
 	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered

@@ -35,6 +35,18 @@ async def test_a_rejected_request_goes_to_the_next_replica() -> None:
     assert (hops_of(r0), hops_of(r1)) == ([1], [2])
 
 
+async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock_router.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    replica = ScriptedReplica("r0")
+    replica.describes_once = True
+    async with house(replica) as router:
+        await until(lambda: replica.described > 3)
+        assert (await router.chat()).status_code == 200
+        assert replica.sessions == 1
+
+
 async def test_nobody_has_room() -> None:
     async def rejects(part: Part, earliest_s: float) -> None:
         part.reject(wire.REASON_DECODE_BUDGET, earliest_s)

@@ -62,7 +62,7 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What this replica is: asked once after connecting, and again when the engine changes.
+        """What this replica is: asked after connecting, and again now and then, since the engine may change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,7 +24,7 @@ class ReplicaStub:
     Session: _aio.StreamStreamMultiCallable[_replica_pb2.RouterFrame, _replica_pb2.ReplicaFrame]
     """Every request between this router and this replica. Ending it cancels what it carries."""
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeReply]
-    """What this replica is: asked once after connecting, and again when the engine changes."""
+    """What this replica is: asked after connecting, and again now and then, since the engine may change."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
     """Admit nothing more; answers when what was admitted has ended, or the deadline has passed."""
 
@@ -43,7 +43,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DescribeRequest,
         context: _aio.ServicerContext[_replica_pb2.DescribeRequest, _abc.Awaitable[_replica_pb2.DescribeReply]],
     ) -> _abc.Awaitable[_replica_pb2.DescribeReply]:
-        """What this replica is: asked once after connecting, and again when the engine changes."""
+        """What this replica is: asked after connecting, and again now and then, since the engine may change."""
 
     @_abc_1.abstractmethod
     def Drain(

@@ -6,6 +6,7 @@ exchanges they belong to, in one pass. When the connection breaks, every exchang
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
@@ -27,7 +28,7 @@ CONNECT_S = 5.0
 """Longest wait for a replica to say what it is."""
 
 DESCRIBE_AGAIN_S = 15.0
-"""A replica corrects its time model as it learns; this often the router asks for it again."""
+"""The engine behind a replica may be another one by now; this often the router asks again what it is."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 Connect = Callable[[str], grpc.aio.Channel]
@@ -143,9 +144,11 @@ class ReplicaLink:
                 task.result()
 
     async def _describe_again(self, stub: ReplicaStub) -> None:
+        """A replica too busy to answer keeps its session: pings on the connection tell who is gone."""
         while True:
             await asyncio.sleep(DESCRIBE_AGAIN_S)
-            await self._describe(stub)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._describe(stub)
 
     async def _describe(self, stub: ReplicaStub) -> None:
         self.description = await stub.Describe(wire.DescribeRequest(), timeout=CONNECT_S)

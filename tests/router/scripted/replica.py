@@ -115,6 +115,8 @@ class ScriptedReplica(ReplicaServicer):
         self.sessions = 0
         self.snapshot = wire.Snapshot(engine_ready=True)
         self.time_model_json = ""
+        self.described = 0
+        self.describes_once = False
         self.port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,6 +153,9 @@ class ScriptedReplica(ReplicaServicer):
         request: wire.DescribeRequest,
         context: "grpc.aio.ServicerContext[wire.DescribeRequest, Awaitable[wire.DescribeReply]]",
     ) -> wire.DescribeReply:
+        self.described += 1
+        if self.describes_once and self.described > 1:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too busy")
         return wire.DescribeReply(
             replica=self.name, max_model_len=4096, time_model_json=self.time_model_json, engine_ready=True
         )
