@@ -31,7 +31,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_ours(tmp_path: Path, zipped: bool) -> None:
-    data = gzip.compress(OURS.encode()) if zipped else OURS.encode()
+    data = gzip.compress(OURS.encode(), mtime=0) if zipped else OURS.encode()
     requests = list(read_trace(written(tmp_path, data)))
     assert requests == [TraceRequest(0.0, 100, 20, "chat"), TraceRequest(0.5, 50, 5, "coder")]
 
@@ -98,7 +98,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
             '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n',
             "line 1, column 57: hash_ids [-1] is no list of whole numbers",
         ),
-        (gzip.compress(HEAD.encode() + b"0,1,1,a\n" * 50)[:-9], "column 1: damaged gzip: "),
+        (gzip.compress(HEAD.encode() + b"0,1,1,a\n" * 50, mtime=0)[:-9], "column 1: damaged gzip: "),
         (HEAD.encode() + b"0,1,1,\xff\xfe\n", "line 2, column 7: not UTF-8 text"),
     ],
 )
