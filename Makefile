@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types contracts units proto proto-check clean \
+.PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
   bench-router bench-planner bench-engine
 
 help: ## what there is to make
@@ -29,6 +29,9 @@ demo: setup ## serve a real trace on this machine, beside vLLM's own policy
 	@$(BIN)/penstock demo
 
 test: setup lint types contracts proto-check units ## everything that must be green
+
+fresh-clone: ## the demo in a fresh clone, with nothing of this environment
+	@e2e/fresh_clone
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
