@@ -1,5 +1,6 @@
 """The program's answer is the best subset, by brute force over all of them."""
 
+from functools import partial
 from itertools import chain, combinations
 from random import Random
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 from penstock_core.admission_program import Item, Program, solve, walk, without
 from penstock_core.decode_load import Load, Pacing, rates, work_s
-from penstock_core.kv_peak import as_ints
 from penstock_core.pace_classes import MOST_CLASSES, class_of, kept_paces_s, states
 from penstock_core.time_model import Term, TimeModel, chunk_work
 
+as_ints = partial(np.asarray, dtype=np.int64)
 PACES_S = (0.05, 0.075, 0.1, float("inf"))
 
 

@@ -1,9 +1,12 @@
 """The future peak is what a step-by-step count of blocks comes to."""
 
+from functools import partial
 from random import Random
 
 import numpy as np
-from penstock_core.kv_peak import FOREVER_STEPS, MOST_BUCKETS, as_ints, ends_of_buckets, usage
+from penstock_core.kv_peak import FOREVER_STEPS, MOST_BUCKETS, ends_of_buckets, usage
+
+as_ints = partial(np.asarray, dtype=np.int64)
 
 
 def count_blocks(requests: list[tuple[int, int]], step: int) -> int:

@@ -68,7 +68,7 @@ def test_a_reported_request_that_is_gone_from_the_report_takes_nothing() -> None
     m.apply(report([("a", 100, 1), ("b", 100, 1)]), 0.1)
     m.apply(report([("b", 101, 2)]), 0.2)
     assert ids(m.view(0.2, MODEL).running) == ["b"]
-    assert not m.holds("a") and m.holds("b")
+    assert m.view(0.2, MODEL).waiting == ()
     ended = m.forget("a")
     assert ended is not None and ended.generated_tokens == 1
     assert m.forget("a") is None
@@ -209,7 +209,7 @@ def test_a_silent_engine_is_not_waited_for() -> None:
     (a,) = m.view(3.7, MODEL).running
     assert a.generated_tokens == 4
     m.apply(report([("a", 105, 6)]), 4.0)
-    assert m.live and m.view(4.0, MODEL).running[0].generated_tokens == 6
+    assert m.check(4.0) and m.view(4.0, MODEL).running[0].generated_tokens == 6
 
 
 def test_an_idle_engine_owes_no_report() -> None:

@@ -14,8 +14,6 @@ a bucket for every end the test is exact; past `MOST_BUCKETS` ends, neighbours s
 upper bound.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +45,3 @@ def usage(tokens_now: Ints, left: Ints, delay_steps: Ints, ends: Ints, block_tok
     blocks //= block_tokens
     blocks *= (last + delay_steps)[:, None] >= starts[None, :]
     return blocks
-
-
-def as_ints(values: Any) -> Ints:
-    """The values as a column of integers."""
-    return np.asarray(values, dtype=np.int64)

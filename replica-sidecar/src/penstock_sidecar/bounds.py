@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one sidecar will hold and how long it will wait. Each is a flag of the process."""
+    """What one sidecar will hold and how long it will wait. The pool sets those its users must know;
+    request bodies are bounded by the router and by gRPC's largest message."""
 
     carried: int = 4096
     """Requests carried at once, over all sessions. Sixteen times what an engine runs at once: more than can
@@ -21,9 +22,6 @@ class Bounds:
 
     deciding_s: float = 0.01
     """Longest that a burst is decided before streams get their turn: a third of a step of theirs."""
-
-    body_bytes: int = 32 << 20
-    """Largest request body. A million token ids are 7 MB."""
 
     answer_bytes: int = 32 << 20
     """Largest answer that is not streamed, which must be held whole."""

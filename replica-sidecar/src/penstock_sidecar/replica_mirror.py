@@ -77,11 +77,6 @@ class ReplicaMirror:
         self._counts: Counts | None = None
 
     @property
-    def live(self) -> bool:
-        """Whether the picture rests on reports, not on inference."""
-        return self._live
-
-    @property
     def kv_tokens_total(self) -> int:
         """Tokens that the KV cache holds."""
         return self._kv.total_blocks * self._kv.block_tokens
@@ -98,11 +93,6 @@ class ReplicaMirror:
         found = self._accepted.pop(request_id, None)
         self._counts = None
         return found.job if found else None
-
-    def holds(self, request_id: RequestId) -> bool:
-        """Whether the engine works on it, or soon will: false once its last report was without it."""
-        found = self._accepted.get(request_id)
-        return found is not None and self._placed(found)
 
     def runs(self, request_id: RequestId) -> bool:
         """Whether it holds memory at the engine, as far as is known."""
@@ -142,7 +132,7 @@ class ReplicaMirror:
         return list(self._revealed())
 
     def check(self, now_s: float) -> bool:
-        """Notice an engine that works and has fallen silent. Returns `live`."""
+        """Notice an engine that works and has fallen silent. Whether the picture rests on reports."""
         due_s = max(self._in_step_s, self._busy_until_s) + self._silence_s
         if self._live and now_s > due_s and any(map(self._placed, self._accepted.values())):
             self.lose_reports()

@@ -66,7 +66,7 @@ class Call(NamedTuple):
 class Generation:
     """What serving takes.
 
-    time_model: the engine's, as replicas know it now, or None before any has told.
+    time_model: the one that slowdowns are of, or None before any replica has told.
     """
 
     settings: Settings
