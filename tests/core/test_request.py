@@ -1,6 +1,15 @@
 """A job's life inside a replica: progress, due times, preemption."""
 
-from penstock_core.request import Job, Request, advance, new_job, preempted
+import pytest
+from penstock_core.request import (
+    Job,
+    Request,
+    advance,
+    new_job,
+    preempted,
+    promoted,
+    thinking_ended,
+)
 from penstock_core.slo import NO_DEADLINE_S, Judge, Targets
 
 
@@ -54,3 +63,22 @@ def test_nobody_waits_for_a_job_without_targets() -> None:
     job = chat(targets=Targets())
     assert (job.due_s, job.pace_s) == (NO_DEADLINE_S, None)
     assert advance(job, 100, 1, 99.0).due_s == NO_DEADLINE_S
+
+
+def test_a_thinker_is_planned_by_its_tighter_pace_until_it_answers() -> None:
+    request = Request("r", "reasoning", 0.0, 10, 1000, Targets(1.0, 0.05, answer_tpot_s=0.1))
+    thinking = advance(new_job(request, 100, best_effort=False), 10, 1, 0.5)
+    assert thinking.pace_s == 0.05
+    answering = thinking_ended(thinking, 0.6)
+    assert answering.pace_s == 0.1
+    assert answering.due_s == pytest.approx(0.7)
+
+
+def test_where_answers_have_no_pace_of_their_own_thinking_changes_nothing() -> None:
+    job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=False)
+    assert thinking_ended(job, 0.6) is job
+
+
+def test_a_promoted_job_is_best_effort_no_more() -> None:
+    job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=True)
+    assert not promoted(job).best_effort

@@ -14,6 +14,7 @@ class OpenBatch:
     def __init__(self, view: ReplicaView) -> None:
         self.view = view
         self.tokens: dict[RequestId, int] = {}
+        self.drafts: dict[RequestId, int] = {}
         self.preempted: dict[RequestId, None] = {}  # in order
         self.work = BatchWork(0)
         self.free_blocks = view.kv.free_blocks
@@ -26,27 +27,32 @@ class OpenBatch:
 
     def seconds(self, tokens: int = 0, context_tokens: int = 0, prefill_work: float = 0.0) -> float:
         """Duration with this much more in it."""
-        work = self.work
+        batch_tokens, context, attention, spec_steps = self.work
         return self.view.model.seconds(
-            BatchWork(
-                work.tokens + tokens, work.context_tokens + context_tokens, work.prefill_work + prefill_work
-            )
+            BatchWork(batch_tokens + tokens, context + context_tokens, attention + prefill_work, spec_steps)
         )
 
     def add(self, job: Job, tokens: int) -> None:
         """Compute `tokens` of the job's pending ones. The caller has made sure that they fit."""
-        work = self.work
+        batch_tokens, context, attention, spec_steps = self.work
         self.free_blocks -= self.blocks_wanted(job, tokens)
         if job.computed_tokens == 0:
             self.free_seats -= 1
         self.tokens[job.request.id] = tokens
         if job.decoding:
-            self.work = BatchWork(
-                work.tokens + 1, work.context_tokens + job.computed_tokens + 1, work.prefill_work
-            )
+            context += job.computed_tokens + 1
         else:
-            attention = work.prefill_work + chunk_work(tokens, job.computed_tokens)
-            self.work = BatchWork(work.tokens + tokens, work.context_tokens, attention)
+            attention += chunk_work(tokens, job.computed_tokens)
+        self.work = BatchWork(batch_tokens + tokens, context, attention, spec_steps)
+
+    def draft(self, job: Job, drafts: int) -> None:
+        """Verify so many drafts beside the one token of a decode that is in the batch already."""
+        if not drafts:
+            return
+        batch_tokens, context, attention, spec_steps = self.work
+        self.free_blocks -= self.blocks_wanted(job, 1 + drafts) - self.blocks_wanted(job, 1)
+        self.drafts[job.request.id] = drafts
+        self.work = BatchWork(batch_tokens + drafts, context, attention, max(spec_steps, drafts))
 
     def add_decodes(self, jobs: Sequence[Job]) -> None:
         """One token for each of them, where tokens and blocks are known to suffice for all."""
@@ -56,7 +62,9 @@ class OpenBatch:
         self.free_blocks -= sum([tokens % size == 0 for tokens in computed])
         context = sum(computed) + len(jobs)
         work = self.work
-        self.work = BatchWork(work.tokens + len(jobs), work.context_tokens + context, work.prefill_work)
+        self.work = work._replace(
+            tokens=work.tokens + len(jobs), context_tokens=work.context_tokens + context
+        )
 
     def blocks_wanted(self, job: Job, tokens: int) -> int:
         """Blocks that the job needs beyond those it holds, to compute this many more tokens."""
@@ -107,4 +115,4 @@ class OpenBatch:
 
     def step(self) -> Step:
         """The finished batch."""
-        return Step(self.tokens, tuple(self.preempted), {}, self.view.model.seconds(self.work))
+        return Step(self.tokens, tuple(self.preempted), self.drafts, self.view.model.seconds(self.work))

@@ -23,6 +23,7 @@ class Step:
     preempt: running jobs whose KV is freed before it; they keep their generated tokens and wait.
     tokens: job id -> tokens computed, in the order given: a chunk of its pending tokens, 1 for a decode.
     drafts: job id -> tokens drafted and verified beside its one, for decodes that speculate.
+    promote: best-effort jobs that are admitted from here on, because their SLOs can be kept after all.
     duration_s: predicted by the view's time model.
     """
 
@@ -30,6 +31,7 @@ class Step:
     preempt: tuple[RequestId, ...] = ()
     drafts: Mapping[RequestId, int] = field(default_factory=dict)
     duration_s: float = 0.0
+    promote: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock_core.request import Job, RequestId, advance
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 
 
@@ -44,6 +45,7 @@ class ReplicaView:
     busy_until_s: end of the iteration under way, which cannot be interrupted; `now_s` where there is none.
     running: jobs that hold KV, in the order they were started.
     waiting: jobs that hold none, in order of arrival; preempted ones too.
+    speculation: what the engine can draft, and how well by what was seen so far; None where it cannot.
     """
 
     now_s: float
@@ -53,6 +55,7 @@ class ReplicaView:
     kv: KvCache
     limits: Limits
     model: TimeModel
+    speculation: Speculation | None = None
 
 
 def at_iteration_end(view: ReplicaView, chunks: Mapping[RequestId, int]) -> ReplicaView:

@@ -6,7 +6,7 @@ plain decode has exactly one token pending, the last one generated. A preempted 
 tokens and has nothing computed, so resuming it is one prefill over prompt and generated [SLOs-Serve, §4.1].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock_core.slo import (
@@ -111,6 +111,25 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
         anchor,
         best_effort,
     )
+
+
+def thinking_ended(job: Job, now_s: float) -> Job:
+    """The job after its last token of thinking came out at `now_s`: the answer has a pace of its own.
+
+    Until then it is planned by the tighter of the two [SLOs-Serve, App. C].
+    """
+    if job.request.targets.answer_tpot_s is None:
+        return job
+    answer_targets = replace(job.request.targets, tpot_s=None)
+    answer_pace_s = pace_s(answer_targets, job.output_tokens)
+    anchor = Anchor(now_s, job.generated_tokens)
+    due_s = next_token_due_s(anchor, job.generated_tokens, answer_pace_s)
+    return job._replace(pace_s=answer_pace_s, anchor=anchor, due_s=due_s)
+
+
+def promoted(job: Job) -> Job:
+    """A best-effort job once its SLOs are promised after all."""
+    return job._replace(best_effort=False)
 
 
 def preempted(job: Job) -> Job:

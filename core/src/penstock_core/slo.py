@@ -41,6 +41,7 @@ class Slo:
     ttft_slowdown: instead, a multiple of the prompt's prefill time on an idle replica.
     tpot_s: seconds per output token after the first, or None.
     e2e_s: seconds to the last token, or None.
+    answer_tpot_s: the answer's pace, of models that think first; `tpot_s` is the thinking's.
     """
 
     ttft_s: float | None = None
@@ -48,11 +49,12 @@ class Slo:
     tpot_s: float | None = None
     e2e_s: float | None = None
     judge: Judge = Judge.MEAN
+    answer_tpot_s: float | None = None
 
     def targets(self, idle_prefill_s: float) -> "Targets":
         """This SLO for one prompt, whose prefill takes `idle_prefill_s` on an idle replica."""
         ttft_s = self.ttft_s if self.ttft_slowdown is None else self.ttft_slowdown * idle_prefill_s
-        return Targets(ttft_s, self.tpot_s, self.e2e_s, self.judge)
+        return Targets(ttft_s, self.tpot_s, self.e2e_s, self.judge, self.answer_tpot_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Targets:
     tpot_s: float | None = None
     e2e_s: float | None = None
     judge: Judge = Judge.MEAN
+    answer_tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,8 @@ def first_token_due_s(arrival_s: float, targets: Targets) -> float:
 
 
 def pace_s(targets: Targets, output_tokens: int) -> float | None:
-    """Seconds per token to plan for: the TPOT target, or what e2e leaves per predicted token."""
-    paces_s = [] if targets.tpot_s is None else [targets.tpot_s]
+    """Seconds per token to plan for: the tightest TPOT target, or what e2e leaves per predicted token."""
+    paces_s = [pace for pace in (targets.tpot_s, targets.answer_tpot_s) if pace is not None]
     if targets.e2e_s is not None and output_tokens > 1:
         first_s = targets.ttft_s if targets.ttft_s is not None else targets.e2e_s / 2
         paces_s.append(max(targets.e2e_s - first_s, 0.0) / (output_tokens - 1))

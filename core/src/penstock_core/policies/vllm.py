@@ -13,12 +13,12 @@ same turns as the rest. The budget is also the longest pause between two tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock_core.everyone import admit_everyone
 from penstock_core.open_batch import OpenBatch
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
-from penstock_core.time_model import BatchWork, chunk_work
-from penstock_core.verdict import Admitted, BestEffort, Verdict
+from penstock_core.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,8 @@ class Vllm:
         """Nothing to remember."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody, with a prediction of when the queue before each is done; no promise is behind it."""
-        queue = [job for job in (*view.running, *view.waiting) if not job.decoding]
-        decodes = [job for job in view.running if job.decoding]
-        verdicts: list[Verdict] = []
-        for job in new:
-            queue.append(job)
-            if job.best_effort:
-                verdicts.append(BestEffort())
-                continue
-            context = sum(other.computed_tokens + 1 for other in decodes)
-            pace_s = view.model.seconds(BatchWork(len(decodes) + len(queue), context))
-            verdicts.append(Admitted(_first_token_s(view, queue, len(decodes), context), pace_s))
-        return verdicts
+        """Everybody."""
+        return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """The next batch: running requests, then waiting ones while nobody had to be preempted."""
@@ -76,17 +65,3 @@ def _start_waiting(batch: OpenBatch) -> None:
         if not tokens or not batch.free_seats or batch.blocks_wanted(job, tokens) > batch.free_blocks:
             return
         batch.add(job, tokens)
-
-
-def _first_token_s(view: ReplicaView, queue: Sequence[Job], decodes: int, context_tokens: int) -> float:
-    """From now until the last of the queue is computed, in full batches beside the decodes."""
-    tokens = sum(job.pending_tokens for job in queue)
-    attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in queue)
-    a_batch = max(view.limits.batch_tokens - decodes, 1)
-    full, rest = divmod(tokens, a_batch)
-    sizes = [a_batch] * full + [rest] * (rest > 0)
-    waited_s = max(view.busy_until_s - view.now_s, 0.0)
-    return waited_s + sum(
-        view.model.seconds(BatchWork(decodes + size, context_tokens, attention * size / tokens))
-        for size in sizes
-    )

@@ -1,0 +1,38 @@
+"""Admission of policies that refuse nobody: a prediction for each newcomer, and no promise behind it."""
+
+from collections.abc import Sequence
+
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job
+from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.verdict import Admitted, BestEffort, Verdict
+
+
+def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+    """Predicts when the queue before each newcomer is done, first come first served."""
+    queue = [job for job in (*view.running, *view.waiting) if not job.decoding]
+    decodes = [job for job in view.running if job.decoding]
+    verdicts: list[Verdict] = []
+    for job in new:
+        queue.append(job)
+        if job.best_effort:
+            verdicts.append(BestEffort())
+            continue
+        context = sum(other.computed_tokens + 1 for other in decodes)
+        pace_s = view.model.seconds(BatchWork(len(decodes) + len(queue), context))
+        verdicts.append(Admitted(_first_token_s(view, queue, len(decodes), context), pace_s))
+    return verdicts
+
+
+def _first_token_s(view: ReplicaView, queue: Sequence[Job], decodes: int, context_tokens: int) -> float:
+    """From now until the last of the queue is computed, in full batches beside the decodes."""
+    tokens = sum(job.pending_tokens for job in queue)
+    attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in queue)
+    a_batch = max(view.limits.batch_tokens - decodes, 1)
+    full, rest = divmod(tokens, a_batch)
+    sizes = [a_batch] * full + [rest] * (rest > 0)
+    waited_s = max(view.busy_until_s - view.now_s, 0.0)
+    return waited_s + sum(
+        view.model.seconds(BatchWork(decodes + size, context_tokens, attention * size / tokens))
+        for size in sizes
+    )
