@@ -1,0 +1,128 @@
+"""Cut what the scenarios ship with from the public traces.
+
+    python bench/make_scenarios.py --data DIR
+
+DIR holds the published files under the names below. The same files give the same bytes. What each recording
+is, and whose: `simulator/src/penstock_simulator/scenarios/recordings/README.md`.
+"""
+
+import argparse
+import ast
+import csv
+import gzip
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+OUT = Path(__file__).parents[1] / "simulator/src/penstock_simulator/scenarios/recordings"
+SERVEGEN_FOLDER = "data/reason/deepseek-r1"
+SERVEGEN_START_S, SERVEGEN_SECONDS = 50400, 600
+SERVEGEN_DATASET = "43200"  # the lengths of the six hours in which the window lies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the published traces")
+    data: Path = parser.parse_args().data
+    lengths = ("prompt_tokens", "output_tokens")
+    write("azure-conv", ("arrival_s", *lengths), azure(data / "azure-2023-conv.csv.gz", 900, 300))
+    write("azure-code", ("arrival_s", *lengths), azure(data / "azure-2023-code.csv.gz", 1786, 300))
+    write("arxiv-lengths", lengths, arxiv(data / "arxiv-summarization-lengths.csv.gz"))
+    write("mooncake", ("arrival_s", *lengths), mooncake(data / "mooncake-synthetic.jsonl.gz"))
+    reasoning = servegen(data / "servegen-reasoning-deepseek-r1.tar.gz")
+    write("servegen-reasoning", ("arrival_s", *lengths, "thinking_tokens"), reasoning)
+
+
+def azure(path: Path, start_s: float, seconds: float) -> Iterator[Sequence[object]]:
+    """A window of the trace, counted from its first request."""
+    with gzip.open(path, "rt") as file:
+        rows = [
+            (datetime.fromisoformat(row["TIMESTAMP"][:26]), row["ContextTokens"], row["GeneratedTokens"])
+            for row in csv.DictReader(file)
+        ]
+    first = min(moment for moment, _, _ in rows)
+    for moment, prompt, output in rows:
+        at_s = (moment - first).total_seconds() - start_s
+        if 0 <= at_s < seconds:
+            yield f"{at_s:.3f}", prompt, output
+
+
+def arxiv(path: Path) -> Iterator[Sequence[object]]:
+    """All pairs of lengths, in order of length: nothing says in which order they came."""
+    with gzip.open(path, "rt") as file:
+        rows = csv.DictReader(file)
+        yield from sorted((int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])) for row in rows)
+
+
+def mooncake(path: Path) -> Iterator[Sequence[object]]:
+    """The whole trace, without what its prompts share."""
+    with gzip.open(path, "rt") as file:
+        for line in file:
+            row = json.loads(line)
+            yield f"{row['timestamp'] / 1000:.3f}", row["input_length"], row["output_length"]
+
+
+def servegen(path: Path) -> list[Sequence[object]]:
+    """Ten minutes of all clients that were active, drawn from each one's own distributions."""
+    drawn: list[tuple[float, int, int, int]] = []
+    with tarfile.open(path) as tar:
+        for client in range(sum(name.endswith("trace.csv") for name in tar.getnames())):
+            trace = member(tar, f"{SERVEGEN_FOLDER}/chunk-{client}-trace.csv").read().decode()
+            lengths = json.load(member(tar, f"{SERVEGEN_FOLDER}/chunk-{client}-dataset.json"))
+            drawn += list(client_requests(client, trace, lengths[SERVEGEN_DATASET]))
+    return [(f"{at_s:.3f}", *tokens) for at_s, *tokens in sorted(drawn)]
+
+
+def member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = tar.extractfile(name)
+    if file is None:
+        raise SystemExit(f"{name}: no file in the archive")
+    return file
+
+
+def client_requests(
+    client: int, trace: str, lengths: dict[str, str]
+) -> Iterator[tuple[float, int, int, int]]:
+    """One client's requests: gaps from its fitted law, lengths from its own counts."""
+    windows = (line.split(",") for line in trace.splitlines() if line)
+    law, shape, scale = next(row[3:6] for row in windows if int(row[0]) == SERVEGEN_START_S)
+    if not law:
+        return
+    random = np.random.default_rng([2026, client])
+    counts = {name: ast.literal_eval(text) for name, text in lengths.items()}
+    at_s = gap_s(random, law, float(shape), float(scale)) * random.random()
+    while at_s < SERVEGEN_SECONDS:
+        prompt, output, ratio = (
+            draw(random, counts[name]) for name in ("input_tokens", "output_tokens", "reason_ratio")
+        )
+        output_tokens = max(round(output), 1)
+        yield at_s, max(round(prompt), 1), output_tokens, min(round(output_tokens * ratio), output_tokens)
+        at_s += gap_s(random, law, float(shape), float(scale))
+
+
+def gap_s(random: np.random.Generator, law: str, shape: float, scale: float) -> float:
+    gap: float = random.gamma(shape, scale) if law == "Gamma" else scale * random.weibull(shape)
+    return gap
+
+
+def draw(random: np.random.Generator, shares: dict[float, float]) -> float:
+    """One value of a histogram."""
+    values: np.ndarray[Any, np.dtype[np.float64]] = np.array(list(shares), dtype=float)
+    weights = np.array(list(shares.values()), dtype=float)
+    return float(random.choice(values, p=weights / weights.sum()))
+
+
+def write(name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    lines = [",".join(header), *(",".join(map(str, row)) for row in rows)]
+    path = OUT / f"{name}.csv.gz"
+    path.write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
+    print(f"{path.name}: {len(lines) - 1} rows, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
