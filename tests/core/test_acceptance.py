@@ -1,0 +1,66 @@
+"""Acceptance of drafts, measured."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.acceptance import LEAN_TRIALS, Acceptance, Drafted, observe
+from penstock_core.speculation import Speculation
+
+TOLD = Speculation(max_tokens=4, acceptance=0.7)
+
+
+def chance(acceptance: Acceptance, tier: str = "chat") -> float:
+    return acceptance.measured(TOLD).acceptance_of(tier)
+
+
+def test_nothing_seen_is_the_prior() -> None:
+    assert chance(Acceptance(0.6)) == 0.6
+    assert observe(Acceptance(0.6), []) == Acceptance(0.6)
+
+
+def test_drafts_behind_the_first_wrong_one_say_nothing() -> None:
+    """One accepted of four: two trials, one success, whatever the other two were."""
+    seen = observe(Acceptance(0.5), [Drafted("chat", 4, 1)])
+    assert (seen.all.trials, seen.all.successes) == (2, 1)
+    assert observe(Acceptance(0.5), [Drafted("chat", 4, 4)]).all == (4, 4)
+    assert observe(Acceptance(0.5), [Drafted("chat", 4, 0)]).all == (1, 0)
+
+
+def test_the_prior_fades_as_trials_come() -> None:
+    seen = observe(Acceptance(1.0), [Drafted("chat", 1, 0)] * int(LEAN_TRIALS))
+    assert seen.measured(TOLD).acceptance == pytest.approx(0.5)
+
+
+def test_what_is_measured_replaces_what_was_told() -> None:
+    seen = Acceptance(0.2)
+    for _ in range(100):
+        seen = observe(seen, [Drafted("chat", 1, 1)] * 45 + [Drafted("chat", 1, 0)] * 5)
+    assert chance(seen) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_tier_leans_on_the_others_until_it_has_trials_of_its_own() -> None:
+    seen = observe(Acceptance(0.5), [Drafted("code", 1, 1)] * 4000)
+    assert seen.measured(TOLD).acceptance_of("unseen") > 0.95
+    seen = observe(seen, [Drafted("chat", 1, 0)])
+    assert 0.9 < chance(seen, "chat") < chance(seen, "code")
+    seen = observe(seen, [Drafted("chat", 1, 0)] * 2000)
+    assert chance(seen, "chat") < 0.1
+    assert chance(seen, "code") > 0.9
+
+
+def test_old_trials_fade() -> None:
+    seen = observe(Acceptance(0.5), [Drafted("chat", 1, 1)] * 5000)
+    for _ in range(40):
+        seen = observe(seen, [Drafted("chat", 1, 0)] * 500)
+    assert chance(seen) < 0.05
+
+
+@given(
+    st.floats(0, 1),
+    st.lists(st.integers(0, 4).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=30),
+)
+def test_an_estimate_is_always_a_chance(prior: float, pairs: list[tuple[int, int]]) -> None:
+    drafted = [Drafted("chat", drafts, accepted) for drafts, accepted in pairs]
+    measured = observe(Acceptance(prior), drafted).measured(TOLD)
+    assert 0.0 <= measured.acceptance <= 1.0
+    assert 0.0 <= measured.acceptance_of("chat") <= 1.0
