@@ -5,21 +5,20 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from penstock_core.replica_load import ReplicaLoad
 from penstock_core.routing import (
     OUT_OF_SERVICE,
-    Asked,
     Backup,
     Move,
     NoReplicas,
-    ReplicaLoad,
     Try,
     Unattainable,
     Walk,
     lost,
     next_move,
     refused,
-    round_robin,
 )
+from penstock_core.snapshot import Snapshot
 from penstock_core.verdict import Reason, Rejected
 
 LOST = "lost"
@@ -27,7 +26,7 @@ Outcome = Reason | str
 
 
 def loads(*names: str, **best_effort: int) -> list[ReplicaLoad]:
-    return [ReplicaLoad(name, best_effort=best_effort.get(name, 0)) for name in names]
+    return [ReplicaLoad(name, Snapshot(best_effort=best_effort.get(name, 0))) for name in names]
 
 
 def walk_with(outcomes: list[Outcome], walk: Walk, there: list[ReplicaLoad]) -> list[Move]:
@@ -106,13 +105,6 @@ def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None]
     assert answer == Unattainable(len(earliest_s), retry_after_s)
 
 
-def test_round_robin_starts_one_further_each_time() -> None:
-    there = loads("b", "a", "c")
-    orders = [round_robin(there, Asked("chat", 10, turn)) for turn in range(4)]
-    assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
-    assert round_robin([], Asked("chat", 10, 5)) == ()
-
-
 OUTCOMES = st.sampled_from([LOST, *Reason])
 NAMES = ["a", "b", "c", "d"]
 
@@ -124,7 +116,7 @@ def walks(draw: st.DrawFn) -> tuple[Walk, Callable[[], list[ReplicaLoad]], Calla
 
     def there() -> list[ReplicaLoad]:
         subset = draw(st.sets(st.sampled_from(order))) if order else set()
-        return [ReplicaLoad(name, best_effort=draw(st.integers(0, 3))) for name in sorted(subset)]
+        return [ReplicaLoad(name, Snapshot(best_effort=draw(st.integers(0, 3)))) for name in sorted(subset)]
 
     return walk, there, lambda: draw(OUTCOMES)
 

@@ -175,7 +175,8 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing/order",
         "random",
-        'spec.routing.order: "random" is no routing order; one of round-robin',
+        'spec.routing.order: "random" is no routing order; one of round-robin, least-loaded, lmetric, '
+        "best-fit, class-affinity",
     ),
     (
         "spec/routing",

@@ -237,12 +237,12 @@ def test_counts_follow_the_picture() -> None:
     m.accept(job("b", best_effort=True), 0.0)
     m.accept(job("c"), 0.0)
     m.apply(report([("a", 100, 1), ("b", 40, 0, True)]), 0.1)
-    counts = m.counts()
+    counts = m.snapshot(0.1, MODEL)
     assert (counts.running, counts.waiting, counts.best_effort) == (2, 1, 1)
     assert counts.prefill_tokens_left == 60 + 100
     assert (counts.kv_tokens_free, counts.kv_tokens_total) == (900 * 16, 16000)
     m.forget("c")
-    assert m.counts().waiting == 0
+    assert m.snapshot(0.1, MODEL).waiting == 0
 
 
 def test_which_jobs_run() -> None:

@@ -26,6 +26,17 @@ class JobColumns(NamedTuple):
     due_s: Floats
     pace_s: Floats
 
+    def of(self, chosen: Bools | Ints) -> "JobColumns":
+        """Some of the jobs."""
+        return JobColumns(
+            self.size_tokens[chosen],
+            self.computed_tokens[chosen],
+            self.generated_tokens[chosen],
+            self.output_tokens_left[chosen],
+            self.due_s[chosen],
+            self.pace_s[chosen],
+        )
+
     @property
     def pending_tokens(self) -> Ints:
         """Tokens whose keys and values are still to be computed."""

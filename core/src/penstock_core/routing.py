@@ -1,8 +1,9 @@
 """Which replica is asked, which one next, and what is answered when none will [SLOs-Serve, §4.2].
 
-A request walks. It asks the replicas in an order; one that accepts it ends the walk, one that rejects it
-sends it on. After `max_hops` rejections, or when there is nobody left to ask, the backup decides: serve it
-without a promise on the replica with the least such work, or answer the client that its SLO cannot be kept.
+A request walks. It asks the replicas in an order (see `orders`); one that accepts it ends the walk, one that
+rejects it sends it on. After `max_hops` rejections, or when there is nobody left to ask, the backup decides:
+serve it without a promise on the replica with the least such work, or answer the client that its SLO cannot
+be kept.
 
 Only an answer spends a hop. A replica that is lost before its first byte, that drains, or whose engine is
 down has not answered for its capacity: the walk goes on as if it had not been there, so losing replicas
@@ -12,13 +13,13 @@ occasions, so a walk ends after at most twice as many tries as there are replica
 `Walk` is a value: `next_move` says what to do, and `refused` or `lost` is the walk after it was done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, isfinite
-from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock_core.replica_load import ReplicaLoad
 from penstock_core.verdict import Reason, Rejected
 
 RETRY_UNKNOWN_S = 1
@@ -29,49 +30,6 @@ RETRY_LONGEST_S = 3600
 
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that speak of the replica, not of its capacity."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """What a router knows of a replica that takes work: its last snapshot.
-
-    best_effort: requests there without a promise, running and waiting.
-    prefill_tokens_left: prompt tokens of its requests that are still to be computed.
-    """
-
-    name: str
-    running: int = 0
-    waiting: int = 0
-    best_effort: int = 0
-    prefill_tokens_left: int = 0
-    kv_tokens_free: int = 0
-    kv_tokens_total: int = 0
-
-
-class Asked(NamedTuple):
-    """What an order may know of the request.
-
-    turn: how many requests this router has sent on their way before it.
-    """
-
-    tier: str
-    body_bytes: int
-    turn: int
-
-
-Order = Callable[[Sequence[ReplicaLoad], Asked], tuple[str, ...]]
-"""From the replicas that take work, to the names in which they are asked. Has no state of its own."""
-
-
-def round_robin(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """Everyone in turn, by name; the next request starts one further."""
-    names = sorted(load.name for load in loads)
-    start = asked.turn % len(names) if names else 0
-    return (*names[start:], *names[:start])
-
-
-ORDERS: Mapping[str, Order] = MappingProxyType({"round-robin": round_robin})
-"""Orders by the names that a pool uses."""
 
 
 class Backup(StrEnum):
@@ -164,7 +122,8 @@ def _backup_replica(walk: Walk, loads: Sequence[ReplicaLoad]) -> str | None:
     if walk.backup is not Backup.BEST_EFFORT or walk.backup_refused:
         return None
     candidates = [load for load in loads if load.name not in walk.gone]
-    return min(candidates, key=lambda load: (load.best_effort, load.name)).name if candidates else None
+    least = min(candidates, key=lambda load: (load.snapshot.best_effort, load.name), default=None)
+    return None if least is None else least.name
 
 
 def _unattainable(refusals: tuple[Rejected, ...]) -> Unattainable:

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from penstock_core.builtin_time_models import BUILTINS
+from penstock_core.orders import ORDERS
 from penstock_core.policies import POLICIES
-from penstock_core.routing import ORDERS
 
 from penstock_pool.scalars import wrong
 

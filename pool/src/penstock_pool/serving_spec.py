@@ -49,7 +49,9 @@ class Routing(Spec):
     """Which replica, and which next."""
 
     order: Annotated[Text, AfterValidator(known_order)] = Field(
-        default="round-robin", description="Order in which replicas are tried.", examples=["round-robin"]
+        default="round-robin",
+        description="Order in which replicas are tried, by name.",
+        examples=["best-fit"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
     backup: Literal["best-effort", "reject", "offload"] = Field(

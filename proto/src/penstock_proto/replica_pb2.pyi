@@ -425,6 +425,13 @@ class Snapshot(_message.Message):
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ENGINE_READY_FIELD_NUMBER: _builtins.int
+    WORK_S_FIELD_NUMBER: _builtins.int
+    PREFILL_WAIT_S_FIELD_NUMBER: _builtins.int
+    PREFILL_SLACK_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    TIGHTEST_PACE_S_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_HEADROOM_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     best_effort: _builtins.int
@@ -433,6 +440,22 @@ class Snapshot(_message.Message):
     kv_tokens_total: _builtins.int
     draining: _builtins.bool
     engine_ready: _builtins.bool
+    work_s: _builtins.float
+    """What the planner expects, as penstock_core.snapshot.Snapshot says it. Durations count from the snapshot on.
+    all accepted work, in full batches
+    """
+    prefill_wait_s: _builtins.float
+    """until a prefill behind all others would begin"""
+    prefill_slack_s: _builtins.float
+    """that the prefills there can spare"""
+    prefill_tokens_s: _builtins.float
+    """prompt tokens a second, beside what decodes by then"""
+    step_s: _builtins.float
+    """an iteration of its decodes alone"""
+    tightest_pace_s: _builtins.float
+    """that its iterations are held to; infinite: none"""
+    kv_tokens_headroom: _builtins.int
+    """free at the future peak of what was accepted"""
     def __init__(
         self,
         *,
@@ -444,10 +467,17 @@ class Snapshot(_message.Message):
         kv_tokens_total: _builtins.int = ...,
         draining: _builtins.bool = ...,
         engine_ready: _builtins.bool = ...,
+        work_s: _builtins.float = ...,
+        prefill_wait_s: _builtins.float = ...,
+        prefill_slack_s: _builtins.float = ...,
+        prefill_tokens_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        tightest_pace_s: _builtins.float = ...,
+        kv_tokens_headroom: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "draining", b"draining", "engine_ready", b"engine_ready", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "prefill_tokens_left", b"prefill_tokens_left", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "draining", b"draining", "engine_ready", b"engine_ready", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_headroom", b"kv_tokens_headroom", "kv_tokens_total", b"kv_tokens_total", "prefill_slack_s", b"prefill_slack_s", "prefill_tokens_left", b"prefill_tokens_left", "prefill_tokens_s", b"prefill_tokens_s", "prefill_wait_s", b"prefill_wait_s", "running", b"running", "step_s", b"step_s", "tightest_pace_s", b"tightest_pace_s", "waiting", b"waiting", "work_s", b"work_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,7 @@
 """What a replica tells Prometheus. Tiers are the only labels that a pool chooses; no client chooses any."""
 
+from penstock_core.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from penstock_sidecar.replica_mirror import Counts
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PACE = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -55,12 +54,12 @@ class Metrics:
             self._planned_max_s = seconds
             self.planner_max.set(seconds)
 
-    def stands(self, counts: Counts, carried: int, engine_ready: bool, draining: bool) -> None:
+    def stands(self, now: Snapshot, carried: int, engine_ready: bool, draining: bool) -> None:
         """How the replica stands now."""
-        self.running.set(counts.running)
-        self.waiting.set(counts.waiting)
-        self.best_effort.set(counts.best_effort)
-        self.kv_used.set(1 - counts.kv_tokens_free / max(counts.kv_tokens_total, 1))
+        self.running.set(now.running)
+        self.waiting.set(now.waiting)
+        self.best_effort.set(now.best_effort)
+        self.kv_used.set(1 - now.kv_tokens_free / max(now.kv_tokens_total, 1))
         self.carried.set(carried)
         self.engine_ready.set(engine_ready)
         self.draining.set(draining)

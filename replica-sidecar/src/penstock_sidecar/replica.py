@@ -20,6 +20,7 @@ from penstock_core.policy import Policy
 from penstock_core.request import Job
 from penstock_core.request_lifecycle import State
 from penstock_core.slo import Tier
+from penstock_core.snapshot import Snapshot
 from penstock_core.verdict import BestEffort, Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
@@ -36,7 +37,7 @@ from penstock_sidecar.newcomer import job_of
 from penstock_sidecar.newcomers import Newcomers
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.session import Session
-from penstock_sidecar.wire_events import verdict_words
+from penstock_sidecar.wire_events import snapshot_message, verdict_words
 
 log = structlog.get_logger()
 
@@ -129,17 +130,7 @@ class Replica:
 
     def snapshot(self) -> wire.Snapshot:
         """How the replica stands."""
-        counts = self._mirror.counts()
-        return wire.Snapshot(
-            running=counts.running,
-            waiting=counts.waiting,
-            best_effort=counts.best_effort,
-            prefill_tokens_left=counts.prefill_tokens_left,
-            kv_tokens_free=counts.kv_tokens_free,
-            kv_tokens_total=counts.kv_tokens_total,
-            draining=self.draining,
-            engine_ready=self.engine_ready,
-        )
+        return snapshot_message(self._standing(), self.engine_ready, self.draining)
 
     def send(self, carried: Carried) -> asyncio.Task[None]:
         """Carry an accepted request to the engine and back, in a task of its own."""
@@ -211,7 +202,7 @@ class Replica:
             if silent and self._mirror.runs(carried.key):
                 log.warning("request lost in the engine", request=carried.request_id)
                 carried.engine_lost()
-        self._metrics.stands(self._mirror.counts(), len(self._accepted), self.engine_ready, self.draining)
+        self._metrics.stands(self._standing(), len(self._accepted), self.engine_ready, self.draining)
         for session in self._sessions:
             session.outbox.nudge()
 
@@ -220,6 +211,9 @@ class Replica:
         if (carried := self._accepted.get(key)) and carried.body is not None:
             self._learned.prompt(carried.body, prompt_tokens)
             carried.prompt_told = True
+
+    def _standing(self) -> Snapshot:
+        return self._mirror.snapshot(self._now_s(), self._learned.model)
 
     def _read(self, carried: Carried, submit: wire.Submit, now_s: float) -> None:
         tier = self._serving.tiers.get(submit.tier)

@@ -23,23 +23,12 @@ from typing import NamedTuple
 
 from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
 from penstock_core.request import Job, Request, RequestId, advance, new_job
+from penstock_core.snapshot import Snapshot, snapshot
 from penstock_core.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 
 FOREIGN_TIER = "direct"
 """Tier of requests that reached the engine past this sidecar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The picture in numbers."""
-
-    running: int
-    waiting: int
-    best_effort: int
-    prefill_tokens_left: int
-    kv_tokens_free: int
-    kv_tokens_total: int
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +63,7 @@ class ReplicaMirror:
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
         self._live = False
-        self._counts: Counts | None = None
+        self._snapshot: Snapshot | None = None
 
     @property
     def kv_tokens_total(self) -> int:
@@ -86,12 +75,12 @@ class ReplicaMirror:
         if not self._accepted:
             self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
         self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known)
-        self._counts = None
+        self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:
         """The job has ended, in whatever way. Returns it as last known."""
         found = self._accepted.pop(request_id, None)
-        self._counts = None
+        self._snapshot = None
         return found.job if found else None
 
     def runs(self, request_id: RequestId) -> bool:
@@ -114,12 +103,12 @@ class ReplicaMirror:
         new_tokens = found.passed_tokens - job.generated_tokens
         if new_tokens > 0:
             found.job = self._at_least(advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s))
-            self._counts = None
+            self._snapshot = None
 
     def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
         """The engine's report, received at `now_s`. Returns jobs whose true prompt length it has revealed."""
         self._reports += 1
-        self._live, self._counts = True, None
+        self._live, self._snapshot = True, None
         self.heard_s = self._in_step_s = now_s
         self._busy_until_s = now_s + report.next_duration_s
         if report.kv_blocks_total:
@@ -140,7 +129,7 @@ class ReplicaMirror:
 
     def lose_reports(self) -> None:
         """The last report means nothing any more: the engine is gone, or silent."""
-        self._live, self._counts = False, None
+        self._live, self._snapshot = False, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s = float("-inf")
 
@@ -160,24 +149,11 @@ class ReplicaMirror:
         )
         return at_iteration_end(view, self._chunks)
 
-    def counts(self) -> Counts:
-        """The picture in numbers. Costs nothing where nothing has changed."""
-        if self._counts is None:
-            self._counts = self._count()
-        return self._counts
-
-    def _count(self) -> Counts:
-        running, waiting = self._places()
-        free = self._kv.free_blocks if self._live else self._blocks_left(running)
-        jobs = (*running, *waiting)
-        return Counts(
-            running=len(running),
-            waiting=len(waiting),
-            best_effort=sum(job.best_effort for job in jobs),
-            prefill_tokens_left=sum(job.pending_tokens for job in jobs if not job.decoding),
-            kv_tokens_free=free * self._kv.block_tokens,
-            kv_tokens_total=self.kv_tokens_total,
-        )
+    def snapshot(self, now_s: float, model: TimeModel) -> Snapshot:
+        """The picture in numbers, as of when it last changed. Costs nothing where nothing has."""
+        if self._snapshot is None:
+            self._snapshot = snapshot(self.view(now_s, model))
+        return self._snapshot
 
     def _places(self) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
         accepted = self._accepted.values()

@@ -1,5 +1,6 @@
 """The core's words as messages to the router, and an error's answer."""
 
+from penstock_core.snapshot import Snapshot
 from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
@@ -34,6 +35,27 @@ def verdict_event(id: int, verdict: Verdict) -> wire.Event:
 
 def _rejected(verdict: Rejected) -> wire.Rejected:
     return wire.Rejected(reason=REASONS[verdict.reason], earliest_s=verdict.earliest_s)
+
+
+def snapshot_message(now: Snapshot, engine_ready: bool, draining: bool) -> wire.Snapshot:
+    """How a replica stands."""
+    return wire.Snapshot(
+        running=now.running,
+        waiting=now.waiting,
+        best_effort=now.best_effort,
+        prefill_tokens_left=now.prefill_tokens_left,
+        kv_tokens_free=now.kv_tokens_free,
+        kv_tokens_total=now.kv_tokens_total,
+        draining=draining,
+        engine_ready=engine_ready,
+        work_s=now.work_s,
+        prefill_wait_s=now.prefill_wait_s,
+        prefill_slack_s=now.prefill_slack_s,
+        prefill_tokens_s=now.prefill_tokens_s,
+        step_s=now.step_s,
+        tightest_pace_s=now.tightest_pace_s,
+        kv_tokens_headroom=now.kv_tokens_headroom,
+    )
 
 
 def verdict_words(verdict: Verdict) -> tuple[str, str]:

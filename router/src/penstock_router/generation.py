@@ -111,7 +111,9 @@ class Generation:
             client.abort()
 
         bound_bytes = self.settings.stream_buffer_bytes if outcome.stream else None
-        placement = Placement(self.settings, self.rotation, outcome, bound_bytes, overflowed)
+        placement = Placement(
+            self.settings, self.rotation, outcome, self.time_model(), bound_bytes, overflowed
+        )
         placed = await placement.walk(submission, call.turn)
         headers = _headers(submission.request_id, outcome, placed.link.name)
         try:

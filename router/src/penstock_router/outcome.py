@@ -80,7 +80,7 @@ def misses(targets: Targets, seen: Measured) -> list[str]:
 
 def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
     """The targets that the request was served under; None where a slowdown cannot be told in seconds."""
-    slo = _own_in_place(outcome.tier.slo, outcome.own_targets)
+    slo = slo_of(outcome)
     if slo.ttft_slowdown is None:
         return slo.targets(0.0)
     if model is None or outcome.finished is None or not outcome.finished.prompt_tokens:
@@ -88,7 +88,9 @@ def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
     return slo.targets(model.prefill_seconds(outcome.finished.prompt_tokens))
 
 
-def _own_in_place(slo: Slo, own: Targets) -> Slo:
+def slo_of(outcome: Outcome) -> Slo:
+    """The tier's SLO with the request's own targets in place."""
+    slo, own = outcome.tier.slo, outcome.own_targets
     if own.ttft_s is not None:
         slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)
     if own.tpot_s is not None:

@@ -90,14 +90,14 @@ def _tier(tier: Tier) -> dict[str, object]:
 
 
 def _replica(link: ReplicaLink) -> dict[str, object]:
-    load = link.load
+    told = link.load.snapshot
     return {
         "name": link.name,
         "state": link.state.value,
-        "running": load.running,
-        "waiting": load.waiting,
-        "best_effort": load.best_effort,
-        "kv_tokens_free": load.kv_tokens_free,
-        "kv_tokens_total": load.kv_tokens_total,
+        "running": told.running,
+        "waiting": told.waiting,
+        "best_effort": told.best_effort,
+        "kv_tokens_free": told.kv_tokens_free,
+        "kv_tokens_total": told.kv_tokens_total,
         "metrics_url": (link.description.metrics_url if link.description is not None else "") or None,
     }

@@ -7,17 +7,20 @@ whatever goes wrong up to then is mended by asking the next replica, or answered
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 import orjson
 import structlog
-from penstock_core.routing import Asked, Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
+from penstock_core.replica_load import Asked
+from penstock_core.routing import Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
+from penstock_core.time_model import TimeModel
 from penstock_core.verdict import Admitted, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.exchange import Exchange, Lost
-from penstock_router.outcome import Ending, Outcome
+from penstock_router.outcome import Ending, Outcome, slo_of
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Attempt, Submission
@@ -46,19 +49,20 @@ class Placed:
 class Placement:
     """What walking takes.
 
+    time_model: the one that slowdowns are of, or None before any replica has told.
     bound_bytes, on_overflow: of the exchange that streams; None and nothing where the answer is held whole.
     """
 
     settings: Settings
     rotation: Rotation
     outcome: Outcome
+    time_model: TimeModel | None
     bound_bytes: int | None
     on_overflow: Callable[[], None]
 
     async def walk(self, submission: Submission, turn: int) -> Placed:
         """Ask until somebody takes it. Raises ApiError where nobody does, RefusedBehind where one answers."""
-        asked = Asked(submission.tier, len(submission.body), turn)
-        order = self.settings.order(self.rotation.loads(), asked)
+        order = self.settings.order(self.rotation.loads(), self._asked(submission, turn))
         backup = Backup.REJECT if self.outcome.tier.best_effort else self.settings.backup
         walk = Walk(order, self.settings.max_hops, backup)
         while isinstance(move := next_move(walk, self.rotation.loads()), Try):
@@ -76,6 +80,14 @@ class Placement:
         if isinstance(move, NoReplicas):
             self.outcome.reason = "no_replicas"
         raise _answer(move, submission.tier)
+
+    def _asked(self, submission: Submission, turn: int) -> Asked:
+        """The request as orders see it. A slowdown of a model that is not known yet is no bound."""
+        asked = Asked(submission.tier, len(submission.body), turn)
+        model = self.time_model
+        idle_s = inf if model is None else model.prefill_seconds(asked.prompt_tokens)
+        targets = slo_of(self.outcome).targets(idle_s)
+        return asked._replace(ttft_s=targets.ttft_s or inf, tpot_s=targets.tpot_s or inf)
 
     async def _try(self, submission: Submission, move: Try) -> Placed | Rejected | Lost:
         link = self.rotation[move.replica]

@@ -14,7 +14,8 @@ from time import monotonic
 
 import grpc
 import structlog
-from penstock_core.routing import ReplicaLoad
+from penstock_core.replica_load import ReplicaLoad, tokens_about
+from penstock_core.snapshot import Snapshot
 from penstock_core.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
@@ -59,7 +60,8 @@ class ReplicaLink:
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
         self._connect, self._backoff = connect, backoff
-        self._snapshot = wire.Snapshot()
+        self._snapshot, self._told_s = Snapshot(), 0.0
+        self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
         self._state = LinkState.CONNECTING
         self._carried: dict[int, Exchange] = {}
         self._last_why = ""
@@ -75,8 +77,9 @@ class ReplicaLink:
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its last snapshot."""
-        return wire_words.load(self.name, self._snapshot)
+        """Its last snapshot, and what was sent since: a verdict comes with the snapshot that knows of it."""
+        sent = self._unanswered.values()
+        return ReplicaLoad(self.name, self._snapshot, monotonic() - self._told_s, len(sent), sum(sent))
 
     def submit(self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]) -> Exchange:
         """Ask the replica. The exchange ends as lost at once where there is no session."""
@@ -85,6 +88,7 @@ class ReplicaLink:
             exchange.finish(Lost(self.name, "no connection"))
             return exchange
         self._carried[exchange.id] = exchange
+        self._unanswered[exchange.id] = tokens_about(len(attempt.submission.body))
         self._idle.clear()
         self._writer.submit(exchange.id, attempt)
         return exchange
@@ -167,6 +171,7 @@ class ReplicaLink:
                 if not exchange.put(output.data, output.tokens):
                     self.abandon(exchange)
             elif kind in ("admitted", "best_effort"):
+                self._unanswered.pop(event.id, None)
                 exchange.accepted(wire_words.accepted(event))
             elif kind is not None:
                 self._forget(event.id)
@@ -177,7 +182,7 @@ class ReplicaLink:
             self._observe(frame.snapshot)
 
     def _observe(self, snapshot: wire.Snapshot) -> None:
-        self._snapshot = snapshot
+        self._snapshot, self._told_s = wire_words.snapshot(snapshot), self.heard_s
         state = _state_of(snapshot)
         if state is not self._state:
             log.info("replica", replica=self.name, state=state.value)
@@ -186,6 +191,7 @@ class ReplicaLink:
 
     def _forget(self, id: int) -> None:
         del self._carried[id]
+        self._unanswered.pop(id, None)
         if not self._carried:
             self._idle.set()
 
@@ -193,6 +199,7 @@ class ReplicaLink:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
         lost, self._carried = self._carried, {}
+        self._unanswered.clear()
         self._writer = SessionWriter(monotonic)
         self._idle.set()
         for exchange in lost.values():

@@ -7,7 +7,7 @@ whose address changed is a new replica under an old name.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from penstock_core.routing import ReplicaLoad
+from penstock_core.replica_load import ReplicaLoad
 
 from penstock_router.discovery import ReplicaSet
 from penstock_router.replica_link import LinkState, ReplicaLink

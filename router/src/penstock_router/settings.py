@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from penstock_core.routing import ORDERS, Backup, Order
+from penstock_core.orders import ORDERS
+from penstock_core.replica_load import Order
+from penstock_core.routing import Backup
 from penstock_core.slo import Tier
 from penstock_pool import Application, Pool, PoolError
 

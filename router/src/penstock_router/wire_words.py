@@ -1,7 +1,7 @@
 """The session's messages in the core's words."""
 
 import orjson
-from penstock_core.routing import ReplicaLoad
+from penstock_core.snapshot import Snapshot
 from penstock_core.time_model import TimeModel, from_json
 from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
@@ -30,16 +30,22 @@ def accepted(event: wire.Event) -> Admitted | BestEffort:
     return Admitted(event.admitted.ttft_predicted_s, event.admitted.tpot_predicted_s)
 
 
-def load(name: str, snapshot: wire.Snapshot) -> ReplicaLoad:
-    """The snapshot, for routing."""
-    return ReplicaLoad(
-        name,
-        running=snapshot.running,
-        waiting=snapshot.waiting,
-        best_effort=snapshot.best_effort,
-        prefill_tokens_left=snapshot.prefill_tokens_left,
-        kv_tokens_free=snapshot.kv_tokens_free,
-        kv_tokens_total=snapshot.kv_tokens_total,
+def snapshot(message: wire.Snapshot) -> Snapshot:
+    """How a replica stands, in its own words."""
+    return Snapshot(
+        running=message.running,
+        waiting=message.waiting,
+        best_effort=message.best_effort,
+        prefill_tokens_left=message.prefill_tokens_left,
+        kv_tokens_free=message.kv_tokens_free,
+        kv_tokens_total=message.kv_tokens_total,
+        work_s=message.work_s,
+        prefill_wait_s=message.prefill_wait_s,
+        prefill_slack_s=message.prefill_slack_s,
+        prefill_tokens_s=message.prefill_tokens_s,
+        step_s=message.step_s,
+        tightest_pace_s=message.tightest_pace_s,
+        kv_tokens_headroom=message.kv_tokens_headroom,
     )
 
 

@@ -1,0 +1,125 @@
+"""Whom each order asks first, and what all of them have in common."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.orders import ORDERS
+from penstock_core.replica_load import Asked, Order, ReplicaLoad, tokens_about
+from penstock_core.snapshot import Snapshot
+
+ASKED = Asked("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
+IDLE = Snapshot(
+    prefill_tokens_s=10_000.0, kv_tokens_headroom=40_000, kv_tokens_free=40_000, kv_tokens_total=40_000
+)
+
+
+def replicas(*snapshots: Snapshot) -> list[ReplicaLoad]:
+    return [ReplicaLoad(f"r{i}", told) for i, told in enumerate(snapshots)]
+
+
+every_order = pytest.mark.parametrize("order", [pytest.param(ORDERS[name], id=name) for name in ORDERS])
+
+seconds = st.floats(0.0, 100.0) | st.just(inf)
+counts = st.integers(0, 500)
+snapshots = st.builds(
+    Snapshot,
+    running=counts,
+    waiting=counts,
+    best_effort=counts,
+    prefill_tokens_left=st.integers(0, 10**6),
+    work_s=st.floats(0.0, 100.0),
+    prefill_wait_s=seconds,
+    prefill_slack_s=seconds,
+    prefill_tokens_s=st.floats(0.0, 1e5) | st.just(inf),
+    step_s=st.floats(0.0, 1.0),
+    tightest_pace_s=st.sampled_from([0.05, 0.1, inf]),
+    kv_tokens_headroom=st.integers(0, 10**6),
+)
+some_replicas = st.lists(snapshots, max_size=6).flatmap(
+    lambda told: st.permutations(
+        [
+            ReplicaLoad(f"r{i}", one, age_s=i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
+            for i, one in enumerate(told)
+        ]
+    )
+)
+requests = st.builds(
+    Asked,
+    tier=st.sampled_from(["chat", "coder", "batch"]),
+    body_bytes=st.integers(0, 10**6),
+    turn=st.integers(0, 100),
+    ttft_s=seconds,
+    tpot_s=st.sampled_from([0.05, 0.1, inf]),
+)
+
+
+@every_order
+@given(there=some_replicas, asked=requests)
+def test_everyone_stands_in_it_once(order: Order, there: list[ReplicaLoad], asked: Asked) -> None:
+    assert sorted(order(there, asked)) == sorted(load.name for load in there)
+
+
+@every_order
+@given(there=some_replicas, asked=requests)
+def test_it_does_not_depend_on_how_replicas_are_listed(
+    order: Order, there: list[ReplicaLoad], asked: Asked
+) -> None:
+    assert order(there, asked) == order(there[::-1], asked)
+
+
+@pytest.mark.parametrize("name", [name for name in ORDERS if name != "class-affinity"])
+@given(told=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
+def test_equals_take_turns(name: str, told: Snapshot, count: int, turn: int) -> None:
+    there = replicas(*[told] * count)
+    firsts = [ORDERS[name](there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
+    assert sorted(firsts) == [load.name for load in there]
+
+
+def test_round_robin_starts_one_further_each_time() -> None:
+    there = [ReplicaLoad(name) for name in "bac"]
+    orders = [ORDERS["round-robin"](there, Asked("chat", 10, turn)) for turn in range(4)]
+    assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
+
+
+def test_least_loaded_is_done_first() -> None:
+    there = replicas(replace(IDLE, work_s=3.0), replace(IDLE, work_s=1.0), replace(IDLE, work_s=2.0))
+    assert ORDERS["least-loaded"](there, ASKED) == ("r1", "r2", "r0")
+
+
+def test_lmetric_multiplies_tokens_by_batch() -> None:
+    there = replicas(
+        replace(IDLE, running=10, prefill_tokens_left=1000),  # 10 · (1000 + 1000)
+        replace(IDLE, running=4, prefill_tokens_left=5000),  # 4 · (5000 + 1000)
+        replace(IDLE, running=3, waiting=1, prefill_tokens_left=3000),  # 4 · (3000 + 1000)
+        IDLE,
+    )
+    assert ORDERS["lmetric"](there, ASKED) == ("r3", "r2", "r0", "r1")
+
+
+def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
+    fresh, flooded = ReplicaLoad("fresh", IDLE), ReplicaLoad("flooded", IDLE, sent=5, sent_tokens=5000)
+    assert flooded.batch == 5
+    assert flooded.prefill_wait_s == flooded.work_s == pytest.approx(0.5)
+    assert flooded.kv_tokens_headroom == 35_000
+    for name in ("least-loaded", "lmetric", "best-fit"):
+        assert ORDERS[name]([flooded, fresh], ASKED)[0] == "fresh"
+
+
+def test_an_old_snapshot_is_read_as_of_now() -> None:
+    told = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
+    load = ReplicaLoad("r0", told, age_s=0.4)
+    assert (load.work_s, load.prefill_wait_s) == pytest.approx((2.6, 0.6))
+    assert replace(load, age_s=9.0).prefill_wait_s == 0.0
+
+
+def test_where_decodes_leave_nothing_a_prompt_takes_for_ever() -> None:
+    full = ReplicaLoad("r0", replace(IDLE, prefill_tokens_s=0.0))
+    assert full.prefill_s(1) == inf
+    assert full.prefill_s(0) == full.prefill_wait_s == 0.0
+
+
+def test_a_prompt_is_about_a_quarter_of_its_bytes() -> None:
+    assert (tokens_about(0), tokens_about(4000), ASKED.prompt_tokens) == (1, 1000, 1000)

@@ -1,0 +1,146 @@
+"""What a replica says of itself is what its planner would say."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Targets
+from penstock_core.snapshot import Snapshot, snapshot
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import Term, TimeModel
+
+MODEL = TimeModel("test", (Term(1e-4, 0.020),))
+"""A batch of n tokens takes 20 ms and a tenth of a millisecond for each: 400 tokens fit into 60 ms."""
+
+
+def prefill(name: str, tokens: int = 400, due_s: float = 10.0, best_effort: bool = False) -> Job:
+    return new_job(Request(name, "chat", 0.0, tokens, 4096, Targets(due_s, 0.1)), 50, best_effort)
+
+
+def decode(name: str, tokens: int = 100, left: int = 50, tpot_s: float | None = 0.1) -> Job:
+    job = new_job(Request(name, "chat", 0.0, tokens, 4096, Targets(1.0, tpot_s)), left + 1, False)
+    return advance(job, tokens, 1, 0.0)
+
+
+def view(
+    *running: Job, waiting: tuple[Job, ...] = (), busy_s: float = 0.0, blocks: int = 1000
+) -> ReplicaView:
+    free = blocks - sum(-(-job.computed_tokens // 16) for job in running)
+    return ReplicaView(0.0, busy_s, running, waiting, KvCache(blocks, free, 16), Limits(), MODEL)
+
+
+def test_nobody_is_there() -> None:
+    idle = snapshot(view())
+    assert (idle.running, idle.waiting, idle.work_s, idle.prefill_wait_s, idle.step_s) == (0, 0, 0, 0, 0)
+    assert (idle.prefill_slack_s, idle.tightest_pace_s) == (inf, inf)
+    assert idle.kv_tokens_headroom == idle.kv_tokens_total == 16000
+    assert idle.prefill_tokens_s == pytest.approx(400 / 0.060)
+
+
+def test_counts() -> None:
+    said = snapshot(view(decode("a"), waiting=(prefill("b"), prefill("c", 40, best_effort=True))))
+    assert (said.running, said.waiting, said.best_effort) == (1, 2, 1)
+    assert said.prefill_tokens_left == 440
+    assert said.kv_tokens_free == said.kv_tokens_total - 7 * 16
+
+
+def test_a_newcomer_waits_for_the_batch_under_way_and_for_the_queue() -> None:
+    said = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
+    assert said.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * 0.060 / 398)
+
+
+def test_slack_is_what_the_most_urgent_can_spare() -> None:
+    easy = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=8.0))))
+    tight = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=0.3))))
+    assert easy.prefill_slack_s == pytest.approx(8.0 - 0.060 - 399 * 0.060 / 398)
+    assert tight.prefill_slack_s == pytest.approx(0.3 - 0.060 - 399 * 0.060 / 398)
+    assert snapshot(view(waiting=(prefill("a", due_s=0.01),))).prefill_slack_s == 0.0
+
+
+def test_best_effort_gives_way() -> None:
+    alone = snapshot(view(decode("a")))
+    flooded = snapshot(view(decode("a"), waiting=tuple(prefill(f"b{i}", best_effort=True) for i in range(9))))
+    assert flooded.prefill_wait_s == alone.prefill_wait_s
+    assert flooded.kv_tokens_headroom == alone.kv_tokens_headroom
+    assert flooded.work_s > alone.work_s
+
+
+def test_decodes_slow_prefill_down() -> None:
+    few, many = (snapshot(view(*[decode(f"d{i}") for i in range(count)])) for count in (10, 100))
+    assert many.prefill_tokens_s < few.prefill_tokens_s
+    assert many.step_s == pytest.approx(0.030) and few.step_s == pytest.approx(0.021)
+
+
+def test_a_tight_pace_bounds_the_batch() -> None:
+    loose, tight = (snapshot(view(decode("a", tpot_s=pace_s))) for pace_s in (0.1, 0.030))
+    assert (loose.tightest_pace_s, tight.tightest_pace_s) == (0.1, 0.030)
+    assert tight.prefill_tokens_s < loose.prefill_tokens_s / 2
+    assert snapshot(view(decode("a", tpot_s=0.001))).tightest_pace_s == inf  # nobody could keep that one
+
+
+def test_decodes_that_leave_nothing() -> None:
+    crowd = [decode(f"d{i}", tpot_s=0.025) for i in range(60)]
+    said = snapshot(view(*crowd, waiting=(prefill("a"),)))
+    assert (said.prefill_tokens_s, said.prefill_wait_s, said.prefill_slack_s) == (0.0, inf, 0.0)
+    assert said.kv_tokens_headroom > 0
+
+
+def test_speculation_lets_batches_be_longer() -> None:
+    tight = view(*[decode(f"d{i}", tpot_s=0.030) for i in range(20)])
+    drafting = replace(tight, speculation=Speculation(4, 0.7))
+    useless = replace(tight, speculation=Speculation(4, 0.0))
+    assert snapshot(drafting).prefill_tokens_s > snapshot(tight).prefill_tokens_s
+    assert snapshot(useless).prefill_tokens_s == snapshot(tight).prefill_tokens_s
+
+
+def test_headroom_is_at_the_future_peak() -> None:
+    """One ends soon and frees its blocks before the other has grown."""
+    said = snapshot(view(decode("a", tokens=160, left=8), decode("b", tokens=160, left=320)))
+    peak_now, peak_then = 11 + 11, 30
+    assert said.kv_tokens_headroom == (1000 - max(peak_now, peak_then)) * 16
+
+
+def test_a_full_cache_has_no_headroom() -> None:
+    assert snapshot(view(decode("a", tokens=160, left=320), blocks=20)).kv_tokens_headroom == 0
+
+
+def test_long_prompts_pay_for_their_attention() -> None:
+    attending = replace(MODEL, prefill_work_s=1e-8)
+    plain = view(waiting=(prefill("a", 4000),))
+    said = snapshot(replace(plain, model=attending))
+    assert said.prefill_wait_s == pytest.approx(snapshot(plain).prefill_wait_s + 1e-8 * 4000 * 2000)
+
+
+jobs = st.builds(
+    lambda i, tokens, waits, best: (
+        prefill(f"p{i}", tokens, best_effort=best) if waits else decode(f"d{i}", tokens)
+    ),
+    st.integers(),
+    st.integers(1, 3000),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(st.lists(jobs, max_size=12), jobs)
+def test_more_work_never_looks_like_less(there: list[Job], another: Job) -> None:
+    before, after = (snapshot(_of(some)) for some in (there, [*there, another]))
+    assert after.work_s >= before.work_s
+    assert after.prefill_wait_s >= before.prefill_wait_s
+    assert after.prefill_slack_s <= before.prefill_slack_s
+    assert after.kv_tokens_headroom <= before.kv_tokens_headroom
+    assert after.prefill_tokens_s <= before.prefill_tokens_s
+
+
+def _of(some: list[Job]) -> ReplicaView:
+    return view(
+        *[job for job in some if job.decoding], waiting=tuple(job for job in some if not job.decoding)
+    )
+
+
+def test_what_has_said_nothing_is_taken_for_idle() -> None:
+    assert Snapshot().prefill_wait_s == 0.0 and Snapshot().prefill_tokens_s == inf
