@@ -15,9 +15,11 @@ generated tokens and waits at its place by arrival.
 from bisect import insort
 from collections.abc import Callable
 
+from penstock_core.acceptance import Drafted
 from penstock_core.policy import Step
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, RequestId, advance, preempted
+from penstock_core.request import Job, RequestId, advance, preempted, promoted, thinking_ended
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 
 from penstock_simulator.iteration import Finish, Grant, Iteration, Outcome, Seat
@@ -38,6 +40,7 @@ class EngineState:
     """The requests of one engine and the blocks they hold.
 
     accept: drafted tokens -> how many of them the model accepts; seeded by whoever makes it.
+    longer: the length to plan with, for a job that has outrun its prediction; None: one more token each time.
     """
 
     def __init__(
@@ -46,13 +49,14 @@ class EngineState:
         limits: Limits,
         block_tokens: int = 16,
         accept: Callable[[int], int] = no_drafts,
+        longer: Callable[[Job], int] | None = None,
     ) -> None:
         self.limits = limits
         self.block_tokens = block_tokens
         self.total_blocks = kv_tokens // block_tokens
         self.free_blocks = self.total_blocks
         self.preemptions = 0
-        self._accept = accept
+        self._accept, self._longer = accept, longer
         self._running: dict[RequestId, Seat] = {}
         self._waiting: list[Seat] = []
         self._waiting_ids: dict[RequestId, Seat] = {}
@@ -85,17 +89,23 @@ class EngineState:
         """How many wait for it."""
         return len(self._waiting)
 
-    def view(self, now_s: float, busy_until_s: float, model: TimeModel) -> ReplicaView:
+    def view(
+        self, now_s: float, busy_until_s: float, model: TimeModel, speculation: Speculation | None = None
+    ) -> ReplicaView:
         """Everything a policy may look at."""
-        return ReplicaView(now_s, busy_until_s, self.running, self.waiting, self._kv, self.limits, model)
+        running, waiting = self.running, self.waiting
+        return ReplicaView(now_s, busy_until_s, running, waiting, self._kv, self.limits, model, speculation)
 
-    def add(self, job: Job, answer_tokens: int) -> None:
-        """Take a request that will really answer with `answer_tokens`. Raises NeverFits, ValueError."""
+    def add(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> None:
+        """Take a request that will really answer with `answer_tokens`. Raises NeverFits, ValueError.
+
+        thinking_tokens: how many of those are thinking, before the answer proper.
+        """
         if job.request.id in self:
             raise ValueError(f"request {job.request.id} is already here")
         if self._kv.blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
             raise NeverFits(job.request.id)
-        self._wait(Seat(job, answer_tokens))
+        self._wait(Seat(job, answer_tokens, thinking_tokens))
 
     def abort(self, job_id: RequestId) -> bool:
         """Forget a request and free its blocks; whether it was here."""
@@ -116,6 +126,9 @@ class EngineState:
     def start(self, step: Step) -> Iteration:
         """Begin an iteration. Raises ImpossibleStep, and then has changed nothing."""
         wanted = checked(step, self._running, self._waiting_ids, self.limits, self._kv)
+        for job_id in step.promote:
+            seat = self._running.get(job_id) or self._waiting_ids[job_id]
+            seat.job = promoted(seat.job)
         for job_id in step.preempt:
             self._preempt(self._running[job_id])
         iteration, victims = make_room(wanted, tuple(self._running.values()), self._kv)
@@ -136,36 +149,51 @@ class EngineState:
         """End the iteration that was started: its tokens are out at `now_s`."""
         tokens: dict[RequestId, int] = {}
         finished: dict[RequestId, Finish] = {}
+        drafted: list[Drafted] = []
         for seat in self._iteration.decodes:
             if seat.gone:
                 continue
             job = seat.job = advance(seat.job, 1, 1, now_s)
             tokens[job.request.id] = 1
-            if job.generated_tokens == seat.answer_tokens:
-                finished[job.request.id] = self._leave(seat)
+            if job.generated_tokens >= seat.news_tokens:
+                self._news(seat, now_s, finished)
         for grant in self._iteration.grants:
             seat = grant.seat
             if seat.gone:
                 continue
-            new_tokens = self._new_tokens(grant)
+            new_tokens = self._new_tokens(grant, drafted)
             seat.job = advance(seat.job, grant.tokens + max(new_tokens - 1, 0), new_tokens, now_s)
             seat.decoding = seat.job.decoding
             if new_tokens == 0:
                 continue
             tokens[seat.job.request.id] = new_tokens
-            if seat.job.generated_tokens == seat.answer_tokens:
-                finished[seat.job.request.id] = self._leave(seat)
-        outcome = Outcome(tokens, finished, self._iteration.preempted)
+            if seat.job.generated_tokens >= seat.news_tokens:
+                self._news(seat, now_s, finished)
+        outcome = Outcome(tokens, finished, self._iteration.preempted, drafted)
         self._iteration = Iteration()
         return outcome
 
-    def _new_tokens(self, grant: Grant) -> int:
+    def _news(self, seat: Seat, now_s: float, finished: dict[RequestId, Finish]) -> None:
+        """A token of note is out: the answer's last, the thinking's last, or one near its prediction."""
+        if seat.job.generated_tokens == seat.answer_tokens:
+            finished[seat.job.request.id] = self._leave(seat)
+            return
+        if seat.ends_thinking():
+            seat.job = thinking_ended(seat.job, now_s)
+            seat.thinking_tokens = 0
+        if self._longer is not None and seat.job.output_tokens_left == 1:
+            seat.job = seat.job._replace(output_tokens=self._longer(seat.job))
+        seat.look_out()
+
+    def _new_tokens(self, grant: Grant, drafted: list[Drafted]) -> int:
         if not grant.emits:
             return 0
         if grant.drafts == 0:
             return 1
-        left = grant.seat.answer_tokens - grant.seat.job.generated_tokens
-        return min(1 + self._accept(grant.drafts), left)
+        job = grant.seat.job
+        accepted = self._accept(grant.drafts)
+        drafted.append(Drafted(job.request.tier, grant.drafts, accepted))
+        return min(1 + accepted, grant.seat.answer_tokens - job.generated_tokens)
 
     def _grow(self, seat: Seat, kv_tokens: int) -> None:
         blocks = growth_blocks(seat, kv_tokens, self._kv)

@@ -1,10 +1,11 @@
 """One iteration of an engine, as values: what it computes while it runs and what it brings out at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from penstock_core.acceptance import Drafted
 from penstock_core.request import Job, RequestId
 
 from penstock_simulator.batch_shape import BatchShape, Chunk
@@ -26,16 +27,33 @@ class Seat:
     """A request inside the engine.
 
     answer_tokens: how long its answer will really be, which no policy is shown.
+    thinking_tokens: how many of them are thinking, before the answer proper.
     blocks: KV blocks that it holds; 0 while it waits.
     decoding: exactly its last token is pending.
     gone: aborted while an iteration computed it.
+    news_tokens: with how many generated tokens the next happens that is more than one token again.
     """
 
     job: Job
     answer_tokens: int
+    thinking_tokens: int = 0
     blocks: int = 0
     decoding: bool = False
     gone: bool = False
+    news_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.look_out()
+
+    def look_out(self) -> None:
+        """Set `news_tokens` to whichever comes first: the end, the end of thinking, the predicted length."""
+        predicted = max(self.job.output_tokens - 1, self.job.generated_tokens + 1)
+        ends = self.thinking_tokens or self.answer_tokens
+        self.news_tokens = min(self.answer_tokens, ends, predicted)
+
+    def ends_thinking(self) -> bool:
+        """Whether the last token of thinking is out, and was not before."""
+        return 0 < self.thinking_tokens <= self.job.generated_tokens
 
 
 class Grant(NamedTuple):
@@ -96,8 +114,10 @@ class Outcome:
     tokens: job id -> tokens that came out, for those that had any.
     finished: jobs that ended with it, and why.
     preempted: as in the iteration.
+    drafted: of every decode that speculated, how many drafts were accepted.
     """
 
     tokens: Mapping[RequestId, int] = field(default_factory=dict)
     finished: Mapping[RequestId, Finish] = field(default_factory=dict)
     preempted: tuple[RequestId, ...] = ()
+    drafted: Sequence[Drafted] = ()

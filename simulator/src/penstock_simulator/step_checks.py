@@ -27,6 +27,7 @@ def checked(step: Step, running: Seats, waiting: Seats, limits: Limits, kv: KvCa
             grants.append(_grant(job_id, seat or waiting.get(job_id), tokens, step.drafts.get(job_id, 0)))
     _check_batch(step, limits)
     _check_preempted(step, running)
+    _check_promoted(step, running, waiting)
     newcomers = [grant for grant in grants if grant.seat.blocks == 0]
     if newcomers:
         _check_newcomers(newcomers, [running[job_id] for job_id in step.preempt], len(running), limits, kv)
@@ -57,6 +58,13 @@ def _check_preempted(step: Step, running: Seats) -> None:
             raise ImpossibleStep(f"{job_id} cannot be preempted: it is not running, or is in the batch")
     if len(set(step.preempt)) < len(step.preempt):
         raise ImpossibleStep("a job is preempted twice")
+
+
+def _check_promoted(step: Step, running: Seats, waiting: Seats) -> None:
+    for job_id in step.promote:
+        seat = running.get(job_id) or waiting.get(job_id)
+        if seat is None or not seat.job.best_effort:
+            raise ImpossibleStep(f"{job_id} cannot be promoted: it is not here, or not best effort")
 
 
 def _check_newcomers(

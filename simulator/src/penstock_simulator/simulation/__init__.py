@@ -1,0 +1,8 @@
+"""A whole fleet in virtual time: `simulate(fleet, arrivals, seed)` gives what became of every request."""
+
+from penstock_simulator.arrival import Arrival
+from penstock_simulator.simulation.fleet import Fleet, Lengths
+from penstock_simulator.simulation.outcome import Outcome, Verdict
+from penstock_simulator.simulation.run import simulate
+
+__all__ = ["Arrival", "Fleet", "Lengths", "Outcome", "Verdict", "simulate"]

@@ -1,0 +1,67 @@
+"""What is simulated: replicas that are all alike, the routers before them, and what each is told.
+
+Two things are kept apart that a flattering simulator would mix. What replicas and routers believe (`model`,
+predicted lengths, stale snapshots, a measured acceptance) is all that their decisions see. What is true
+(`truth`, the arrivals' own lengths, `speculation.acceptance`) only ever shows in what happens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock_core.policy import Knobs
+from penstock_core.replica_view import Limits
+from penstock_core.routing import Backup
+from penstock_core.slo import Tier
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import TimeModel
+
+from penstock_simulator.truth import TruthKind
+
+
+class Lengths(StrEnum):
+    """What a replica knows of an answer's length before it has ended."""
+
+    PREDICTED = "predicted"  # learned online from the answers that this replica has finished
+    KNOWN = "known"  # the truth
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Replicas and routers.
+
+    policy, knobs: what every replica decides by.
+    model: the time model that planning starts from. Under an exact truth it is the truth, and stays as it is;
+        under a measured one every replica corrects it by what it measures.
+    kv_tokens: of one replica's cache.
+    tiers: by name; `default_tier` is that of requests that name none.
+    truth: what iterations really take. truth_model: the built-in whose kernels they run; "" for `model`'s.
+    max_output_tokens: the clients' own bound on answers, unless one is longer.
+    speculation: what engines can draft, and their true acceptance. Planning starts from that figure, and goes
+        by what it measures; None: no drafter.
+    order, max_hops, backup: as routers walk.
+    routers: requests are dealt to them in turn, and each counts its own.
+    hop_latency_s: from a router to a replica, and from one replica's refusal to the next.
+    snapshot_age_s: how much later routers see what a replica publishes at the end of each iteration.
+    """
+
+    policy: str
+    model: TimeModel
+    kv_tokens: int
+    tiers: Mapping[str, Tier]
+    default_tier: str
+    replicas: int = 1
+    knobs: Knobs = field(default_factory=Knobs)
+    limits: Limits = field(default_factory=Limits)
+    block_tokens: int = 16
+    truth: TruthKind = TruthKind.MEASURED
+    truth_model: str = ""
+    lengths: Lengths = Lengths.PREDICTED
+    max_output_tokens: int = 4096
+    speculation: Speculation | None = None
+    order: str = "round-robin"
+    max_hops: int = 3
+    backup: Backup = Backup.BEST_EFFORT
+    routers: int = 1
+    hop_latency_s: float = 0.001
+    snapshot_age_s: float = 0.005

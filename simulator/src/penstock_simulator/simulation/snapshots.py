@@ -1,0 +1,67 @@
+"""What a router knows of a replica: what it published a while ago, and what was sent there since.
+
+A replica publishes at the end of each iteration and with its verdicts. Routers see that `age_s` later, so
+what has happened since is hidden from them, as it is in production. Until the first has reached them they
+know of an idle replica. What they sent themselves they know: it counts until a snapshot that includes its
+verdict has come.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from penstock_core.replica_load import ReplicaLoad
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import RequestId
+from penstock_core.snapshot import Snapshot, snapshot
+
+UNDECIDED_S = float("inf")
+
+
+class _Sent(NamedTuple):
+    router: int
+    prompt_tokens: int
+    decided_s: float
+
+
+class Snapshots:
+    """One replica's, as they reach the routers. Holds those under way and the last that has arrived."""
+
+    def __init__(self, name: str, age_s: float) -> None:
+        self._name, self._age_s = name, age_s
+        self._under_way: deque[ReplicaView] = deque()
+        self._arrived: ReplicaView | None = None
+        self._seen, self._seen_s = Snapshot(), 0.0
+        self._sent: dict[RequestId, _Sent] = {}
+
+    def sent(self, request_id: RequestId, router: int, prompt_tokens: int) -> None:
+        """A router has sent a request there."""
+        self._sent[request_id] = _Sent(router, prompt_tokens, UNDECIDED_S)
+
+    def answered(self, request_id: RequestId, accepted: bool, now_s: float) -> None:
+        """The replica has decided about it."""
+        sent = self._sent.pop(request_id)
+        if accepted:
+            self._sent[request_id] = sent._replace(decided_s=now_s)
+
+    def publish(self, view: ReplicaView) -> None:
+        """The replica as it is at `view.now_s`."""
+        self._under_way.append(view)
+        self._arrive(view.now_s)
+
+    def load(self, router: int, now_s: float) -> ReplicaLoad:
+        """What a router knows at a moment."""
+        self._arrive(now_s)
+        if self._arrived is not None:
+            self._seen, self._seen_s = snapshot(self._arrived), self._arrived.now_s
+            self._arrived = None
+        since = [sent.prompt_tokens for sent in self._sent.values() if sent.router == router]
+        return ReplicaLoad(self._name, self._seen, now_s - self._seen_s, len(since), sum(since))
+
+    def _arrive(self, now_s: float) -> None:
+        came = None
+        while self._under_way and self._under_way[0].now_s + self._age_s <= now_s:
+            came = self._arrived = self._under_way.popleft()
+        if came is not None and self._sent:
+            self._sent = {
+                request_id: sent for request_id, sent in self._sent.items() if sent.decided_s > came.now_s
+            }
