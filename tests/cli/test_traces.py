@@ -33,7 +33,19 @@ def written(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
 def test_ours(tmp_path: Path, zipped: bool) -> None:
     data = gzip.compress(OURS.encode(), mtime=0) if zipped else OURS.encode()
     requests = list(read_trace(written(tmp_path, data)))
-    assert requests == [TraceRequest(0.0, 100, 20, "chat"), TraceRequest(0.5, 50, 5, "coder")]
+    assert requests == [
+        TraceRequest(0.0, 100, 20, "chat", session="a"),
+        TraceRequest(0.5, 50, 5, "coder", session="b"),
+    ]
+
+
+def test_ours_with_sessions_and_thinking(tmp_path: Path) -> None:
+    head = "arrival_s,prompt_tokens,output_tokens,tier,session,stage,thinking_tokens\n"
+    path = written(tmp_path, head + "0,9,8,tool,s1,0,\n0,19,8,tool,s1,1,5\n")
+    assert list(read_trace(path)) == [
+        TraceRequest(0.0, 9, 8, "tool", session="s1", stage=0, thinking_tokens=0),
+        TraceRequest(0.0, 19, 8, "tool", session="s1", stage=1, thinking_tokens=5),
+    ]
 
 
 @pytest.mark.parametrize("text", [AZURE, AZURE_ZONED, AZURE.replace("\n", "\r\n"), "\ufeff" + AZURE])
@@ -76,6 +88,11 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         (HEAD + "0,1,1\n", "line 2, column 4: has 3 columns, the header 4"),
         (HEAD + "0,1,1,a,b\n", "line 2, column 5: has 5 columns, the header 4"),
         (HEAD + "\n\n0,1,?,a\n", 'line 4, column 3 (output_tokens): "?" is no whole number'),
+        (
+            HEAD.replace("tier", "thinking_tokens") + "0,1,3,4\n",
+            'line 2, column 4 (thinking_tokens): "4" is more than all 3 output tokens',
+        ),
+        (HEAD.replace("tier", "stage") + "0,1,3,-\n", 'line 2, column 4 (stage): "-" is no whole number'),
         (HEAD, "line 1, column 1: no request in this trace"),
         ("", "line 1, column 1: no trace this reads; its header is arrival_s,"),
         ("a,b,c\n1,2,3\n", "line 1, column 1: no trace this reads; its header is arrival_s,"),

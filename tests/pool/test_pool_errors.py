@@ -86,7 +86,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/tiers/0/slo",
         {"judge": "max"},
-        "spec.tiers[0].slo: has no target; give at least one of ttft, tpot, e2e",
+        "spec.tiers[0].slo: has no target; give at least one of ttft, tpot, answerTpot, e2e",
     ),
     (
         "spec/tiers/0/sloo",

@@ -41,6 +41,12 @@ class SloSpec(Spec):
         description="Time per output token after the first, as `judge` measures it.",
         examples=["50ms"],
     )
+    answer_tpot_s: Duration | None = Field(
+        default=None,
+        description="Of models that think first: the pace of the answer proper, after the last token of "
+        "thinking; `tpot` is then the pace of the thinking.",
+        examples=["100ms"],
+    )
     e2e_s: Duration | None = Field(default=None, description="Time to the last token.", examples=["30s"])
     judge: Literal["mean", "window", "max"] = Field(
         default="mean",
@@ -51,16 +57,17 @@ class SloSpec(Spec):
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:
-        if self.ttft is None and self.tpot_s is None and self.e2e_s is None:
-            raise wrong_at("", "has no target; give at least one of ttft, tpot, e2e")
+        targets = (self.ttft, self.tpot_s, self.answer_tpot_s, self.e2e_s)
+        if all(target is None for target in targets):
+            raise wrong_at("", "has no target; give at least one of ttft, tpot, answerTpot, e2e")
         return self
 
     def to_core(self) -> Slo:
         """The SLO as the core knows it."""
         judge = Judge(self.judge)
         if isinstance(self.ttft, Slowdown):
-            return Slo(None, self.ttft.slowdown, self.tpot_s, self.e2e_s, judge)
-        return Slo(self.ttft, None, self.tpot_s, self.e2e_s, judge)
+            return Slo(None, self.ttft.slowdown, self.tpot_s, self.e2e_s, judge, self.answer_tpot_s)
+        return Slo(self.ttft, None, self.tpot_s, self.e2e_s, judge, self.answer_tpot_s)
 
 
 class TierSpec(Spec):

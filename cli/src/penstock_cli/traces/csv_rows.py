@@ -28,13 +28,20 @@ class Row:
 
     def tokens(self, name: str) -> int:
         """A count of tokens, at least one."""
+        return self._whole(name, 1)
+
+    def count(self, name: str) -> int:
+        """A count that may be nothing; 0 where the cell is empty or there is no such column."""
+        return self._whole(name, 0) if self.text(name) else 0
+
+    def _whole(self, name: str, least: int) -> int:
         text = self.text(name)
         if not (text.isascii() and text.isdigit()):
             self.fail(name, "is no whole number")
-        tokens = int(text)
-        if not 1 <= tokens <= MOST_TOKENS:
-            self.fail(name, f"is not from 1 to {MOST_TOKENS}")
-        return tokens
+        number = int(text)
+        if not least <= number <= MOST_TOKENS:
+            self.fail(name, f"is not from {least} to {MOST_TOKENS}")
+        return number
 
     def seconds(self, name: str) -> float:
         """A moment or duration in seconds, not negative."""

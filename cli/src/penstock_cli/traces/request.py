@@ -10,6 +10,9 @@ class TraceRequest(NamedTuple):
     tier: as the trace names it; empty where it names none.
     prefix_blocks: what its prompt consists of, 512 tokens a block; equal numbers are equal content. Empty
         where the trace does not tell: then its prompt is like no other.
+    session: of requests that follow one another, each sent when the one before it has ended; empty for none.
+    stage: its place in the session.
+    thinking_tokens: how many of its output tokens are thought before the answer proper.
     """
 
     arrival_s: float
@@ -17,6 +20,9 @@ class TraceRequest(NamedTuple):
     output_tokens: int
     tier: str = ""
     prefix_blocks: tuple[int, ...] = ()
+    session: str = ""
+    stage: int = 0
+    thinking_tokens: int = 0
 
 
 class TraceError(Exception):
