@@ -13,6 +13,7 @@ from penstock_pool import PoolError
 from penstock_cli.demo_command import demo
 from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
 from penstock_cli.replay_command import replay
+from penstock_cli.simulate_command import simulate
 from penstock_cli.traces import TraceError
 from penstock_cli.up_command import up
 from penstock_cli.validate_command import validate
@@ -29,13 +30,15 @@ A first look:
 
   penstock replay --trace examples/azure-excerpt.csv.gz --url http://127.0.0.1:8080
 
+  penstock simulate -f examples/demo-pool.yaml --trace examples/azure-excerpt.csv.gz
+
 Exit codes: 0 done, 1 failure, 2 bad input.
 """
 
 TYPER_INTERRUPTED = 130
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (demo, validate, up, replay):
+for command in (demo, validate, up, replay, simulate):
     app.command()(command)
 
 

@@ -97,7 +97,7 @@ def replay(
 
       penstock replay --trace t.csv --url http://vllm:8000 --slo chat:ttft=1s,tpot=100ms --json out.json
     """
-    _check_positive({"--rate": rate, "--duration": duration, "--timeout": timeout})
+    check_positive({"--rate": rate, "--duration": duration, "--timeout": timeout})
     settings = Settings(
         trace=trace,
         url=url.rstrip("/").removesuffix("/v1"),
@@ -105,7 +105,7 @@ def replay(
         duration_s=duration,
         seed=seed,
         tier=tier,
-        renamed=_renamed(tier_map or []),
+        renamed=renamed(tier_map or []),
         endpoint=endpoint,
         model=model,
         api_key=api_key,
@@ -127,10 +127,11 @@ def show(report: Report, title: str, json: Path | None) -> None:
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)
     if json is not None:
-        _write_json(report, json)
+        write_json(report, json)
 
 
-def _write_json(report: Report, path: Path) -> None:
+def write_json(report: Report, path: Path) -> None:
+    """Write the result for programs. Raises Failure."""
     data = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n"
     if path == STANDARD_OUTPUT:
         sys.stdout.buffer.write(data)
@@ -141,13 +142,15 @@ def _write_json(report: Report, path: Path) -> None:
         raise Failure(f"--json {path}: {error.strerror}") from None
 
 
-def _check_positive(flags: dict[str, float | None]) -> None:
+def check_positive(flags: dict[str, float | None]) -> None:
+    """Raises Failure where a flag that was given is not above 0."""
     for name, value in flags.items():
         if value is not None and not 0 < value < float("inf"):
             raise Failure(f"{name} {value:g}: has to be above 0", bad_input=True)
 
 
-def _renamed(pairs: list[str]) -> dict[str, str]:
+def renamed(pairs: list[str]) -> dict[str, str]:
+    """Tiers of the trace by the pool's names. Raises Failure."""
     for pair in pairs:
         if "=" not in pair:
             raise Failure(

@@ -44,6 +44,10 @@ class Scheduling(Spec):
         examples=["30s"],
     )
 
+    def knobs(self) -> Knobs:
+        """What the policy is set by."""
+        return Knobs(aging_s=self.aging_timeout_s)
+
 
 class Routing(Spec):
     """Which replica, and which next."""

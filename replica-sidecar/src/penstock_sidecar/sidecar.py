@@ -8,7 +8,6 @@ from dataclasses import replace
 import structlog
 from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
 from penstock_core.policies import build
-from penstock_core.policy import Knobs
 from penstock_core.replica_view import KvCache, Limits
 from penstock_core.time_model import TimeModel
 from penstock_pool import Pool
@@ -98,7 +97,7 @@ def serving_of(pool: Pool) -> Serving:
     """What this pool's replicas serve."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     return Serving(
-        policy=build(scheduling.policy, Knobs(aging_s=scheduling.aging_timeout_s)),
+        policy=build(scheduling.policy, scheduling.knobs()),
         tiers=pool.tiers(),
         reads_fields=engine.type != "openai",
         max_model_len=engine.max_model_len,

@@ -9,7 +9,6 @@ from pathlib import Path
 import structlog
 from penstock_core import policies
 from penstock_core.builtin_time_models import kv_cache_tokens, time_model
-from penstock_core.policy import Knobs
 from penstock_core.replica_view import Limits
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_runtime.flags import port
@@ -86,7 +85,7 @@ def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoo
         Drafter(engine.speculation.acceptance if engine.speculation else 0.0, options.seed).accepted,
     )
     metrics = EngineMetrics(pool.spec.model.name, state)
-    policy = policies.build(scheduling.policy, Knobs(aging_s=scheduling.aging_timeout_s))
+    policy = policies.build(scheduling.policy, scheduling.knobs())
     return StepLoop(
         state=state,
         planning=Planning(policy, policies.build(STAND_IN_POLICY), state, metrics),

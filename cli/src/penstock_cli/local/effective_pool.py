@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from penstock_pool import Pool, load_pool
+from penstock_pool import Pool, load_pool, parse_pool
 from penstock_pool.document import read_document
 
 
@@ -25,15 +25,26 @@ class Overrides:
 
 def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Path, Pool]:
     """The file to run, and what it says. folder: where a changed one is written. Raises PoolError."""
-    pool = load_pool(source)
+    pool = overridden_pool(source, overrides)
     if overrides == Overrides():
         return source, pool
-    document = read_document(source)
-    _override(document["spec"], overrides)
+    document = _overridden(source, overrides)
     _keep_key_files(document["spec"], source.resolve().parent)
     changed = folder / source.name
     changed.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))  # JSON is YAML
     return changed, load_pool(changed)
+
+
+def overridden_pool(source: Path, overrides: Overrides) -> Pool:
+    """The pool with what is said in place of the file. Raises PoolError, whose lines name the user's file."""
+    pool = load_pool(source)
+    return pool if overrides == Overrides() else parse_pool(_overridden(source, overrides), str(source))
+
+
+def _overridden(source: Path, overrides: Overrides) -> dict[str, Any]:
+    document: dict[str, Any] = read_document(source)
+    _override(document["spec"], overrides)
+    return document
 
 
 def _override(spec: dict[str, Any], overrides: Overrides) -> None:

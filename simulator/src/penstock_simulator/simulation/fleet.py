@@ -36,6 +36,7 @@ class Fleet:
     kv_tokens: of one replica's cache.
     tiers: by name; `default_tier` is that of requests that name none.
     truth: what iterations really take. truth_model: the built-in whose kernels they run; "" for `model`'s.
+    max_model_len: longest prompt and answer together that an engine takes; None for all of its memory.
     max_output_tokens: the clients' own bound on answers, unless one is longer.
     speculation: what engines can draft, and their true acceptance. Planning starts from that figure, and goes
         by what it measures; None: no drafter.
@@ -57,6 +58,7 @@ class Fleet:
     truth: TruthKind = TruthKind.MEASURED
     truth_model: str = ""
     lengths: Lengths = Lengths.PREDICTED
+    max_model_len: int | None = None
     max_output_tokens: int = 4096
     speculation: Speculation | None = None
     order: str = "round-robin"
@@ -65,3 +67,9 @@ class Fleet:
     routers: int = 1
     hop_latency_s: float = 0.001
     snapshot_age_s: float = 0.005
+
+    @property
+    def longest_tokens(self) -> int:
+        """Longest prompt and answer together that a replica serves."""
+        memory_tokens = self.kv_tokens // self.block_tokens * self.block_tokens
+        return memory_tokens if self.max_model_len is None else min(memory_tokens, self.max_model_len)

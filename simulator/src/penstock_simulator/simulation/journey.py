@@ -8,6 +8,7 @@ from penstock_core.routing import Try, Walk
 from penstock_core.slo import Tier
 
 from penstock_simulator.arrival import Arrival
+from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.outcome import Outcome, Verdict
 
 
@@ -79,16 +80,15 @@ class Journey:
         )
 
 
-def request_of(
-    arrival: Arrival, tier: Tier, idle_prefill_s: float, max_output_tokens: int, now_s: float
-) -> Request:
+def request_of(arrival: Arrival, tier: Tier, fleet: Fleet, now_s: float) -> Request:
     """The request as replicas are told of it, sent now."""
+    room_tokens = fleet.longest_tokens - arrival.prompt_tokens
     return Request(
         id=arrival.id,
         tier=tier.name,
         arrival_s=now_s,
         prompt_tokens=arrival.prompt_tokens,
-        max_output_tokens=max(max_output_tokens, arrival.output_tokens),
-        targets=tier.slo.targets(idle_prefill_s),
+        max_output_tokens=max(min(fleet.max_output_tokens, room_tokens), arrival.output_tokens),
+        targets=tier.slo.targets(fleet.model.prefill_seconds(arrival.prompt_tokens)),
         value=tier.value,
     )

@@ -10,7 +10,7 @@ class Verdict(StrEnum):
     ADMITTED = "admitted"
     BEST_EFFORT = "best-effort"
     REJECTED = "rejected"
-    FAILED = "failed"  # longer than all memory of an engine: refused before anybody was asked
+    FAILED = "failed"  # longer than any engine takes: refused before a policy was asked
 
 
 class Outcome(NamedTuple):

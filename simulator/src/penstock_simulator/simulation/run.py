@@ -139,18 +139,13 @@ class _Simulation:
         """A request sets out from its router."""
         fleet = self._fleet
         tier = fleet.tiers[arrival.tier or fleet.default_tier]
-        idle_prefill_s = fleet.model.prefill_seconds(arrival.prompt_tokens)
-        request = request_of(arrival, tier, idle_prefill_s, fleet.max_output_tokens, now_s)
+        request = request_of(arrival, tier, fleet, now_s)
         best_effort = tier.best_effort or self._sessions.best_effort(arrival)
         journey = Journey(arrival, request, best_effort, *self._routers.receive(request, best_effort))
-        if arrival.prompt_tokens + arrival.output_tokens > self._longest_tokens:
+        if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
             self._end(journey.turned_away(Verdict.FAILED), now_s)
         else:
             self._travel(journey, now_s)
-
-    @property
-    def _longest_tokens(self) -> int:
-        return self._fleet.kv_tokens // self._fleet.block_tokens * self._fleet.block_tokens
 
     def _travel(self, journey: Journey, now_s: float) -> None:
         move = self._routers.send(journey, now_s)

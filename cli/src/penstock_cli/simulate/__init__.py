@@ -1,0 +1,1 @@
+"""A trace on a simulated fleet: from a pool file to the same report that a replay gives."""

@@ -1,0 +1,75 @@
+"""The fleet that a pool file describes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_core.builtin_time_models import kv_cache_tokens, time_model
+from penstock_core.replica_view import Limits
+from penstock_core.routing import Backup
+from penstock_core.speculation import Speculation
+from penstock_pool import Pool
+from penstock_simulator.simulation import Fleet, Lengths
+from penstock_simulator.simulation.run import MOST_REPLICAS
+from penstock_simulator.truth import TruthKind
+
+from penstock_cli.failure import Failure
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the command line says beside the file. replicas: in place of the file's, or None."""
+
+    replicas: int | None = None
+    truth: TruthKind = TruthKind.MEASURED
+    lengths: Lengths = Lengths.PREDICTED
+
+
+def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
+    """The fleet. Raises Failure where the file says what only a cluster or a live engine can do."""
+    _check(pool, file, conditions)
+    spec = pool.spec
+    engine, scheduling, routing = spec.engine, spec.scheduling, spec.routing
+    told = engine.speculation
+    return Fleet(
+        policy=scheduling.policy,
+        model=time_model(engine.time_model),
+        kv_tokens=engine.kv_cache_tokens or kv_cache_tokens(engine.time_model),
+        tiers=pool.tiers(),
+        default_tier=spec.default_tier,
+        replicas=conditions.replicas or spec.replicas,
+        knobs=scheduling.knobs(),
+        limits=Limits(scheduling.max_batch_tokens, scheduling.max_running),
+        block_tokens=engine.block_tokens,
+        truth=conditions.truth,
+        lengths=conditions.lengths,
+        max_model_len=engine.max_model_len,
+        speculation=None if told is None else Speculation(told.max_tokens, told.acceptance),
+        order=routing.order,
+        max_hops=routing.max_hops,
+        backup=Backup(routing.backup),
+        routers=spec.router.replicas,
+    )
+
+
+def _check(pool: Pool, file: Path, conditions: Conditions) -> None:
+    spec = pool.spec
+    wrong = []
+    if spec.engine.time_model == AUTO:
+        wrong.append(
+            f"{file}: spec.engine.timeModel: auto is measured on a live engine; a simulation needs a "
+            "built-in, for example llama-3-8b-a100"
+        )
+    if spec.routing.backup not in set(Backup):
+        wrong.append(
+            f'{file}: spec.routing.backup: "{spec.routing.backup}" needs another pool, and a simulation has '
+            f"one; write {' or '.join(Backup)}"
+        )
+    if conditions.replicas is None and spec.replicas > MOST_REPLICAS:
+        wrong.append(
+            f"{file}: spec.replicas: {spec.replicas} are more than the {MOST_REPLICAS} that can be "
+            "simulated; give --replicas"
+        )
+    if wrong:
+        raise Failure(*wrong, bad_input=True)

@@ -1,0 +1,53 @@
+"""Watching a simulation: on a terminal a bar with the time that is left, elsewhere a line now and then."""
+
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+REFRESH_S = 0.2
+LINE_EVERY_S = 10.0
+
+Item = TypeVar("Item")
+
+
+def watched(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
+    """The same items, shown as they pass. total: how many there will be."""
+    return _bar(items, console, title, total) if console.is_terminal else _lines(items, console, title, total)
+
+
+def _bar(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests,"),
+        TimeElapsedColumn(),
+        TextColumn("so far,"),
+        TimeLeftColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task(title, total=total)
+        shown_s = 0.0
+        for item in items:
+            yield item
+            bar.advance(task)
+            if monotonic() - shown_s >= REFRESH_S:
+                bar.refresh()
+                shown_s = monotonic()
+        bar.refresh()
+
+
+def _lines(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
+    began_s = told_s = monotonic()
+    for done, item in enumerate(items, start=1):
+        yield item
+        now_s = monotonic()
+        if now_s - told_s >= LINE_EVERY_S:
+            told_s = now_s
+            left_s = (now_s - began_s) * (total - done) / done
+            console.print(f"{title}: {done} of {total} requests, about {left_s:.0f} s left")

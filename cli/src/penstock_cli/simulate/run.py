@@ -1,0 +1,89 @@
+"""A simulation from end to end: read the trace, serve it, count."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_simulator.simulation import Arrival, Fleet, simulate
+from penstock_simulator.simulation import Outcome as Simulated
+from penstock_simulator.simulation.replica import Stuck
+from rich.console import Console
+
+from penstock_cli.failure import Failure
+from penstock_cli.replay.outcome import Ending, Outcome
+from penstock_cli.replay.report import Report
+from penstock_cli.replay.rows_file import RowsFile
+from penstock_cli.replay.run import count
+from penstock_cli.replay.schedule import Schedule
+from penstock_cli.replay.tally import Tally
+from penstock_cli.simulate.planner_clock import PlannerClock
+from penstock_cli.simulate.progress import watched
+
+TOO_LONG = "longer than spec.engine.maxModelLen or the KV cache"
+ON_TIME_S = 0.0
+"""A simulated client is never late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulation found.
+
+    step_share: what a step's decision took of the iteration that it planned, on average.
+    """
+
+    report: Report
+    step_share: float | None
+
+
+def run(fleet: Fleet, schedule: Schedule, seed: int, rows: Path | None, console: Console) -> Simulation:
+    """Serve the schedule. Raises TraceError before anything is simulated, Failure."""
+    requests, span_s = count(schedule)
+    tally, clock = Tally(), PlannerClock()
+    outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
+    with nullcontext() if rows is None else RowsFile(rows) as file:
+        try:
+            for simulated in watched(outcomes, console, "simulating", requests):
+                outcome = as_replayed(simulated)
+                tally.add(outcome, ON_TIME_S)
+                if file is not None:
+                    file.add(outcome)
+        except Stuck as error:
+            raise Failure(f"policy {fleet.policy}: {error}") from None
+    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times())
+    return Simulation(report, clock.step_share)
+
+
+def arrivals(schedule: Schedule) -> Iterator[Arrival]:
+    """The schedule's requests, numbered as the trace has them."""
+    for number, request in enumerate(schedule.requests()):
+        yield Arrival(
+            id=str(number),
+            arrival_s=request.arrival_s,
+            tier=request.tier,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            thinking_tokens=request.thinking_tokens,
+            session=request.session,
+            stage=request.stage,
+        )
+
+
+def as_replayed(simulated: Simulated) -> Outcome:
+    """A simulated request as a replay would have seen it."""
+    ending = Ending(simulated.verdict.value)
+    return Outcome(
+        id=simulated.id,
+        tier=simulated.tier,
+        arrival_s=simulated.arrival_s,
+        prompt_tokens=simulated.prompt_tokens,
+        output_tokens=simulated.output_tokens,
+        ending=ending,
+        replica=simulated.replica,
+        hops=simulated.hops,
+        ttft_s=simulated.ttft_s,
+        tpot_s=simulated.tpot_s,
+        e2e_s=simulated.e2e_s,
+        met=simulated.met,
+        reason=TOO_LONG if ending is Ending.FAILED else "",
+    )

@@ -1,0 +1,123 @@
+"""`penstock simulate`: a recorded trace on a simulated fleet, in virtual time."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from penstock_pool import Pool
+from penstock_simulator.simulation import Lengths
+from penstock_simulator.simulation.run import MOST_REPLICAS
+from penstock_simulator.truth import TruthKind
+from rich.console import Console
+
+from penstock_cli.failure import Failure
+from penstock_cli.local.effective_pool import Overrides, overridden_pool
+from penstock_cli.replay.report import console_for_tables, meaning, number, table
+from penstock_cli.replay.schedule import Schedule, stretch_to
+from penstock_cli.replay_command import (
+    STANDARD_OUTPUT,
+    Duration,
+    JsonFile,
+    Rate,
+    RequestsFile,
+    TierMap,
+    TierName,
+    TraceFile,
+    check_positive,
+    renamed,
+    write_json,
+)
+from penstock_cli.simulate.fleet import Conditions, fleet_of
+from penstock_cli.simulate.run import Simulation, run
+from penstock_cli.traces import TraceSummary, summarise
+from penstock_cli.up_command import Policy
+from penstock_cli.validate_command import PoolFile
+
+Replicas = Annotated[
+    int | None, typer.Option(min=1, max=MOST_REPLICAS, help="In place of the file's.", show_default=False)
+]
+LengthsKind = Annotated[
+    Lengths,
+    typer.Option(help="What planning knows of answers: their own lengths, or what finished ones teach."),
+]
+Truth = Annotated[
+    TruthKind, typer.Option(help="What iterations take: measured kernels, noisy; or exactly what is planned.")
+]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+
+
+def simulate(
+    *,
+    file: PoolFile,
+    trace: TraceFile,
+    policy: Policy = None,
+    replicas: Replicas = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    lengths: LengthsKind = Lengths.PREDICTED,
+    truth: Truth = TruthKind.MEASURED,
+    seed: Seed = 0,
+    tier: TierName = "",
+    tier_map: TierMap = None,
+    json: JsonFile = None,
+    requests: RequestsFile = None,
+) -> None:
+    """Serve a recorded trace on a simulated pool, as fast as this machine can, and judge each request.
+
+    The pool's policy, admission and routing are the ones that serve; only the engines, the clock and the
+    network are simulated. The same seed gives the same result.
+
+    Examples:
+
+      penstock simulate -f examples/demo-pool.yaml --trace examples/azure-excerpt.csv.gz
+
+      penstock simulate -f pool.yaml --trace t.csv --policy vllm --replicas 4 --rate 12 --json out.json
+    """
+    check_positive({"--rate": rate, "--duration": duration})
+    pool = overridden_pool(file, Overrides(policy=policy))
+    fleet = fleet_of(pool, file, Conditions(replicas, truth, lengths))
+    summary = summarise(trace)
+    schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
+    _check_tiers(pool, summary, schedule)
+    found = run(fleet, schedule, seed, requests, Console(stderr=True))
+    show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {_counted(fleet.replicas)}", json)
+
+
+def show(found: Simulation, title: str, json: Path | None) -> None:
+    """The table, what it means, what planning took, and the JSON where it was asked for."""
+    report = found.report
+    console = console_for_tables(stderr=json == STANDARD_OUTPUT)
+    console.print(table(report, title))
+    console.print(meaning(report))
+    console.print(planning(found), style="dim")
+    for reason, times in report.tally.reasons.most_common():
+        console.print(f"failed: {times} × {reason}", style="red", markup=False)
+    if json is not None:
+        write_json(report, json)
+
+
+def planning(found: Simulation) -> str:
+    """What the decisions cost on this machine."""
+    times = found.report.planner
+    p50, p99, most = (number(value, 1, 2) for value in (times.p50_ms, times.p99_ms, times.max_ms))
+    share = number(found.step_share, 100, 2)
+    return (
+        f"An admission took p50 {p50}, p99 {p99}, at most {most} ms; a step's decision {share} % of its step."
+    )
+
+
+def _check_tiers(pool: Pool, summary: TraceSummary, schedule: Schedule) -> None:
+    """Every tier of the trace has to be one of the pool's."""
+    known = pool.tiers()
+    wanted = {schedule.renamed.get(name, name) or schedule.tier for name in summary.tiers}
+    unknown = sorted(wanted - known.keys() - {""})
+    if unknown:
+        raise Failure(
+            f'{schedule.trace}: tier "{unknown[0]}" is none of the pool\'s {", ".join(known)}; rename it, '
+            f"for example --tier-map {unknown[0]}={pool.spec.default_tier}",
+            bad_input=True,
+        )
+
+
+def _counted(replicas: int) -> str:
+    return f"{replicas} replica{'s' if replicas > 1 else ''}"

@@ -1,0 +1,185 @@
+"""`penstock simulate` as a user meets it: a table, JSON, a CSV line for each request, and clear errors."""
+
+import csv
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from penstock_cli.main import app, run
+from penstock_cli.simulate.progress import watched
+from rich.console import Console
+
+TIER_KEYS = {
+    "requests",
+    "attainment",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_p50_s",
+    "tpot_p99_s",
+    "best_effort",
+    "rejected",
+}
+KEYS = {
+    "policy",
+    "replicas",
+    "rate",
+    "requests",
+    "attainment",
+    "admitted_attainment",
+    "goodput_rps",
+    "tiers",
+    "planner_ms",
+}
+HEADER = "id,tier,arrival_s,prompt_tokens,output_tokens,verdict,replica,hops,ttft_s,tpot_s,e2e_s,met"
+
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {name: small}
+spec:
+  model: {name: m}
+  engine: {type: simulated, timeModel: slos-serve-opt-6.7b-a100, kvCacheTokens: 16000}
+  replicas: 2
+  tiers:
+  - {name: chat, slo: {ttft: {slowdown: 5}, tpot: 100ms}}
+  - {name: coder, slo: {ttft: 1s, tpot: 60ms}}
+  - {name: batch, bestEffort: true}
+  routing: {maxHops: 2, backup: reject}
+"""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Simulate = Callable[..., Done]
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Simulate:
+    """The command in a folder with a pool file and a trace of 60 requests in 5 seconds."""
+    monkeypatch.chdir(tmp_path)
+    tiers = ("chat", "coder", "batch")
+    rows = [f"{i / 12:.3f},{200 + 37 * i % 400},{10 + 7 * i % 40},{tiers[i % 3]}" for i in range(60)]
+    Path("pool.yaml").write_text(POOL)
+    Path("trace.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,tier", *rows, ""]))
+
+    def call(*arguments: object) -> Done:
+        flags = ["simulate", "-f", "pool.yaml", "--trace", "trace.csv", *map(str, arguments)]
+        code = run(lambda: app(flags))
+        return Done(code, *capfd.readouterr())
+
+    return call
+
+
+def test_the_json_has_the_keys_that_a_replay_has(simulate: Simulate) -> None:
+    done = simulate("--json", "out.json")
+    assert done.code == 0
+    assert "got what their tier promises" in done.out
+    found = json.loads(Path("out.json").read_text())
+    assert set(found) == KEYS
+    assert set(found["planner_ms"]) == {"p50", "p99", "max"}
+    assert set(found["tiers"]) == {"chat", "coder", "batch"}
+    assert all(set(tier) == TIER_KEYS for tier in found["tiers"].values())
+    assert (found["policy"], found["replicas"], found["requests"]) == ("slos-serve", 2, 60)
+    assert found["rate"] == pytest.approx(60 / 4.917)
+    assert 0 < found["planner_ms"]["p50"] <= found["planner_ms"]["p99"] <= found["planner_ms"]["max"]
+
+
+def test_flags_stand_in_for_the_file(simulate: Simulate) -> None:
+    done = simulate("--json", "-", "--policy", "vllm", "--replicas", 1, "--rate", 6, "--duration", 5)
+    found = json.loads(done.out)
+    assert done.code == 0
+    assert (found["policy"], found["replicas"]) == ("vllm", 1)
+    assert found["rate"] == pytest.approx(6, rel=0.05)
+    assert 25 <= found["requests"] <= 35
+
+
+def test_every_request_has_a_row(simulate: Simulate) -> None:
+    assert simulate("--requests", "rows.csv", "--replicas", 1, "--rate", 60).code == 0
+    lines = Path("rows.csv").read_text().splitlines()
+    assert lines[0] == HEADER
+    rows = list(csv.DictReader(lines))
+    assert sorted(int(row["id"]) for row in rows) == list(range(60))
+    assert {row["verdict"] for row in rows} == {"admitted", "best-effort", "rejected"}
+    for row in rows:
+        served = row["verdict"] != "rejected"
+        assert bool(row["ttft_s"]) == bool(row["e2e_s"]) == bool(row["replica"]) == served
+        assert row["met"] in {"true", "false"}
+        assert served or row["met"] == "false"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--truth", "exact", "--lengths", "known")],
+    ids=["measured and predicted", "exact and known"],
+)
+def test_the_same_seed_gives_the_same_result(simulate: Simulate, flags: tuple[str, ...]) -> None:
+    def files(seed: int) -> tuple[dict[str, Any], str]:
+        assert simulate("--json", "o.json", "--requests", "o.csv", "--seed", seed, *flags).code == 0
+        found = json.loads(Path("o.json").read_text())
+        del found["planner_ms"]
+        return found, Path("o.csv").read_text()
+
+    first, again, other = files(3), files(3), files(4)
+    assert first == again
+    assert (first[1] == other[1]) == bool(flags)  # nothing is random where everything is known
+
+
+def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
+    Path("trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,5\n1,9000,5\n")
+    done = simulate("--requests", "rows.csv")
+    rows = {row["id"]: row for row in csv.DictReader(Path("rows.csv").read_text().splitlines())}
+    assert (rows["0"]["verdict"], rows["0"]["tier"], rows["1"]["verdict"]) == ("admitted", "chat", "failed")
+    assert "failed: 1 × longer than spec.engine.maxModelLen or the KV cache" in done.out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "flags", "said"),
+    [
+        ("", "", ["--policy", "slo-serve"], 'pool.yaml: spec.scheduling.policy: "slo-serve" is no policy'),
+        ("simulated, timeModel: slos-serve-opt-6.7b-a100", "vllm", [], "spec.engine.timeModel: auto is mea"),
+        ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" needs another'),
+        ("replicas: 2", "replicas: 65", [], "spec.replicas: 65 are more than the 64 that can be simulated"),
+        ("", "", ["--replicas", "65"], "--replicas"),
+        ("", "", ["--rate", "0"], "--rate 0: has to be above 0"),
+        ("", "", ["--trace", "none.csv"], "none.csv: No such file or directory"),
+        ("", "", ["--requests", "no/where.csv"], "--requests no/where.csv: No such file or directory"),
+        ("name: coder", "name: code", [], 'trace.csv: tier "coder" is none of the pool\'s chat, code, batch'),
+    ],
+    ids=["policy", "auto", "offload", "pool's replicas", "replicas", "rate", "trace", "rows", "tier"],
+)
+def test_bad_input_exits_2_and_says_what(
+    simulate: Simulate, before: str, after: str, flags: list[str], said: str
+) -> None:
+    Path("pool.yaml").write_text(POOL.replace(before, after) if before else POOL)
+    done = simulate(*flags)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_a_tier_of_the_trace_can_be_renamed(simulate: Simulate) -> None:
+    Path("pool.yaml").write_text(POOL.replace("name: coder", "name: code"))
+    assert simulate("--tier-map", "coder=code").code == 0
+
+
+def test_progress_tells_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr("penstock_cli.simulate.progress.monotonic", lambda: float(next(clock)))
+    console = Console(width=120, record=True, force_terminal=False, quiet=False, file=StringIO())
+    assert list(watched(range(4), console, "simulating", 4)) == [0, 1, 2, 3]
+    assert console.export_text().splitlines() == [
+        "simulating: 2 of 4 requests, about 12 s left",
+        "simulating: 4 of 4 requests, about 0 s left",
+    ]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    console = Console(width=120, record=True, force_terminal=True, file=StringIO())
+    assert list(watched(range(3), console, "simulating", 3)) == [0, 1, 2]
+    assert "3/3 requests" in console.export_text()
