@@ -72,6 +72,7 @@ def test_every_arrival_has_a_tier_and_fits_the_engine(name: str) -> None:
     for arrival in arrivals(here, 1.0, seed=0):
         assert arrival.tier in here.tiers
         assert 0 < arrival.prompt_tokens + arrival.output_tokens <= here.kv_tokens
+        assert arrival.output_tokens <= here.max_output_tokens
         assert 0 <= arrival.thinking_tokens <= arrival.output_tokens
 
 
@@ -90,6 +91,14 @@ def test_stretching_keeps_the_shape_of_a_burst() -> None:
 def gaps(here: Scenario, rate_rps: float) -> list[float]:
     times_s = [arrival.arrival_s for arrival in arrivals(here, rate_rps, seed=0)]
     return [after - before for before, after in pairwise(times_s)]
+
+
+def test_laps_go_on_at_the_same_rate_with_new_lengths() -> None:
+    one, two = (list(arrivals(scenario("mixed"), 2.0, seed=0, laps=laps)) for laps in (1, 2))
+    second = two[len(one) :]
+    assert len(two) == 2 * len(one)
+    assert [a.arrival_s for a in second] == pytest.approx([a.arrival_s + len(one) / 2 for a in one])
+    assert [a.output_tokens for a in second] != [a.output_tokens for a in one]
 
 
 def test_tool_sessions_loop_tightly_and_end_loosely() -> None:

@@ -29,6 +29,8 @@ TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
 CHATTING = Window("azure-conv", 0, 300, 300)
 SUMMARISING = Window("azure-conv", 0, 300, 300, phase=0.5)
 """As chatting, half a period on: beside it in one scenario, no two requests come at once by design."""
+THINKERS = Window("azure-conv", 0, 100, 300)
+"""Every request lasts minutes: a third of them keep a replica busy for half an hour."""
 CODING = Window("azure-code", 0, 300, 300)
 TOOLS = Window("azure-code", 150, 100, 100)
 LONG_CONTEXT = Window("mooncake", 0, 400, 1000)
@@ -53,11 +55,19 @@ def _named(*tiers: Tier) -> Mapping[str, Tier]:
 
 
 def _on_opt(name: str, about: str, tiers: Mapping[str, Tier], *streams: Stream) -> Scenario:
-    return Scenario(name, about, tiers, streams, OPT, OPT_KV_TOKENS, OPT_DRAFTER)
+    return Scenario(name, about, tiers, streams, OPT, OPT_KV_TOKENS, OPT_CONTEXT_TOKENS, OPT_DRAFTER)
 
 
-def _on(model: str, name: str, about: str, tiers: Mapping[str, Tier], stream: Stream) -> Scenario:
-    return Scenario(name, about, tiers, (stream,), model, kv_cache_tokens(model))
+def _on(
+    model: str,
+    name: str,
+    about: str,
+    tiers: Mapping[str, Tier],
+    stream: Stream,
+    *,
+    max_output_tokens: int = 4096,
+) -> Scenario:
+    return Scenario(name, about, tiers, (stream,), model, kv_cache_tokens(model), max_output_tokens)
 
 
 CHAT_TIER = _tier("chat", LOOSE_TTFT, LOOSE_TPOT_S)
@@ -92,7 +102,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             "reasoning",
             "minutes of thought at a tight pace, then an answer at a loose one",
             _named(_tier("reasoning", TIGHT_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
-            Stream(CHATTING, reasoning("reasoning")),
+            Stream(THINKERS, reasoning("reasoning")),
+            max_output_tokens=16_384,
         ),
         _on_opt(
             "mixed",
@@ -123,6 +134,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "the clients of a public reasoning service on Llama-3-8B; some think for 20,000 tokens",
             _named(_tier("reasoning", LOOSE_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
             Stream(THINKING_CLIENTS, as_recorded("reasoning")),
+            max_output_tokens=32_768,
         ),
     )
 }

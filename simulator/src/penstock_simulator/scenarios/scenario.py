@@ -28,6 +28,7 @@ class Scenario:
     streams: those that it consists of, in equal shares of its requests.
     time_model: name of the built-in that its engine is.
     kv_tokens: tokens of KV cache of one replica.
+    max_output_tokens: the clients' own bound on an answer, which all of them state.
     speculation: what the engine drafts, with the true acceptance; None without a drafter.
     """
 
@@ -37,5 +38,6 @@ class Scenario:
     streams: tuple[Stream, ...]
     time_model: str
     kv_tokens: int
+    max_output_tokens: int
     speculation: Speculation | None = None
     limits: Limits = field(default_factory=Limits)
