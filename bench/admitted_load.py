@@ -7,20 +7,18 @@ One replica in virtual time, Poisson arrivals, lengths as in the SLOs-Serve pape
 """
 
 import argparse
+from collections.abc import Iterator
 from math import log, sqrt
 from random import Random
 
-from penstock_core.builtin_time_models import builtin
-from penstock_core.policies import build
+from penstock_core.builtin_time_models import time_model
 from penstock_core.replica_view import Limits
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Judge, Slo
-from penstock_core.time_model import TimeModel
-from penstock_core.verdict import Admitted
-from penstock_simulator.engine_state import EngineState
-from penstock_simulator.one_replica import serve
+from penstock_core.routing import Backup
+from penstock_core.slo import Judge, Slo, Tier
+from penstock_simulator.simulation import Arrival, Fleet, Lengths, Verdict, simulate
+from penstock_simulator.truth import TruthKind
 
-CHAT = Slo(ttft_slowdown=5, tpot_s=0.1, judge=Judge.WINDOW)
+CHAT = Tier("chat", Slo(ttft_slowdown=5, tpot_s=0.1, judge=Judge.WINDOW))
 
 
 def log_normal(random: Random, mean: float, spread: float, most: int) -> int:
@@ -28,14 +26,12 @@ def log_normal(random: Random, mean: float, spread: float, most: int) -> int:
     return max(2, min(most, int(random.lognormvariate(log(mean) - variance / 2, sqrt(variance)))))
 
 
-def chat(random: Random, rate_rps: float, count: int, model: TimeModel) -> list[Job]:
-    at_s, jobs = 0.0, []
+def chat(random: Random, rate_rps: float, count: int) -> Iterator[Arrival]:
+    at_s = 0.0
     for i in range(count):
         at_s += random.expovariate(rate_rps)
         prompt, output = log_normal(random, 763, 424, 4000), log_normal(random, 266, 160, 2000)
-        targets = CHAT.targets(model.prefill_seconds(prompt))
-        jobs.append(new_job(Request(f"{i:05d}", "chat", at_s, prompt, 4096, targets), output, False))
-    return jobs
+        yield Arrival(f"{i:05d}", at_s, "chat", prompt, output)
 
 
 def main() -> None:
@@ -49,15 +45,26 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=512, help="vllm's token budget (default 512)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default 1)")
     options = parser.parse_args()
-    model = builtin(options.model).model
     print(f"{'req/s':>6} {'policy':>11} {'attainment':>11} {'admitted':>9} {'missed':>7}")
     for rate in map(float, options.rates.split(",")):
-        jobs = chat(Random(options.seed), rate, options.requests, model)
         for policy, limits in (("slos-serve", Limits()), ("vllm", Limits(options.batch_tokens))):
-            fates = serve(build(policy), EngineState(options.kv_tokens, limits), model, jobs)
-            met = sum(fate.met() for fate in fates)
-            admitted = sum(isinstance(fate.verdict, Admitted) for fate in fates)
-            shares = f"{met / len(fates):>11.3f} {admitted / len(fates):>9.3f}"
+            fleet = Fleet(
+                policy,
+                time_model(options.model),
+                options.kv_tokens,
+                {"chat": CHAT},
+                "chat",
+                limits=limits,
+                truth=TruthKind.EXACT,
+                lengths=Lengths.KNOWN,
+                backup=Backup.REJECT,
+                hop_latency_s=0.0,
+            )
+            arrivals = chat(Random(options.seed), rate, options.requests)
+            outcomes = list(simulate(fleet, arrivals, options.seed))
+            met = sum(outcome.met for outcome in outcomes)
+            admitted = sum(outcome.verdict is Verdict.ADMITTED for outcome in outcomes)
+            shares = f"{met / len(outcomes):>11.3f} {admitted / len(outcomes):>9.3f}"
             print(f"{rate:>6} {policy:>11} {shares} {admitted - met:>7}")
 
 
