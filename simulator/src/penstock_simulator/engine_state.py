@@ -12,7 +12,7 @@ long answers get: the engine makes room as vLLM does, by recompute (`making_room
 generated tokens and waits at its place by arrival.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from penstock_core.acceptance import Drafted
@@ -60,6 +60,8 @@ class EngineState:
         self._running: dict[RequestId, Seat] = {}
         self._waiting: list[Seat] = []
         self._waiting_ids: dict[RequestId, Seat] = {}
+        self._running_seen: tuple[Job, ...] | None = None  # as last asked for, until something changes
+        self._waiting_seen: tuple[Job, ...] | None = None
         self._iteration = Iteration()
 
     def __contains__(self, job_id: RequestId) -> bool:
@@ -72,12 +74,16 @@ class EngineState:
     @property
     def running(self) -> tuple[Job, ...]:
         """Jobs that hold KV, in the order they were started."""
-        return tuple([seat.job for seat in self._running.values()])
+        if self._running_seen is None:
+            self._running_seen = tuple([seat.job for seat in self._running.values()])
+        return self._running_seen
 
     @property
     def waiting(self) -> tuple[Job, ...]:
         """Jobs that hold none, in order of arrival."""
-        return tuple([seat.job for seat in self._waiting])
+        if self._waiting_seen is None:
+            self._waiting_seen = tuple([seat.job for seat in self._waiting])
+        return self._waiting_seen
 
     @property
     def running_count(self) -> int:
@@ -109,6 +115,7 @@ class EngineState:
 
     def abort(self, job_id: RequestId) -> bool:
         """Forget a request and free its blocks; whether it was here."""
+        self._running_seen = None
         seat = self._running.pop(job_id, None)
         if seat is None:
             seat = self._unwait(job_id)
@@ -129,6 +136,7 @@ class EngineState:
         for job_id in step.promote:
             seat = self._running.get(job_id) or self._waiting_ids[job_id]
             seat.job = promoted(seat.job)
+            self._running_seen = self._waiting_seen = None
         for job_id in step.preempt:
             self._preempt(self._running[job_id])
         iteration, victims = make_room(wanted, tuple(self._running.values()), self._kv)
@@ -137,6 +145,7 @@ class EngineState:
         for grant in iteration.grants:
             if grant.seat.blocks == 0:
                 self._running[grant.seat.job.request.id] = grant.seat
+                self._running_seen = None
                 self._unwait(grant.seat.job.request.id)
             self._grow(grant.seat, grant.kv_tokens)
         for seat in iteration.decodes:
@@ -150,6 +159,7 @@ class EngineState:
         tokens: dict[RequestId, int] = {}
         finished: dict[RequestId, Finish] = {}
         drafted: list[Drafted] = []
+        self._running_seen = None
         for seat in self._iteration.decodes:
             if seat.gone:
                 continue
@@ -208,6 +218,7 @@ class EngineState:
 
     def _preempt(self, seat: Seat) -> None:
         del self._running[seat.job.request.id]
+        self._running_seen = None
         self._free(seat)
         seat.job = preempted(seat.job)
         seat.decoding = False
@@ -217,11 +228,14 @@ class EngineState:
     def _wait(self, seat: Seat) -> None:
         insort(self._waiting, seat, key=_arrival_s)
         self._waiting_ids[seat.job.request.id] = seat
+        self._waiting_seen = None
 
     def _unwait(self, job_id: RequestId) -> Seat | None:
         seat = self._waiting_ids.pop(job_id, None)
         if seat is not None:
-            self._waiting = [other for other in self._waiting if other is not seat]
+            place = bisect_left(self._waiting, _arrival_s(seat), key=_arrival_s)
+            del self._waiting[self._waiting.index(seat, place)]
+            self._waiting_seen = None
         return seat
 
     def _free(self, seat: Seat) -> None:
