@@ -1,0 +1,115 @@
+"""vLLM's scheduler in step with an engine.
+
+vLLM keeps the requests itself and is told what happens: who comes, who leaves, and at the end of each step
+the tokens that its model runner brought out. Here the engine is somebody else's, so all of that is read off
+the engine's next picture. A request that it has and vLLM has not has come; one that vLLM has and it has not
+has left, by its end or its client's wish; and how many tokens came out is the difference of two counts.
+
+vLLM changes what it is given, so unlike other policies' memory this one is no value: it goes with one engine,
+from its first step to its last.
+"""
+
+from typing import Any, NamedTuple
+
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job, RequestId
+
+from penstock_simulator.real_vllm.scheduler import build_scheduler, longest_tokens, shape_of
+
+A_TOKEN = 7
+"""What every token is. No scheduler reads them."""
+
+
+class Diverged(Exception):
+    """vLLM and the engine run different requests: a fault of ours, which no result survives."""
+
+
+class Scheduled(NamedTuple):
+    """What vLLM wants of the next iteration.
+
+    tokens: of each request's pending ones, running ones first, in vLLM's order.
+    drafts: verified beside them.
+    preempted: running requests that give way for it.
+    """
+
+    tokens: dict[RequestId, int]
+    drafts: dict[RequestId, int]
+    preempted: set[RequestId]
+
+
+class LiveScheduler:
+    """vLLM's scheduler, and its last step, whose end it has not been told yet.
+
+    scheduler: vLLM's own.
+    """
+
+    def __init__(self, view: ReplicaView) -> None:
+        shape = shape_of(view)
+        self.scheduler = build_scheduler(shape)
+        from vllm.sampling_params import SamplingParams
+
+        self._drafts = shape.drafts
+        self._sampling = SamplingParams(max_tokens=longest_tokens(shape), ignore_eos=True)
+        self._under_way: Any = None
+
+    def follow(self, view: ReplicaView) -> None:
+        """Tell vLLM what has happened to the engine since its last step. Raises Diverged."""
+        jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
+        self._leave(jobs)
+        if self._under_way is not None:
+            self._finish_step(jobs)
+        for job in view.waiting:
+            if job.request.id not in self.scheduler.requests:
+                self._arrive(job)
+        ours = [job.request.id for job in view.running]
+        theirs = [request.request_id for request in self.scheduler.running]
+        if ours != theirs:
+            raise Diverged(f"the engine runs {ours}, vLLM {theirs}")
+
+    def schedule(self) -> Scheduled:
+        """vLLM's next step."""
+        output = self.scheduler.schedule()
+        self._under_way = output if output.num_scheduled_tokens else None
+        drafts = {job_id: len(tokens) for job_id, tokens in output.scheduled_spec_decode_tokens.items()}
+        tokens = {
+            job_id: count - drafts.get(job_id, 0) for job_id, count in output.num_scheduled_tokens.items()
+        }
+        return Scheduled(tokens, drafts, output.preempted_req_ids)
+
+    def _leave(self, jobs: dict[RequestId, Job]) -> None:
+        from vllm.v1.request import RequestStatus
+
+        gone = [job_id for job_id in self.scheduler.requests if job_id not in jobs]
+        if gone:
+            self.scheduler.finish_requests(gone, RequestStatus.FINISHED_STOPPED)
+
+    def _arrive(self, job: Job) -> None:
+        from vllm.v1.request import Request
+
+        asked = job.request
+        prompt = [A_TOKEN] * asked.prompt_tokens
+        self.scheduler.add_request(
+            Request(asked.id, prompt, self._sampling, None, arrival_time=asked.arrival_s)
+        )
+
+    def _finish_step(self, jobs: dict[RequestId, Job]) -> None:
+        """As vLLM's engine core does: the tokens that were sampled, then the drafts for the next step."""
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+        step, requests = self._under_way, self.scheduler.requests
+        computed = [job_id for job_id in step.num_scheduled_tokens if job_id in requests]
+        sampled = [
+            [A_TOKEN] * (jobs[job_id].generated_tokens - requests[job_id].num_output_tokens)
+            for job_id in computed
+        ]
+        self.scheduler.update_from_output(
+            step,
+            ModelRunnerOutput(
+                req_ids=computed,
+                req_id_to_index={job_id: i for i, job_id in enumerate(computed)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        if self._drafts:
+            drafted = [[A_TOKEN] * self._drafts for _ in computed]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(computed, drafted))
