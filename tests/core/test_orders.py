@@ -99,6 +99,60 @@ def test_lmetric_multiplies_tokens_by_batch() -> None:
     assert ORDERS["lmetric"](there, ASKED) == ("r3", "r2", "r0", "r1")
 
 
+def test_least_loaded_knows_a_faster_engine() -> None:
+    there = replicas(replace(IDLE, work_s=0.1), replace(IDLE, work_s=0.15, prefill_tokens_s=20_000.0))
+    assert ORDERS["least-loaded"](there, ASKED._replace(body_bytes=2000)) == ("r0", "r1")
+    assert ORDERS["least-loaded"](there, ASKED._replace(body_bytes=8000)) == ("r1", "r0")
+
+
+def test_best_fit_looks_for_the_soonest_first_token_where_memory_holds_it() -> None:
+    there = replicas(
+        replace(IDLE, prefill_wait_s=0.3),  # first token after 0.4 s
+        replace(IDLE, prefill_wait_s=0.1, prefill_tokens_s=2_000.0),  # 0.6 s: tight decodes leave little
+        replace(IDLE, prefill_wait_s=0.2, work_s=50.0),  # 0.3 s
+        replace(IDLE, kv_tokens_headroom=999),
+    )
+    assert ORDERS["best-fit"](there, ASKED) == ("r2", "r0", "r1", "r3")
+
+
+AFFINITY = ORDERS["class-affinity"]
+
+
+def homes(count: int) -> dict[str, str]:
+    """Where each of many tiers goes first among so many idle replicas."""
+    there = replicas(*[IDLE] * count)
+    return {tier: AFFINITY(there, ASKED._replace(tier=tier))[0] for tier in (f"tier{i}" for i in range(60))}
+
+
+def test_a_tier_stays_where_it_is_whoevers_turn_it_is() -> None:
+    there = replicas(IDLE, IDLE, IDLE)
+    assert len({AFFINITY(there, ASKED._replace(turn=turn)) for turn in range(9)}) == 1
+
+
+def test_tiers_live_apart() -> None:
+    assert set(homes(4).values()) == {"r0", "r1", "r2", "r3"}
+
+
+def test_a_replica_that_joins_draws_tiers_to_itself_only() -> None:
+    before, after = homes(4), homes(5)
+    assert all(after[tier] in (before[tier], "r4") for tier in before)
+
+
+@pytest.mark.parametrize(
+    "busy", [{"prefill_wait_s": 0.45}, {"prefill_tokens_s": 1500.0}, {"kv_tokens_headroom": 900}], ids=str
+)
+def test_a_tier_spills_over_where_its_own_is_busy(busy: dict[str, float]) -> None:
+    there = {load.name: load for load in replicas(IDLE, IDLE, IDLE)}
+    own, second, third = AFFINITY(list(there.values()), ASKED)
+    there[own] = replace(there[own], snapshot=replace(IDLE, **busy))  # type: ignore[arg-type]
+    assert AFFINITY(list(there.values()), ASKED) == (second, third, own)
+
+
+def test_where_all_are_busy_the_soonest_comes_first() -> None:
+    there = replicas(*[replace(IDLE, prefill_wait_s=wait_s) for wait_s in (0.9, 0.6, 0.7)])
+    assert AFFINITY(there, ASKED) == ("r1", "r2", "r0")
+
+
 def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
     fresh, flooded = ReplicaLoad("fresh", IDLE), ReplicaLoad("flooded", IDLE, sent=5, sent_tokens=5000)
     assert flooded.batch == 5

@@ -54,6 +54,10 @@ class ReplicaLoad:
         """Memory that nobody there will need."""
         return self.snapshot.kv_tokens_headroom - self.sent_tokens
 
+    def first_token_s(self, prompt_tokens: int) -> float:
+        """Until the first token of a newcomer with this prompt, behind all that waits there."""
+        return self.prefill_wait_s + self.prefill_s(prompt_tokens)
+
     def prefill_s(self, prompt_tokens: int) -> float:
         """How long this prompt takes there once it has begun; infinite where decodes leave nothing."""
         if prompt_tokens == 0:

@@ -1,19 +1,27 @@
-"""**best-fit.** First the replicas whose own planner would likely take it, there where it costs least."""
+"""**best-fit.** First the replicas whose planner would likely admit it, the soonest first token first.
+
+Each replica tells what its planner sees: how long a prefill would wait, how fast it would go beside what
+decodes there, how much memory stays free at the future peak. From that this order forecasts what admission
+tests. Replicas whose memory would hold the prompt come before those whose would not, and among them the one
+that would bring its first token out soonest: admission is likeliest where that is, and it costs the others
+there least, since the wait is their work. A replica that decodes at a tight pace leaves prefill less, so it
+looks as slow as it is.
+
+Choose it with a policy that refuses, which is what it forecasts: the first replica asked is nearly always the
+one that admits, so it needs few hops. That matters most where hops are limited or replicas many.
+
+Costs: it believes forecasts. They age as all news does, and its prompt length is a guess from its bytes. It
+fills no replica on purpose to keep another free: packing was measured, and loses in every burst, since work
+waits at the full replica while the free one stands still.
+"""
 
 from collections.abc import Sequence
-from math import inf
 
 from penstock_core.orders.turns import ranked
 from penstock_core.replica_load import Asked, ReplicaLoad
 
 
 def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """Those that fit before those that do not."""
-    return ranked(loads, asked, lambda load: _key(load, asked))
-
-
-def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
-    wait_s = load.prefill_wait_s + load.prefill_s(asked.prompt_tokens)
-    fits = wait_s + load.snapshot.step_s <= asked.ttft_s and load.kv_tokens_headroom > asked.prompt_tokens
-    tighter = load.snapshot.tightest_pace_s < inf and asked.tpot_s < load.snapshot.tightest_pace_s
-    return not fits, tighter, wait_s
+    """By whether its memory holds the prompt, then by when its first token would be out."""
+    tokens = asked.prompt_tokens
+    return ranked(loads, asked, lambda load: (load.kv_tokens_headroom < tokens, load.first_token_s(tokens)))
