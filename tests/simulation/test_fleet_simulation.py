@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock_core import policies
 from penstock_core.builtin_time_models import time_model
 from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import ReplicaView
+from penstock_core.replica_view import Limits, ReplicaView
 from penstock_core.request import Job
 from penstock_core.routing import Backup
 from penstock_core.slo import Slo, Tier
@@ -425,8 +425,16 @@ def test_as_many_replicas_as_seeds_can_tell_apart(replicas: int) -> None:
         simulate(replace(EXACT, replicas=replicas), [], 0)
 
 
-def test_best_effort_verdicts_of_a_policy_are_best_effort() -> None:
+def test_a_full_replica_takes_nobody() -> None:
+    """Three at once: one more than it may hold, so the last has nowhere to go."""
+    fleet = replace(EXACT, limits=Limits(running=1), max_waiting=1)
+    outcomes = ended(fleet, [Arrival(name, 0.0, "chat", 100, 5) for name in "abc"])
+    assert [outcomes[name].verdict for name in "abc"] == ["admitted", "admitted", "rejected"]
+
+
+def test_what_a_policy_answers_as_best_effort_is_served_so() -> None:
     scripted = Scripted(lambda view, job: BestEffort())
-    assert ended(EXACT, [Arrival("a", 0.0, "chat", 50, 2)], build=handing_out(scripted))["a"].verdict == (
-        "best-effort"
-    )
+    arrivals = [Arrival("a", 0.0, "chat", 50, 20), Arrival("b", 0.1, "chat", 50, 2)]
+    outcomes = ended(EXACT, arrivals, build=handing_out(scripted))
+    assert outcomes["a"].verdict == "best-effort"
+    assert [job.best_effort for job in scripted.views[1].running] == [True]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from penstock_core.replica_admission import DECIDED_TOGETHER, Holds
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -16,9 +18,8 @@ class Bounds:
     """Best-effort requests accepted and not yet ended. Four engines' worth of surplus; past it a request
     would wait for minutes and is better told so."""
 
-    admitted_together: int = 32
-    """Newcomers decided by one call of the planner. Its time grows faster than their number, and 32 keep it
-    within milliseconds; the rest is decided right after."""
+    admitted_together: int = DECIDED_TOGETHER
+    """Newcomers decided by one call of the planner."""
 
     deciding_s: float = 0.01
     """Longest that a burst is decided before streams get their turn: a third of a step of theirs."""
@@ -66,3 +67,8 @@ class Bounds:
 
     telemetry_silence_s: float = 2.0
     """The engine works and has not reported for this long beyond its step: progress is inferred instead."""
+
+    @property
+    def holds(self) -> Holds:
+        """What admission has to keep to."""
+        return Holds(self.carried, self.best_effort)

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from penstock_core.engine_fields import to_fields
 from penstock_core.policy import Policy
+from penstock_core.replica_admission import Standing, decide
 from penstock_core.request import Job
 from penstock_core.request_lifecycle import State
 from penstock_core.slo import Tier
@@ -25,7 +26,6 @@ from penstock_core.verdict import BestEffort, Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.admission import Standing, decide
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried
 from penstock_sidecar.carry import carry
@@ -242,7 +242,7 @@ class Replica:
         began_s = perf_counter()
         try:
             view = self._mirror.view(self._now_s(), self._learned.model)
-            verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds)
+            verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds.holds)
         except Exception:
             log.exception("planning broke", newcomers=len(new))
             for carried in new:

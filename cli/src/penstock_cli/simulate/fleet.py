@@ -44,6 +44,7 @@ def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
         block_tokens=engine.block_tokens,
         truth=conditions.truth,
         lengths=conditions.lengths,
+        max_waiting=scheduling.max_waiting,
         max_model_len=engine.max_model_len,
         speculation=None if told is None else Speculation(told.max_tokens, told.acceptance),
         order=routing.order,

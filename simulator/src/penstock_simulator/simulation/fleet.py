@@ -36,6 +36,7 @@ class Fleet:
     kv_tokens: of one replica's cache.
     tiers: by name; `default_tier` is that of requests that name none.
     truth: what iterations really take. truth_model: the built-in whose kernels they run; "" for `model`'s.
+    max_waiting: most best-effort requests that a replica holds, and most that it holds beside those that run.
     max_model_len: longest prompt and answer together that an engine takes; None for all of its memory.
     max_output_tokens: the clients' own bound on answers, unless one is longer.
     speculation: what engines can draft, and their true acceptance. Planning starts from that figure, and goes
@@ -58,6 +59,7 @@ class Fleet:
     truth: TruthKind = TruthKind.MEASURED
     truth_model: str = ""
     lengths: Lengths = Lengths.PREDICTED
+    max_waiting: int = 1_000_000
     max_model_len: int | None = None
     max_output_tokens: int = 4096
     speculation: Speculation | None = None

@@ -2,8 +2,7 @@
 
 As in production the policy is asked twice. `admit` decides about newcomers at the moment they come, also in
 the middle of an iteration, with what can be seen then: the jobs as they were when it began, and what it
-prefills. `begin` starts an iteration with the policy's step. A request that is sent as best effort is taken
-without asking, for nothing is promised.
+prefills. `begin` starts an iteration with the policy's step.
 
 A policy's fault is not caught here: it would flatter whoever stands in for it.
 """
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock_core.policy import Policy
+from penstock_core.replica_admission import DECIDED_TOGETHER, Holds, Standing, decide
 from penstock_core.replica_view import ReplicaView, at_iteration_end
 from penstock_core.request import Job, RequestId, new_job
 from penstock_core.verdict import BestEffort, Rejected, Verdict
@@ -23,9 +23,6 @@ from penstock_simulator.simulation.drafting import Drafting
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.journey import Journey
 from penstock_simulator.simulation.timing import pace_of
-
-DECIDED_TOGETHER = 32
-"""Newcomers of one instant that one call of the policy decides, as in production."""
 
 STUCK_S = 600.0
 """A policy that keeps an engine with work idle for so long will never serve it."""
@@ -52,6 +49,8 @@ class Replica:
         self._engine = _engine(fleet, self._lengths, seed)
         self._chunks: dict[RequestId, int] = {}
         self._moved_s = 0.0
+        self._holds = Holds(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
+        self._best_effort: set[RequestId] = set()
         self.journeys: dict[RequestId, Journey] = {}
         self.newcomers: list[Journey] = []
         self.busy = self.replanning = False
@@ -69,7 +68,7 @@ class Replica:
             jobs = [self._job(journey) for journey in group]
             for journey, job, verdict in zip(group, jobs, self._decide(jobs, now_s), strict=True):
                 if not isinstance(verdict, Rejected):
-                    self._take(journey, job, now_s)
+                    self._take(journey, job._replace(best_effort=isinstance(verdict, BestEffort)), now_s)
                 yield journey, verdict
 
     def begin(self, now_s: float) -> float | None:
@@ -95,26 +94,32 @@ class Replica:
         return [self._leave(job_id) for job_id in outcome.finished]
 
     def _job(self, journey: Journey) -> Job:
-        predicted = self._lengths.first(journey.request, journey.arrival.output_tokens)
-        return new_job(journey.request, predicted, journey.sent_as_best_effort)
+        request, true_tokens = journey.request, journey.arrival.output_tokens
+        predicted, sure = self._lengths.first(request, true_tokens), self._lengths.sure(request, true_tokens)
+        return new_job(request, predicted, journey.sent_as_best_effort, sure)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
-        asked = [job for job in new if not job.best_effort]
-        if not asked:
-            return [BestEffort() for _ in new]
+        standing = Standing(
+            draining=False,
+            engine_ready=True,
+            carried=len(self.journeys),
+            best_effort=len(self._best_effort),
+        )
         view = at_iteration_end(self.view(now_s), self._chunks)
-        planned = iter(self._policy.admit(view, asked))
-        return [BestEffort() if job.best_effort else next(planned) for job in new]
+        return decide(self._policy, view, new, standing, self._holds)
 
     def _take(self, journey: Journey, job: Job, now_s: float) -> None:
         if not self.journeys:
             self._moved_s = now_s
+        if job.best_effort:
+            self._best_effort.add(job.request.id)
         arrival = journey.arrival
         self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens)
         self.journeys[arrival.id] = journey
 
     def _leave(self, job_id: RequestId) -> Journey:
         journey = self.journeys.pop(job_id)
+        self._best_effort.discard(job_id)
         self._lengths.observe(journey.request, journey.arrival.output_tokens)
         return journey
 

@@ -1,18 +1,19 @@
+"""The replica's own refusals stand before the policy's verdicts."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from penstock_core.policy import Step
+from penstock_core.replica_admission import Holds, Standing, decide
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, new_job
 from penstock_core.time_model import Term, TimeModel
 from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
-from penstock_sidecar.admission import Standing, decide
-from penstock_sidecar.bounds import Bounds
 
 VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), TimeModel("t", (Term(1e-4, 0.01),)))
 FREE = Standing(draining=False, engine_ready=True, carried=0, best_effort=0)
-BOUNDS = replace(Bounds(), carried=4, best_effort=2)
+BOUNDS = Holds(carried=4, best_effort=2)
 
 
 class OneInTwo:

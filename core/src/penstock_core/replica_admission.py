@@ -13,7 +13,17 @@ from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.verdict import BestEffort, Reason, Rejected, Verdict
 
-from penstock_sidecar.bounds import Bounds
+DECIDED_TOGETHER = 32
+"""Newcomers decided by one call. A policy's time grows faster than their number, and 32 keep it within
+milliseconds; the rest is decided right after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Most requests that a replica accepts and has not ended: all of them, and best effort among them."""
+
+    carried: int
+    best_effort: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class Standing:
 
 
 def decide(
-    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: Standing, bounds: Bounds
+    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: Standing, bounds: Holds
 ) -> list[Verdict]:
     """One verdict for each newcomer, in their order."""
     verdicts: list[Verdict | None] = []
@@ -41,7 +51,7 @@ def decide(
     return [next(planned) if said is None else said for said in verdicts]
 
 
-def refusal(job: Job, standing: Standing, bounds: Bounds) -> Rejected | None:
+def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
     """Why this replica takes nobody like this job, whatever the policy would say; None where it may."""
     if standing.draining:
         return Rejected(Reason.DRAINING)
