@@ -1,4 +1,4 @@
-"""Times of the planner: admission at its fullest and as it usually is, and one step.
+"""Times of the planner: admission at its fullest and as it usually is, one step, and one snapshot.
 
     .venv/bin/python bench/planner.py [--calls N] [--seed N]
 
@@ -19,6 +19,7 @@ from penstock_core.policies.vllm import Vllm
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job
 from penstock_core.slo import Judge, Targets
+from penstock_core.snapshot import snapshot
 from penstock_runtime.serving import YOUNG_OBJECTS
 
 PACES_S = (0.05, 0.075, 0.1)
@@ -94,6 +95,14 @@ def step(policy: SlosServe | Vllm, decodes: int, prefills: int) -> Case:
     return make
 
 
+def telling(decodes: int, prefills: int) -> Case:
+    def make(random: Random) -> Act:
+        view = replica(random, decodes, prefills, 3.0)
+        return lambda: snapshot(view)
+
+    return make
+
+
 CASES = {
     "admit 32 of 3 classes, 200 running, memory free": admission(195, 5, 32, 20.0),
     "admit 32 of 3 classes, 200 running, half of them fit": admission(195, 5, 32, 20.0, patience_s=2.0),
@@ -107,6 +116,7 @@ CASES = {
     "step, 256 decodes": step(SlosServe(), 256, 0),
     "step, 250 decodes and 6 prefills": step(SlosServe(), 250, 6),
     "step vllm, 256 decodes": step(Vllm(), 256, 0),
+    "snapshot, 250 decodes and 6 prefills": telling(250, 6),
 }
 
 
