@@ -3,13 +3,29 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock_core.policies.fastserve import FastServe
+from penstock_core.policies.fcfs import Fcfs
+from penstock_core.policies.fluidserve import FluidServe
+from penstock_core.policies.orca import Orca
+from penstock_core.policies.qoserve import QoServe
+from penstock_core.policies.sarathi import Sarathi
+from penstock_core.policies.sjf import Sjf
 from penstock_core.policies.slos_serve import SlosServe
 from penstock_core.policies.vllm import Vllm
+from penstock_core.policies.vllm_legacy import VllmLegacy
 from penstock_core.policy import Knobs, Policy
 
 POLICIES: Mapping[str, Callable[[Knobs], Policy[Any]]] = {
     "slos-serve": lambda knobs: SlosServe(aging_s=knobs.aging_s),
     "vllm": lambda _: Vllm(),
+    "vllm-legacy": lambda _: VllmLegacy(),
+    "sarathi": lambda _: Sarathi(),
+    "sjf": lambda _: Sjf(),
+    "fastserve": lambda knobs: FastServe(aging_s=knobs.aging_s),
+    "orca": lambda _: Orca(),
+    "fcfs": lambda _: Fcfs(),
+    "qoserve": lambda _: QoServe(),
+    "fluidserve": lambda _: FluidServe(),
 }
 
 

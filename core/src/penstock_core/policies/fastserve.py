@@ -1,0 +1,108 @@
+"""**fastserve.** Who has had the least time goes first: multi-level feedback queues, lengths unknown.
+
+Choose it where answers differ much in length, nobody can predict them, and the mean latency counts. Requests
+sink through five queues as they use up time; a long prompt joins further down at once; upper queues are
+served first, at every iteration [FastServe, §4; five queues as in AccelGen's comparison]. Where memory runs
+out, a request of an upper queue takes it from the lowest.
+
+Costs: who is preempted here computes its tokens again, where FastServe swaps them to the host; so past
+capacity much work is done twice. A request that sank is served in fits and starts, which no pace survives.
+It knows no SLO and refuses nobody. Knobs: `queues`; `aging_s`, after which somebody who was not served
+starts again at the top; the engine's `limits.batch_tokens`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock_core.everyone import admit_everyone
+from penstock_core.feedback_queues import Queues, Standing, Standings, queues_of
+from penstock_core.open_batch import OpenBatch
+from penstock_core.ordered_batch import Victims, add_running, newcomer_tokens
+from penstock_core.policy import Knobs, Step
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job
+from penstock_core.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class FastServe:
+    """Skip-join feedback queues. Remembers where everybody who was served stands."""
+
+    queues: int = 5
+    aging_s: float = Knobs().aging_s
+
+    def start(self) -> Standings:
+        """Nobody has been served."""
+        return {}
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        """Everybody."""
+        return admit_everyone(view, new)
+
+    def step(self, view: ReplicaView, memory: Standings) -> tuple[Step, Standings]:
+        """The next batch, and where everybody stands after it."""
+        queues = queues_of(view.model, self.queues, self.aging_s, view.now_s)
+        by_queue = _by_queue(view, queues, memory)
+        step = _form(view, by_queue).step()
+        return step, _after(view, queues, memory, step)
+
+
+def _by_queue(view: ReplicaView, queues: Queues, memory: Standings) -> list[tuple[list[Job], list[Job]]]:
+    """For each queue, from the top: its running jobs, then its waiting ones, in their order."""
+    by_queue: list[tuple[list[Job], list[Job]]] = [([], []) for _ in queues.quanta_s]
+    for i, jobs in enumerate((view.running, view.waiting)):
+        for job in jobs:
+            by_queue[queues.standing(job, memory).queue][i].append(job)
+    return by_queue
+
+
+def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) -> OpenBatch:
+    """Queue after queue until the batch is full; behind a newcomer that does not fit nobody else starts."""
+    batch, starting = OpenBatch(view), True
+    victims = Victims([job for running, _ in by_queue for job in running])
+    for job in _served(by_queue):
+        if not batch.left_tokens:
+            break
+        if job.computed_tokens == 0:
+            starting = starting and _started(batch, job, victims)
+        elif job.request.id not in batch.preempted:
+            add_running(batch, job, victims)
+    return batch
+
+
+def _served(by_queue: Sequence[tuple[list[Job], list[Job]]]) -> Iterator[Job]:
+    for running, waiting in by_queue:
+        yield from running
+        yield from waiting
+
+
+def _started(batch: OpenBatch, job: Job, victims: Victims) -> bool:
+    """Start a newcomer, at the cost of running jobs that are not in the batch, where that is enough.
+
+    Those are all of lower queues, since running jobs of its own and of upper ones were served before it.
+    """
+    tokens = newcomer_tokens(batch, job, whole=False)
+    idle = [
+        other.computed_tokens
+        for other in batch.view.running
+        if other.request.id not in batch.tokens and other.request.id not in batch.preempted
+    ]
+    blocks = batch.blocks_wanted(job, tokens)
+    if not batch.has_room(blocks - sum(map(batch.view.kv.blocks_for, idle)), 1 - len(idle)):
+        return False
+    victims.make_room(batch, blocks, 1)
+    batch.add(job, tokens)
+    return True
+
+
+def _after(view: ReplicaView, queues: Queues, memory: Standings, step: Step) -> Standings:
+    """Everybody's standing once the step is done; those that have left are forgotten."""
+    after: dict[str, Standing] = {}
+    for jobs in (view.running, view.waiting):
+        for job in jobs:
+            job_id = job.request.id
+            if job_id in step.tokens:
+                after[job_id] = queues.served(queues.standing(job, memory), step.duration_s)
+            elif job_id in memory:
+                after[job_id] = memory[job_id]
+    return after

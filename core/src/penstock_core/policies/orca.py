@@ -1,0 +1,63 @@
+"""**orca.** Iteration-level batching with memory reserved to the last token that a request may ask for.
+
+Choose it where a request must never lose its memory once it runs: nobody is preempted, ever. Requests join
+and leave at every iteration, whole prompts beside decodes, in order of arrival. A newcomer starts when the
+KV cache could hold it and everybody running at their longest (`max_tokens`), and a slot is free [Orca,
+Algorithm 1; batch 8 as in AccelGen's comparison].
+
+Costs: most answers end long before their limit, so most of the memory is reserved for nothing and few
+requests run at once; a whole prompt stops all decodes while it is computed. It knows no SLO and refuses
+nobody. Knobs: `slots`, and the engine's `limits.batch_tokens`, beyond which a prompt goes in chunks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from penstock_core.everyone import admit_everyone
+from penstock_core.open_batch import OpenBatch
+from penstock_core.ordered_batch import run_on, start
+from penstock_core.policy import Step
+from penstock_core.replica_view import Limits, ReplicaView
+from penstock_core.request import Job
+from penstock_core.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Orca:
+    """First come first served, with reservations. Remembers nothing between steps.
+
+    slots: most requests that run at once.
+    """
+
+    slots: int = 8
+
+    def start(self) -> None:
+        """Nothing to remember."""
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        """Everybody."""
+        return admit_everyone(view, new)
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        """The next batch."""
+        limits = Limits(view.limits.batch_tokens, min(view.limits.running, self.slots))
+        batch = OpenBatch(replace(view, limits=limits))
+        run_on(batch, view.running)
+        start(batch, _reserved(view), whole=True)
+        return batch.step(), None
+
+
+def _reserved(view: ReplicaView) -> Iterator[Job]:
+    """Waiting jobs in order of arrival, until the first whose longest does not fit beside all others'."""
+    left_blocks = view.kv.total_blocks - sum([_longest_blocks(view, job) for job in view.running])
+    for job in view.waiting:
+        left_blocks -= _longest_blocks(view, job)
+        if left_blocks < 0:
+            return
+        yield job
+
+
+def _longest_blocks(view: ReplicaView, job: Job) -> int:
+    """Blocks at its last token, and no more than there are: alone, everybody may run."""
+    longest_tokens = job.request.prompt_tokens + job.request.max_output_tokens
+    return min(view.kv.blocks_for(longest_tokens), view.kv.total_blocks)

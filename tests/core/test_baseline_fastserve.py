@@ -1,0 +1,113 @@
+"""Feedback queues: where a job joins, how it sinks, who is served first, who gives way."""
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.feedback_queues import Standing, Standings, queues_of
+from penstock_core.policies.fastserve import FastServe
+from penstock_core.policy import Step
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.time_model import BatchWork
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")
+SHORTEST_S = MODEL.seconds(BatchWork(1))
+NOW_S = 100.0
+
+
+def prompt(name: str, tokens: int = 100, at_s: float = NOW_S) -> Job:
+    return new_job(Request(name, "tier", at_s, tokens, 500), 50, best_effort=False)
+
+
+def decode(name: str, context: int = 100) -> Job:
+    return advance(prompt(name, context), context, 1, NOW_S)
+
+
+def replica(
+    running: list[Job], waiting: list[Job], free_blocks: int = 1000, tokens: int = 8192
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, Limits(tokens, 16), MODEL)
+
+
+def standing(queue: int, served_ago_s: float = 0.0, used_s: float = 0.0) -> Standing:
+    return Standing(queue, used_s, NOW_S - served_ago_s)
+
+
+def step(view: ReplicaView, standings: Standings) -> Step:
+    return FastServe().step(view, standings)[0]
+
+
+def test_quanta_double_from_the_shortest_iteration() -> None:
+    quanta_s = queues_of(MODEL, 5, 30.0, NOW_S).quanta_s
+    assert quanta_s == pytest.approx([SHORTEST_S * factor for factor in (1, 2, 4, 8, 16)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "queue"), [(1, 0), (300, 1), (1000, 2), (2000, 3), (4000, 4), (50_000, 4)]
+)
+def test_a_newcomer_skips_to_the_queue_that_covers_its_prompt(tokens: int, queue: int) -> None:
+    queues = queues_of(MODEL, 5, 30.0, NOW_S)
+    assert queues.standing(prompt("a", tokens), {}).queue == queue
+    covers_s = queues.quanta_s[queue]
+    assert queue == 4 or MODEL.prefill_seconds(tokens) <= covers_s
+    assert queue == 0 or MODEL.prefill_seconds(tokens) > queues.quanta_s[queue - 1]
+
+
+def test_a_job_sinks_when_it_has_used_its_quantum_and_no_further_than_the_last() -> None:
+    queues = queues_of(MODEL, 3, 30.0, NOW_S)
+    half_s = SHORTEST_S / 2
+    once = queues.served(standing(0), half_s)
+    assert once == Standing(0, half_s, NOW_S + half_s)
+    assert queues.served(once, half_s) == Standing(1, 0.0, NOW_S + half_s)
+    last = queues.served(standing(2), 100.0)
+    assert (last.queue, last.used_s) == (2, 100.0)
+
+
+def test_who_was_not_served_for_long_starts_again_at_the_top() -> None:
+    queues = queues_of(MODEL, 5, 30.0, NOW_S)
+    assert queues.standing(decode("a"), {"a": standing(4, served_ago_s=29.0)}).queue == 4
+    assert queues.standing(decode("a"), {"a": standing(4, served_ago_s=30.0, used_s=1.0)}) == standing(0)
+    assert queues.standing(prompt("b", 4000, at_s=NOW_S - 30.0), {}).queue == 0
+
+
+def test_upper_queues_go_first_and_running_jobs_before_newcomers_of_theirs() -> None:
+    view = replica([decode("low"), decode("top")], [prompt("long", 4000), prompt("short")])
+    tokens = step(view, {"low": standing(2), "top": standing(1)}).tokens
+    assert list(tokens) == ["top", "short", "low", "long"]
+
+
+def test_a_full_batch_leaves_lower_queues_waiting() -> None:
+    view = replica([decode("low"), decode("top")], [prompt("short")], tokens=50)
+    assert step(view, {"low": standing(4), "top": standing(0)}).tokens == {"top": 1, "short": 49}
+
+
+def test_a_newcomer_takes_memory_from_lower_queues_where_that_is_enough() -> None:
+    standings = {"low": standing(4), "lower": standing(4), "top": standing(0)}
+    view = replica([decode("low"), decode("lower"), decode("top")], [prompt("short", 100)], free_blocks=1)
+    taken = step(view, standings)
+    assert (dict(taken.tokens), taken.preempt) == ({"top": 1, "short": 100, "low": 1}, ("lower",))
+    large = replica([decode("low"), decode("lower"), decode("top")], [prompt("short", 300)], free_blocks=1)
+    waits = step(large, standings)
+    assert (set(waits.tokens), waits.preempt) == ({"top", "low", "lower"}, ())
+
+
+def test_behind_a_newcomer_that_does_not_fit_nobody_starts_but_everybody_runs_on() -> None:
+    view = replica([decode("low")], [prompt("large", 300), prompt("small", 16)], free_blocks=5)
+    assert step(view, {"low": standing(4)}).tokens == {"low": 1}
+
+
+def test_out_of_blocks_the_lowest_queue_gives_way() -> None:
+    view = replica([decode("low", 96), decode("top", 96)], [], free_blocks=0)
+    served = step(view, {"low": standing(3), "top": standing(1)})
+    assert (served.tokens, served.preempt) == ({"top": 1}, ("low",))
+
+
+def test_memory_is_of_those_who_are_here() -> None:
+    policy = FastServe()
+    view = replica([decode("a"), decode("idle", 8000)], [prompt("b"), prompt("far", 60_000)], tokens=102)
+    before = {"a": standing(0), "gone": standing(3), "idle": standing(4, 3.0)}
+    _, after = policy.step(view, before)
+    assert set(after) == {"a", "b", "idle"}
+    assert after["a"].queue == 1
+    assert after["idle"].served_s > NOW_S

@@ -1,0 +1,216 @@
+"""Who can't be in time any more waits behind; batches as long as slack; requests held till they can't be."""
+
+from math import inf
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.holding import MOST_CANDIDATES
+from penstock_core.policies.fluidserve import FluidServe
+from penstock_core.policies.qoserve import QoServe
+from penstock_core.policy import Policy, Step
+from penstock_core.relegation import Lost, beat, divided
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Anchor, Judge, Targets
+from penstock_core.speculation import Speculation, tokens_expected
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")
+NOW_S = 10.0
+ONE_S = MODEL.prefill_seconds(1)
+
+
+def prompt(name: str, tokens: int = 500, *, due_in_s: float = 5.0, done: int = 0, answer: int = 50) -> Job:
+    request = Request(name, "tier", NOW_S, tokens, 4096, Targets(5.0, 0.1))
+    job = new_job(request, answer, best_effort=False)._replace(due_s=NOW_S + due_in_s)
+    return advance(job, done, 0, NOW_S) if done else job
+
+
+def decode(
+    name: str,
+    context: int = 500,
+    *,
+    due_in_s: float = 0.1,
+    pace_s: float | None = 0.1,
+    judge: Judge = Judge.MEAN,
+    left: int = 50,
+) -> Job:
+    request = Request(name, "tier", NOW_S, context, 4096, Targets(5.0, pace_s, None, judge))
+    job = advance(new_job(request, 1 + left, best_effort=False), context, 1, NOW_S)
+    return job._replace(due_s=NOW_S + due_in_s)
+
+
+def offline(job: Job) -> Job:
+    return job._replace(best_effort=True)
+
+
+def replica(
+    running: list[Job],
+    waiting: list[Job],
+    *,
+    free_blocks: int = 2000,
+    limits: Limits | None = None,
+    drafts: int = 0,
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    told = Speculation(drafts, 0.7) if drafts else None
+    return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL, told)
+
+
+def step_of(policy: Policy[Lost], view: ReplicaView, lost: Lost = frozenset()) -> Step:
+    return policy.step(view, lost)[0]
+
+
+def lost_names(view: ReplicaView) -> set[str]:
+    _, behind = divided(view, frozenset(), beat(view))
+    return {job.request.id for jobs in behind for job in jobs}
+
+
+def test_a_prompt_is_lost_when_not_even_the_next_batch_brings_it_out_in_time() -> None:
+    soonest_s = MODEL.prefill_seconds(1 + 500)
+    waiting = [prompt("in time", due_in_s=soonest_s + 1e-6), prompt("lost", due_in_s=soonest_s - 1e-6)]
+    assert lost_names(replica([decode("d")], waiting)) == {"lost"}
+
+
+PACES = {
+    "on its pace": (decode("d", due_in_s=ONE_S), set()),
+    "behind, but its mean can be kept": (decode("d", due_in_s=-1.0, left=50), set()),
+    "behind, and its answer ends too soon to catch up": (decode("d", due_in_s=-1.0, left=10), {"d"}),
+    "behind by more than is left of its window": (
+        decode("d", due_in_s=-1.0, judge=Judge.WINDOW)._replace(anchor=Anchor(NOW_S - 1.6, -4)),
+        {"d"},
+    ),
+    "behind within its window": (decode("d", due_in_s=-0.1, judge=Judge.WINDOW), set()),
+    "behind where every gap counts": (decode("d", due_in_s=ONE_S - 1e-6, judge=Judge.MAX), {"d"}),
+    "nobody waits for it": (decode("d", due_in_s=inf, pace_s=None), set()),
+    "no promise at all": (offline(decode("d")), {"d"}),
+}
+
+
+@pytest.mark.parametrize("case", PACES)
+def test_a_pace_is_lost_when_decoding_alone_would_not_regain_it(case: str) -> None:
+    job, lost = PACES[case]
+    assert lost_names(replica([job], [])) == lost
+
+
+def test_speculation_regains_a_pace_sooner() -> None:
+    late = decode("d", due_in_s=-1.0, left=13)
+    assert lost_names(replica([late], [])) == {"d"}
+    assert lost_names(replica([late], [], drafts=3)) == set()
+
+
+@pytest.mark.parametrize("policy", [QoServe(), FluidServe()], ids=["qoserve", "fluidserve"])
+def test_lost_is_lost(policy: QoServe | FluidServe) -> None:
+    late = prompt("late", due_in_s=0.01)
+    _, lost = policy.step(replica([], [late]), policy.start())
+    assert lost == {"late"}
+    step, again = policy.step(replica([decode("late")], [prompt("p", 5000)]), lost)
+    assert again == {"late"}
+    assert step.tokens == {"p": policy.most_prompt_tokens, "late": 1}
+    assert policy.step(replica([], []), again)[1] == frozenset()
+
+
+def test_qoserve_fills_the_slack_of_its_decodes() -> None:
+    for due_in_s in (0.04, 0.08, 0.12):
+        step = step_of(QoServe(), replica([decode("d", due_in_s=due_in_s)], [prompt("p", 5000)]))
+        assert step.duration_s <= due_in_s < step.duration_s + 1e-4
+
+
+def test_with_drafts_slack_goes_to_the_last_token_expected() -> None:
+    step = step_of(QoServe(), replica([decode("d", due_in_s=0.04)], [prompt("p", 5000)], drafts=3))
+    slack_s = 0.04 + (tokens_expected(0.7, 3) - 1) * 0.1
+    assert step.drafts == {"d": 3}
+    assert step.duration_s <= slack_s < step.duration_s + 1e-4 or step.tokens["p"] == 2048
+
+
+def test_qoserve_gives_prompts_nothing_while_a_decode_catches_up() -> None:
+    assert step_of(QoServe(), replica([decode("d", due_in_s=-0.5)], [prompt("p")])).tokens == {"d": 1}
+
+
+def test_qoserve_with_nobody_decoding_takes_the_largest_chunk_that_saves() -> None:
+    assert step_of(QoServe(), replica([], [prompt("p", 5000)])).tokens == {"p": 2048}
+    assert step_of(QoServe(most_prompt_tokens=700), replica([], [prompt("p", 5000)])).tokens == {"p": 700}
+
+
+def test_qoserve_serves_by_deadline_and_work() -> None:
+    waiting = [prompt("long", 2000, due_in_s=1.0), prompt("short", 100, due_in_s=1.1)]
+    assert list(step_of(QoServe(), replica([], waiting)).tokens) == ["short", "long"]
+    assert list(step_of(QoServe(work_weight=0.0), replica([], waiting)).tokens) == ["long", "short"]
+
+
+def test_the_relegated_go_behind_in_order_and_only_when_nobody_else_waits() -> None:
+    waiting = [prompt("late", 100, due_in_s=0.0), offline(prompt("offline", 100)), prompt("p", 100)]
+    assert list(step_of(QoServe(), replica([], waiting)).tokens) == ["p", "late", "offline"]
+    assert list(step_of(QoServe(most_prompt_tokens=99), replica([], waiting)).tokens) == ["p"]
+
+
+def test_relegated_decodes_run_while_the_batch_ends_in_time() -> None:
+    behind = [offline(decode("o"))]
+    assert "o" in step_of(QoServe(), replica([decode("d"), *behind], [prompt("p", 100)])).tokens
+    full = step_of(QoServe(), replica([decode("d", due_in_s=0.03), *behind], [prompt("p", 5000)]))
+    assert set(full.tokens) == {"d", "p"}
+    no_tokens = replica([decode("d"), *behind], [], limits=Limits(batch_tokens=1))
+    assert step_of(QoServe(), no_tokens).tokens == {"d": 1}
+
+
+def test_the_relegated_give_their_memory_to_newcomers_prompts_first() -> None:
+    running = [offline(decode("od", 320)), offline(prompt("op", 500, done=320)), decode("d")]
+    step = step_of(QoServe(), replica(running, [prompt("p", 300)], free_blocks=2))
+    assert step.preempt == ("op",)
+    assert set(step.tokens) == {"d", "p", "od"}
+    both = step_of(QoServe(), replica(running, [prompt("p", 600)], free_blocks=2))
+    assert both.preempt == ("op", "od")
+    assert set(both.tokens) == {"d", "p"}
+
+
+def test_without_blocks_for_the_whole_prompt_nobody_starts() -> None:
+    waiting = [prompt("large", 900), prompt("small", 16, due_in_s=9.0)]
+    assert step_of(QoServe(), replica([decode("d")], waiting, free_blocks=9)).tokens == {"d": 1}
+
+
+def test_a_prompt_under_way_takes_blocks_from_those_served_later() -> None:
+    running = [prompt("later", 500, done=160, due_in_s=4.0), prompt("sooner", 320, done=160, due_in_s=2.0)]
+    step = step_of(QoServe(), replica(running, [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"sooner": 160}, ("later",))
+
+
+def test_fluidserve_holds_what_would_not_fit_to_its_end() -> None:
+    """120 blocks: two prompts of 32 fit with answers of 50, a third would at once but not for long."""
+    waiting = [prompt(name, 500, answer=200) for name in "abc"]
+    step = step_of(FluidServe(), replica([], waiting, free_blocks=120))
+    assert set(step.tokens) == {"a", "b"}
+    shorter = [prompt("c", 500, answer=2) if job.request.id == "c" else job for job in waiting]
+    assert set(step_of(FluidServe(), replica([], shorter, free_blocks=120)).tokens) == {"a", "b", "c"}
+
+
+def test_fluidserve_counts_memory_when_others_have_ended() -> None:
+    """The decode ends after two more tokens; only then does the newcomer's answer grow."""
+    ends, stays = decode("d", 800, left=2), decode("d", 800, left=400)
+    newcomer = prompt("p", 600, answer=300)
+    assert "p" in step_of(FluidServe(), replica([ends], [newcomer], free_blocks=45)).tokens
+    assert "p" not in step_of(FluidServe(), replica([stays], [newcomer], free_blocks=45)).tokens
+
+
+def test_fluidserve_holds_what_would_break_a_pace() -> None:
+    running = [decode(f"d{i}", 16, pace_s=0.025, due_in_s=0.5) for i in range(1)]
+    assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "p"}
+    running = [decode(f"d{i}", 16, pace_s=0.025, due_in_s=0.5) for i in range(2)]
+    assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "d1"}
+
+
+def test_who_is_held_does_not_hold_up_the_rest_but_the_shed_wait() -> None:
+    waiting = [prompt("large", 1500, answer=2000), prompt("small", 100), prompt("late", 10, due_in_s=0.0)]
+    step = step_of(FluidServe(), replica([decode("d")], waiting, free_blocks=140))
+    assert set(step.tokens) == {"d", "small"}
+
+
+def test_an_idle_replica_starts_anybody() -> None:
+    assert step_of(FluidServe(), replica([], [prompt("p", 500, answer=5000)], free_blocks=100)).tokens == {
+        "p": 500
+    }
+
+
+def test_newcomers_go_by_deadline_as_many_as_are_looked_at() -> None:
+    waiting = [prompt(f"p{i:02d}", 10, due_in_s=9.0 - i / 10) for i in range(MOST_CANDIDATES + 4)]
+    names = list(step_of(FluidServe(), replica([], waiting)).tokens)
+    assert names == [job.request.id for job in reversed(waiting)][:MOST_CANDIDATES]
