@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
-  bench-router bench-planner bench-engine
+  bench-router bench-planner bench-engine bench-routing
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +56,12 @@ bench-planner: setup ## admission and one step: p50, p99, max
 
 bench-engine: setup ## what the simulated engine carries, and what that costs
 	@$(BIN)/python bench/engine_load.py
+
+bench-routing: setup ## routing orders side by side in virtual time, and how capacity scales (an hour)
+	@$(BIN)/python bench/routing_orders.py orders --hops 3,4
+	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --hops 3,16
+	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
+	@$(BIN)/python bench/routing_orders.py scaling
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
 define stubs
