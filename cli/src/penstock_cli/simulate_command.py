@@ -1,10 +1,12 @@
 """`penstock simulate`: a recorded trace on a simulated fleet, in virtual time."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from penstock_pool import Pool
+from penstock_simulator.policies import VLLM_REAL
 from penstock_simulator.simulation import Lengths
 from penstock_simulator.simulation.run import MOST_REPLICAS
 from penstock_simulator.truth import TruthKind
@@ -30,9 +32,16 @@ from penstock_cli.replay_command import (
 from penstock_cli.simulate.fleet import Conditions, fleet_of
 from penstock_cli.simulate.run import Simulation, run
 from penstock_cli.traces import TraceSummary, summarise
-from penstock_cli.up_command import Policy
 from penstock_cli.validate_command import PoolFile
 
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="In place of the file's; vllm-real is vLLM itself (make vllm-env).",
+        show_default=False,
+    ),
+]
 Replicas = Annotated[
     int | None, typer.Option(min=1, max=MOST_REPLICAS, help="In place of the file's.", show_default=False)
 ]
@@ -50,7 +59,7 @@ def simulate(
     *,
     file: PoolFile,
     trace: TraceFile,
-    policy: Policy = None,
+    policy: PolicyName = None,
     replicas: Replicas = None,
     rate: Rate = None,
     duration: Duration = None,
@@ -74,8 +83,10 @@ def simulate(
       penstock simulate -f pool.yaml --trace t.csv --policy vllm --replicas 4 --rate 12 --json out.json
     """
     check_positive({"--rate": rate, "--duration": duration})
-    pool = overridden_pool(file, Overrides(policy=policy))
+    pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
     fleet = fleet_of(pool, file, Conditions(replicas, truth, lengths))
+    if policy == VLLM_REAL:  # no pool can choose it
+        fleet = replace(fleet, policy=VLLM_REAL)
     summary = summarise(trace)
     schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
     _check_tiers(pool, summary, schedule)

@@ -7,7 +7,7 @@ from penstock_core.policies import UnknownPolicy
 from penstock_core.policy import Knobs, Policy
 
 from penstock_simulator.real_vllm import RealVllm
-from penstock_simulator.real_vllm.location import make_importable
+from penstock_simulator.real_vllm.location import load
 
 VLLM_REAL = "vllm-real"
 
@@ -17,7 +17,7 @@ NAMES = (*policies.POLICIES, VLLM_REAL)
 def build(name: str, knobs: Knobs | None = None) -> Policy[Any]:
     """The policy of this name. Raises UnknownPolicy, and VllmMissing for vLLM where it is not here."""
     if name == VLLM_REAL:
-        make_importable()
+        load()
         return RealVllm()
     if name not in NAMES:
         raise UnknownPolicy(name, NAMES)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from penstock_core import policies
 from penstock_core.policy import Knobs, Policy, Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.verdict import Verdict
+from penstock_simulator import policies
 
 from penstock_cli.replay.report import PlannerTimes
 from penstock_cli.replay.tally import percentile
@@ -28,7 +28,7 @@ class PlannerClock:
     planned_s: float = 0.0
 
     def build(self, name: str, knobs: Knobs) -> Policy[Any]:
-        """The policy of this name, measured. Raises UnknownPolicy."""
+        """The policy of this name, measured. Raises UnknownPolicy, VllmMissing."""
         return _Measured(policies.build(name, knobs), self)
 
     def times(self) -> PlannerTimes:

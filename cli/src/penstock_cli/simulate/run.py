@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_simulator.real_vllm import VllmMissing
 from penstock_simulator.simulation import Arrival, Fleet, simulate
 from penstock_simulator.simulation import Outcome as Simulated
 from penstock_simulator.simulation.replica import Stuck
@@ -40,7 +41,10 @@ def run(fleet: Fleet, schedule: Schedule, seed: int, rows: Path | None, console:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure."""
     requests, span_s = count(schedule)
     tally, clock = Tally(), PlannerClock()
-    outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
+    try:
+        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
+    except VllmMissing as missing:
+        raise Failure(str(missing), bad_input=True) from None
     with nullcontext() if rows is None else RowsFile(rows) as file:
         try:
             for simulated in watched(outcomes, console, "simulating", requests):

@@ -5,7 +5,7 @@ runs and no weights are there: vLLM's scheduler decides, the simulated engine ca
 out is told to vLLM as its model runner would tell it.
 
 `location` says where vLLM lies, `scheduler` builds one, `live_scheduler` keeps it in step with an engine,
-`policy` is the policy. vLLM is imported when the first one is built, since it takes seconds and 5 GB.
+`policy` is the policy. vLLM is imported when one is built by its name, since that takes seconds and 5 GB.
 """
 
 from penstock_simulator.real_vllm.location import VllmMissing

@@ -4,6 +4,7 @@ The folder holds vLLM and what only vLLM needs, installed from `requirements.txt
 everything else, so where the project has a package itself, the project's version counts.
 """
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -49,14 +50,16 @@ def is_ready() -> bool:
     return in_its_folder or importlib.util.find_spec("vllm") is not None
 
 
-def make_importable() -> None:
-    """Let `import vllm` work in this process. Raises VllmMissing."""
+def load() -> None:
+    """Import vLLM's scheduler, which takes some seconds the first time. Raises VllmMissing."""
     if not is_ready():
         raise VllmMissing
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
         sys.path.append(str(folder()))
+    with importing():
+        importlib.import_module("vllm.v1.core.sched.scheduler")
 
 
 @contextmanager

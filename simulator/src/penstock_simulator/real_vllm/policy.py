@@ -26,7 +26,7 @@ from penstock_simulator.real_vllm.live_scheduler import LiveScheduler, Scheduled
 
 @dataclass(frozen=True, slots=True)
 class RealVllm:
-    """vLLM's V1 scheduler, its own code. Raises VllmMissing at the first step where there is no vLLM."""
+    """vLLM's V1 scheduler, its own code. It has been loaded (`location.load`)."""
 
     def start(self) -> LiveScheduler | None:
         """Nothing yet: vLLM's scheduler is built for the first engine that is seen."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock_core.replica_view import ReplicaView
 
-from penstock_simulator.real_vllm.location import importing, make_importable
+from penstock_simulator.real_vllm.location import importing, load
 
 MODEL = "model"
 
@@ -37,7 +37,7 @@ def shape_of(view: ReplicaView) -> Shape:
 
 def build_scheduler(shape: Shape) -> Any:
     """A `vllm.v1.core.sched.scheduler.Scheduler` with no requests. Raises VllmMissing."""
-    make_importable()
+    load()
     with importing():
         return _build(shape)
 

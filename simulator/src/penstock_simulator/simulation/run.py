@@ -13,12 +13,12 @@ has seen enough stops asking.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from penstock_core import policies
 from penstock_core.policy import Knobs, Policy
 from penstock_core.routing import Try
 from penstock_core.verdict import Admitted, Rejected
 from penstock_core.verdict import Verdict as Answer
 
+from penstock_simulator import policies
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.agenda import Agenda
 from penstock_simulator.simulation.fleet import Fleet
@@ -44,7 +44,7 @@ def simulate(
 
     build: makes each replica's policy; who wants to measure or replace it gives another one.
 
-    Raises UnknownPolicy, UnknownTimeModel, and whatever a policy that has a fault does.
+    Raises UnknownPolicy, VllmMissing, UnknownTimeModel, and whatever a policy that has a fault does.
     """
     return _Simulation(fleet, arrivals, seed, build).outcomes()
 
