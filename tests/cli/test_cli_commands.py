@@ -63,6 +63,12 @@ def test_a_good_pool_is_summarised(penstock: Penstock) -> None:
     assert "5 × idle prefill" in done.out
 
 
+def test_an_answer_with_its_own_pace_is_shown(penstock: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50ms, answerTpot: 120ms"))
+    assert "50, then 120" in penstock("validate", "-f", path).out
+
+
 def test_a_bad_pool_exits_2_with_a_line_each(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50").replace("replicas: 2", "replicas: 0"))

@@ -221,6 +221,7 @@ async def test_the_pool_page_tells_what_is_promised() -> None:
     assert page["default_tier"] == "chat"
     assert page["tiers"]["chat"]["ttft_slowdown"] == 5
     assert page["tiers"]["chat"]["tpot_s"] == 0.1
+    assert page["tiers"]["chat"]["answer_tpot_s"] is None
     assert page["tiers"]["chat"]["judge"] == "window"
     assert page["time_model"]["name"] == "llama-3-8b-a100"
     assert page["replicas"][0]["state"] == "ready"

@@ -57,7 +57,7 @@ SloTargets = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TIER:TARGETS",
-        help="Judge a tier by targets like ttft=800ms,tpot=50ms,e2e=30s,judge=window. Repeatable.",
+        help="Judge a tier by targets like ttft=800ms,tpot=50ms,answer_tpot=90ms,e2e=30s,judge=window.",
         show_default=False,
     ),
 ]

@@ -47,11 +47,25 @@ def _line(tier: Tier, default: bool) -> list[str]:
     if tier.best_effort:
         return [name, "best effort", "–", "–", "–", "–"]
     slo = tier.slo
-    tpot, judge = ("–", "–") if slo.tpot_s is None else (f"{slo.tpot_s * 1000:g}", slo.judge.value)
-    return [name, _ttft(slo), tpot, judge, "–" if slo.e2e_s is None else f"{slo.e2e_s:g}", f"{tier.value:g}"]
+    tpot = _tpot(slo)
+    judge = slo.judge.value if tpot else "–"
+    return [
+        name,
+        _ttft(slo),
+        tpot or "–",
+        judge,
+        "–" if slo.e2e_s is None else f"{slo.e2e_s:g}",
+        f"{tier.value:g}",
+    ]
 
 
 def _ttft(slo: Slo) -> str:
     if slo.ttft_slowdown is not None:
         return f"{slo.ttft_slowdown:g} × idle prefill"
     return "–" if slo.ttft_s is None else f"{slo.ttft_s:g} s"
+
+
+def _tpot(slo: Slo) -> str:
+    """The pace; where thinking and answer have their own, both."""
+    paces_s = (slo.tpot_s, slo.answer_tpot_s)
+    return ", then ".join(f"{pace_s * 1000:g}" for pace_s in paces_s if pace_s is not None)

@@ -82,6 +82,7 @@ def _tier(tier: Tier) -> dict[str, object]:
         "ttft_s": tier.slo.ttft_s,
         "ttft_slowdown": tier.slo.ttft_slowdown,
         "tpot_s": tier.slo.tpot_s,
+        "answer_tpot_s": tier.slo.answer_tpot_s,
         "e2e_s": tier.slo.e2e_s,
         "judge": tier.slo.judge.value,
         "value": tier.value,

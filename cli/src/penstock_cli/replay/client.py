@@ -12,11 +12,11 @@ from time import monotonic
 
 import aiohttp
 import orjson
-from penstock_core.slo import judged_tpot_s
+from penstock_core.judgement import judge
 
 from penstock_cli.replay.answer import Answer, StreamError
 from penstock_cli.replay.outcome import Ending, Outcome
-from penstock_cli.replay.promises import Promises, met
+from penstock_cli.replay.promises import Promises
 from penstock_cli.replay.wording import Wording
 from penstock_cli.traces import TraceRequest
 
@@ -52,7 +52,7 @@ class Client:
                 asyncio.timeout(self.timeout_s),
                 self.session.post(self.url, data=body, headers=headers) as reply,
             ):
-                return await self._follow(reply, blank, sent_s)
+                return await self._follow(reply, blank, request.thinking_tokens, sent_s)
         except TimeoutError:
             return replace(blank, reason=f"no whole answer within {self.timeout_s:g} s")
         except StreamError as error:
@@ -60,7 +60,9 @@ class Client:
         except aiohttp.ClientError as error:
             return replace(blank, reason=f"connection: {type(error).__name__}")
 
-    async def _follow(self, reply: aiohttp.ClientResponse, blank: Outcome, sent_s: float) -> Outcome:
+    async def _follow(
+        self, reply: aiohttp.ClientResponse, blank: Outcome, thinking_tokens: int, sent_s: float
+    ) -> Outcome:
         outcome = _with_headers(blank, reply.headers)
         if reply.status != 200:
             return _refused(outcome, reply.status, await reply.read())
@@ -69,22 +71,21 @@ class Client:
             answer.feed(piece, monotonic())
         if not answer.done:
             return replace(outcome, ending=Ending.FAILED, reason="the stream broke off")
-        return self._judged(outcome, answer, sent_s)
+        return self._judged(outcome, answer, thinking_tokens, sent_s)
 
-    def _judged(self, outcome: Outcome, answer: Answer, sent_s: float) -> Outcome:
-        targets = self.promises.targets(outcome.tier, outcome.prompt_tokens)
+    def _judged(self, outcome: Outcome, answer: Answer, thinking_tokens: int, sent_s: float) -> Outcome:
         times_s = answer.token_times_s()
         if not times_s:
             return replace(outcome, ending=Ending.FAILED, reason="an answer without a token")
-        ttft_s, e2e_s = times_s[0] - sent_s, times_s[-1] - sent_s
-        tpot_s = judged_tpot_s(times_s, targets.judge)
+        targets = self.promises.targets(outcome.tier, outcome.prompt_tokens)
+        judged = judge(targets, sent_s, times_s, thinking_tokens)
         return replace(
             outcome,
             output_tokens=answer.tokens,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            e2e_s=e2e_s,
-            met=met(targets, ttft_s, tpot_s, e2e_s),
+            ttft_s=judged.ttft_s,
+            tpot_s=judged.tpot_s,
+            e2e_s=judged.e2e_s,
+            met=judged.met,
         )
 
 

@@ -32,7 +32,7 @@ def promises_of(pool: Pool) -> Promises:
 def _parse(text: str) -> tuple[str, Slo]:
     tier, _, targets = text.partition(":")
     pairs = dict(pair.partition("=")[::2] for pair in targets.split(","))
-    unknown = set(pairs) - {"ttft", "tpot", "e2e", "judge"}
+    unknown = set(pairs) - {"ttft", "tpot", "answer_tpot", "e2e", "judge"}
     if not tier or unknown or not pairs:
         raise Failure(f'--slo: "{text}" is none; write for example {EXAMPLE}', bad_input=True)
     try:

@@ -1,4 +1,4 @@
-"""What each tier was promised, and whether a request got it.
+"""What each tier was promised.
 
 Judged as the pool judges: a time to first token stated as a slowdown is a multiple of the prompt's prefill
 time on an idle replica, which the pool's time model tells.
@@ -31,12 +31,3 @@ class Promises:
         if self.time_model is None:
             raise ValueError(f"tier {tier} has a slowdown, and no time model tells what it is of")
         return slo.targets(self.time_model.prefill_seconds(prompt_tokens))
-
-
-def met(targets: Targets, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
-    """Whether a finished request kept every target it carries.
-
-    A target that its request has no measure of is kept: an answer of one token has no pace.
-    """
-    pairs = ((ttft_s, targets.ttft_s), (tpot_s, targets.tpot_s), (e2e_s, targets.e2e_s))
-    return all(seen is None or target is None or seen <= target for seen, target in pairs)

@@ -92,4 +92,5 @@ def _slo(tier: dict[str, Any]) -> Slo:
         tpot_s=tier.get("tpot_s"),
         e2e_s=tier.get("e2e_s"),
         judge=Judge(tier.get("judge") or Judge.MEAN),
+        answer_tpot_s=tier.get("answer_tpot_s"),
     )
