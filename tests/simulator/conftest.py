@@ -17,6 +17,7 @@ from penstock_core.verdict import Verdict
 from penstock_runtime.serving import listen, serving
 from penstock_simulator.belief import Belief
 from penstock_simulator.completions import Completions
+from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.http_api import EngineApi
 from penstock_simulator.metrics import EngineMetrics
@@ -65,11 +66,13 @@ def job() -> Callable[..., Job]:
     def make(
         job_id: str,
         prompt_tokens: int = 10,
+        *,
         max_output_tokens: int = 100,
         arrival_s: float = 0.0,
         best_effort: bool = False,
+        targets: Targets = Targets(1.0, 0.05),
     ) -> Job:
-        request = Request(job_id, "chat", arrival_s, prompt_tokens, max_output_tokens, Targets(1.0, 0.05))
+        request = Request(job_id, "chat", arrival_s, prompt_tokens, max_output_tokens, targets)
         return new_job(request, max_output_tokens, best_effort)
 
     return make
@@ -113,6 +116,7 @@ def real_time() -> Callable[..., object]:
             state=state,
             planning=Planning(policy or Eager(), Eager(), state, metrics),
             belief=Belief(model),
+            drafting=Drafting(None),
             truth=ExactTruth(model),
             reports=StateReports(ReportSocket(report_to)),  # type: ignore[arg-type]
             metrics=metrics,

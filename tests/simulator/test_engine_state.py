@@ -5,9 +5,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock_core.acceptance import Drafted
 from penstock_core.policy import Step
 from penstock_core.replica_view import Limits
 from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Targets
 from penstock_core.time_model import Term, TimeModel
 from penstock_simulator.engine_state import EngineState, NeverFits
 from penstock_simulator.iteration import Finish, ImpossibleStep
@@ -112,8 +114,47 @@ def test_accepted_drafts_come_out_beside_the_token(job: Make) -> None:
     state = engine(accept=lambda drafts: drafts - 1)
     state.add(job("a"), 5)
     state.apply(Step({"a": 10}), 0.0)
-    assert state.apply(Step({"a": 1}, drafts={"a": 3}), 0.0).tokens == {"a": 3}
-    assert state.apply(Step({"a": 1}, drafts={"a": 3}), 0.0).tokens == {"a": 1}  # only one was left
+    outcome = state.apply(Step({"a": 1}, drafts={"a": 3}), 0.0)
+    assert (outcome.tokens, outcome.drafted) == ({"a": 3}, [Drafted("chat", 3, 2)])
+    outcome = state.apply(Step({"a": 1}, drafts={"a": 3}), 0.0)
+    assert outcome.tokens == {"a": 1}  # only one was left, however many were right
+    assert outcome.drafted == [Drafted("chat", 3, 2)]
+
+
+def test_a_promoted_job_is_best_effort_no_more_where_it_is(job: Make) -> None:
+    state = engine()
+    for name in "ab":
+        state.add(job(name, best_effort=True), 9)
+    state.apply(Step({"a": 10}), 0.0)
+    state.apply(Step({"a": 1}, promote=("a", "b")), 0.0)
+    assert [each.best_effort for each in (*state.running, *state.waiting)] == [False, False]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_answer_gets_its_own_pace_with_the_last_token_of_thinking(job: Make, drafts: int) -> None:
+    state = engine(accept=lambda drafts: drafts)
+    thinker = job("a", targets=Targets(tpot_s=0.03, answer_tpot_s=0.1))
+    state.add(thinker, 20, thinking_tokens=4)
+    state.apply(Step({"a": 10}), 1.0)
+    paces = []
+    for turn in range(2, 6):
+        step = Step({"a": 1}, drafts={"a": drafts} if drafts else {})
+        state.apply(step, float(turn))
+        paces.append(state.running[0].pace_s)
+    thought = 1 if drafts else 3
+    assert paces == [0.03] * (thought - 1) + [0.1] * (5 - thought)
+    assert state.running[0].anchor == (thought + 1.0, 5 if drafts else 4)
+
+
+def test_a_job_that_outruns_its_prediction_gets_a_longer_one(job: Make) -> None:
+    state = engine(longer=lambda job: job.generated_tokens * 3)
+    state.add(job("a")._replace(output_tokens=4), 40)
+    state.apply(Step({"a": 10}), 0.0)
+    lengths = []
+    for _ in range(12):
+        state.apply(Step({"a": 1}), 0.0)
+        lengths.append(state.running[0].output_tokens)
+    assert lengths == [4, 9, 9, 9, 9, 9, 24, 24, 24, 24, 24, 24]
 
 
 def test_an_iteration_knows_what_the_gpu_computes(job: Make) -> None:
@@ -137,6 +178,8 @@ IMPOSSIBLE = {
     "preempting who waits": (Step(preempt=("w",)), "not running"),
     "preempting who computes": (Step({"a": 1}, preempt=("a",)), "in the batch"),
     "preempting twice": (Step(preempt=("a", "a")), "twice"),
+    "promoting who is unknown": (Step(promote=("x",)), "not here"),
+    "promoting who has a promise": (Step(promote=("a",)), "not best effort"),
     "drafts of a prefill": (Step({"w": 5}, drafts={"w": 1}), "cannot draft"),
     "drafts of an absent one": (Step({}, drafts={"a": 1}), "not in the batch"),
 }

@@ -10,6 +10,7 @@ import structlog
 from penstock_core import policies
 from penstock_core.builtin_time_models import kv_cache_tokens, time_model
 from penstock_core.replica_view import Limits
+from penstock_core.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
@@ -18,6 +19,7 @@ from penstock_runtime.serving import address_of, listen, run_process, serving
 from penstock_simulator.belief import Belief
 from penstock_simulator.completions import Completions
 from penstock_simulator.drafter import Drafter
+from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.http_api import EngineApi
 from penstock_simulator.metrics import EngineMetrics
@@ -78,11 +80,12 @@ def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoo
     """The engine that a pool describes, at a truth's speed."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     model = time_model(engine.time_model)
+    told = engine.speculation
     state = EngineState(
         engine.kv_cache_tokens or kv_cache_tokens(engine.time_model),
         Limits(scheduling.max_batch_tokens, scheduling.max_running),
         engine.block_tokens,
-        Drafter(engine.speculation.acceptance if engine.speculation else 0.0, options.seed).accepted,
+        Drafter(told.acceptance if told else 0.0, options.seed).accepted,
     )
     metrics = EngineMetrics(pool.spec.model.name, state)
     policy = policies.build(scheduling.policy, scheduling.knobs())
@@ -90,6 +93,7 @@ def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoo
         state=state,
         planning=Planning(policy, policies.build(STAND_IN_POLICY), state, metrics),
         belief=Belief(model),
+        drafting=Drafting(Speculation(told.max_tokens, told.acceptance) if told else None),
         truth=truth,
         reports=StateReports(ReportSocket(options.telemetry)),
         metrics=metrics,

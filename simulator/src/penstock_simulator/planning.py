@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from penstock_core.policy import Policy
 from penstock_core.replica_view import ReplicaView
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 
 from penstock_simulator.engine_state import EngineState
@@ -31,9 +32,9 @@ class Planning:
         self._state, self._metrics = state, metrics
         self._faults_seen: set[str] = set()
 
-    def begin(self, now_s: float, model: TimeModel) -> Iteration:
+    def begin(self, now_s: float, model: TimeModel, speculation: Speculation | None) -> Iteration:
         """The next iteration, started."""
-        view = self._state.view(now_s, now_s, model)
+        view = self._state.view(now_s, now_s, model, speculation)
         before_s = time.perf_counter()
         try:
             step, memory = self._policy.step(view, self._memory)

@@ -15,6 +15,7 @@ from penstock_core.time_model import BatchWork
 
 from penstock_simulator.answer import Answer
 from penstock_simulator.belief import Belief
+from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Outcome
 from penstock_simulator.metrics import EngineMetrics
@@ -42,13 +43,15 @@ class StepLoop:
         state: EngineState,
         planning: Planning,
         belief: Belief,
+        drafting: Drafting,
         truth: Truth,
         reports: StateReports,
         metrics: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state, self.metrics, self.now_s = state, metrics, clock
-        self._planning, self._belief, self._truth, self._reports = planning, belief, truth, reports
+        self._planning, self._belief, self._drafting = planning, belief, drafting
+        self._truth, self._reports = truth, reports
         self._answers: dict[str, Answer] = {}
         self._changed = asyncio.Event()
         self._born_s = clock()
@@ -73,7 +76,7 @@ class StepLoop:
         """Iterate until cancelled."""
         due_s = began_s = self.now_s()
         while True:
-            iteration = self._planning.begin(self.now_s(), self._belief.model)
+            iteration = self._planning.begin(self.now_s(), self._belief.model, self._drafting.measured)
             shape = iteration.shape()
             work = shape.work()
             self._reports.send(self.state, self._last, iteration, self._belief.model.seconds(work))
@@ -90,7 +93,9 @@ class StepLoop:
     def _end(self, work: BatchWork, began_s: float) -> float:
         """Bring the iteration's tokens out; the moment that it did."""
         now_s = self.now_s()
-        self._deliver(self.state.finish(now_s), now_s)
+        outcome = self.state.finish(now_s)
+        self._drafting.observe(outcome.drafted)
+        self._deliver(outcome, now_s)
         self.metrics.step_tokens.observe(work.tokens)
         self._last = Measured(work, now_s - began_s)
         self._belief.observe(work, now_s - began_s)

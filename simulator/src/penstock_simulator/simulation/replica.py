@@ -17,9 +17,9 @@ from penstock_core.request import Job, RequestId, new_job
 from penstock_core.verdict import BestEffort, Rejected, Verdict
 
 from penstock_simulator.drafter import Drafter
+from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState, no_drafts
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
-from penstock_simulator.simulation.drafting import Drafting
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.journey import Journey
 from penstock_simulator.simulation.timing import pace_of
