@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_core.policies import POLICIES
 from penstock_pool import PoolError, load_pool, parse_pool
 
 GOOD: dict[str, Any] = {
@@ -170,7 +171,8 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/scheduling/policy",
         "slo-serve",
-        'spec.scheduling.policy: "slo-serve" is no policy; one of slos-serve, vllm; did you mean slos-serve?',
+        f'spec.scheduling.policy: "slo-serve" is no policy; one of {", ".join(POLICIES)}; '
+        "did you mean slos-serve?",
     ),
     (
         "spec/routing/order",

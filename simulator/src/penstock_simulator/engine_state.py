@@ -113,6 +113,22 @@ class EngineState:
             raise NeverFits(job.request.id)
         self._wait(Seat(job, answer_tokens, thinking_tokens))
 
+    def has_room(self, kv_tokens: int) -> bool:
+        """Whether there is a seat, and blocks for so many tokens of one more request."""
+        return len(self._running) < self.limits.running and self._kv.blocks_for(kv_tokens) <= self.free_blocks
+
+    def receive(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> None:
+        """Take a request that another engine has begun, with its KV, between two iterations.
+
+        The caller has made sure that there is room (`has_room`). Raises ValueError.
+        """
+        if job.request.id in self:
+            raise ValueError(f"request {job.request.id} is already here")
+        seat = Seat(job, answer_tokens, thinking_tokens, decoding=job.decoding)
+        self._running[job.request.id] = seat
+        self._running_seen = None
+        self._grow(seat, job.computed_tokens)
+
     def abort(self, job_id: RequestId) -> bool:
         """Forget a request and free its blocks; whether it was here."""
         self._running_seen = None
