@@ -15,7 +15,16 @@ from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
 from penstock_core.policy import Knobs, Policy
 
+
+def _annealing(knobs: Knobs) -> Policy[Any]:
+    """Imported where it is built: its search is compiled, and numba takes half a second to import."""
+    from penstock_core.policies.annealing import Annealing
+
+    return Annealing(aging_s=knobs.aging_s)
+
+
 POLICIES: Mapping[str, Callable[[Knobs], Policy[Any]]] = {
+    "annealing": _annealing,
     "slos-serve": lambda knobs: SlosServe(aging_s=knobs.aging_s),
     "vllm": lambda _: Vllm(),
     "vllm-legacy": lambda _: VllmLegacy(),

@@ -1,0 +1,53 @@
+"""Gaussians of answer lengths: what they learn, and what is drawn from them."""
+
+from random import Random
+from statistics import mean, stdev
+
+import pytest
+from penstock_core.annealing_lengths import AS_PREDICTED, Gaussian, Kinds, observed, standard_normal
+
+
+def learned(values: list[float]) -> Gaussian:
+    gaussian = Gaussian()
+    for value in values:
+        gaussian = gaussian.observe(value)
+    return gaussian
+
+
+def test_it_has_the_mean_and_deviation_of_what_it_saw() -> None:
+    random = Random(1)
+    values = [random.gauss(300, 80) for _ in range(500)]
+    gaussian = learned(values)
+    assert gaussian.count == 500
+    assert gaussian.mean == pytest.approx(mean(values))
+    assert gaussian.deviation == pytest.approx(stdev(values))
+
+
+@pytest.mark.parametrize("values", [[], [7.0], [7.0, 7.0, 7.0]], ids=len)
+def test_it_has_no_spread_before_lengths_differ(values: list[float]) -> None:
+    assert learned(values).deviation == 0.0
+    assert learned(values).draw(seed=5) == (7.0 if values else 0.0)
+
+
+def test_draws_follow_the_distribution_and_their_seed() -> None:
+    gaussian = learned([200.0, 300.0, 400.0])
+    draws = [gaussian.draw(seed) for seed in range(4000)]
+    assert mean(draws) == pytest.approx(300, abs=5)
+    assert stdev(draws) == pytest.approx(100, abs=5)
+    assert draws == [gaussian.draw(seed) for seed in range(4000)]
+    assert {gaussian.draw(seed, spread=0.0) for seed in range(9)} == {gaussian.mean}
+
+
+def test_normal_numbers_are_normal() -> None:
+    numbers = [standard_normal(seed) for seed in range(4000)]
+    within = sum(abs(number) < 1 for number in numbers) / len(numbers)
+    assert within == pytest.approx(0.683, abs=0.02)
+
+
+def test_every_kind_of_task_has_its_own_and_starts_as_predicted() -> None:
+    kinds: Kinds = {}
+    for share in (0.4, 0.6):
+        kinds = observed(kinds, "chat", share)
+    assert kinds["chat"] == AS_PREDICTED.observe(0.4).observe(0.6)
+    assert observed(kinds, "code", 0.1)["chat"] == kinds["chat"]
+    assert "code" not in kinds

@@ -1,0 +1,265 @@
+"""The annealing policy on one replica: who starts, who waits for whom, what is learned."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from penstock_core.annealing_latency import latency_of
+from penstock_core.annealing_memory import Remembered, seen
+from penstock_core.annealing_prospects import NOBODY, Ask
+from penstock_core.annealing_queue import ask, deadline_s, overdue, window
+from penstock_core.annealing_room import fitting, room
+from penstock_core.builtin_time_models import time_model
+from penstock_core.policies import build
+from penstock_core.policies.annealing import Annealing
+from penstock_core.policy import Knobs, Step
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job, preempted
+from penstock_core.slo import Targets
+from penstock_core.verdict import Admitted
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")  # a decode step takes 25 ms, 1000 prompt tokens some 95 ms
+LATENCY = latency_of(MODEL)
+CHAT, CODE = Targets(10.0, 0.05), Targets(e2e_s=30.0)
+
+
+def prompt(
+    name: str,
+    targets: Targets = CHAT,
+    *,
+    tokens: int = 100,
+    answer: int = 50,
+    at_s: float = 0.0,
+    best_effort: bool = False,
+) -> Job:
+    return new_job(Request(name, "tier", at_s, tokens, 4096, targets), answer, best_effort)
+
+
+def decode(name: str, targets: Targets = CHAT, answer: int = 50, best_effort: bool = False) -> Job:
+    return advance(prompt(name, targets, answer=answer, best_effort=best_effort), 100, 1, 0.0)
+
+
+def replica(
+    running: list[Job],
+    waiting: list[Job],
+    now_s: float = 0.0,
+    free_blocks: int = 500,
+    limits: Limits | None = None,
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    return ReplicaView(now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL)
+
+
+def first_step(view: ReplicaView, policy: Annealing | None = None) -> Step:
+    policy = policy or Annealing()
+    return policy.step(view, policy.start())[0]
+
+
+def test_it_is_built_by_its_name_and_admits_everybody() -> None:
+    policy = build("annealing", Knobs(aging_s=7.0))
+    assert policy == Annealing(aging_s=7.0)
+    assert [type(verdict) for verdict in policy.admit(replica([], []), [prompt("a")])] == [Admitted]
+
+
+def test_with_room_for_one_the_urgent_one_goes_before_the_one_that_came_first() -> None:
+    relaxed, urgent = prompt("relaxed", Targets(10.0)), prompt("urgent", Targets(0.5, 0.05), at_s=0.1)
+    view = replica([], [relaxed, urgent], now_s=0.2, limits=Limits(running=1))
+    assert list(first_step(view).tokens) == ["urgent"]
+
+
+def test_one_that_is_lost_anyway_goes_last() -> None:
+    lost, fine = prompt("lost", Targets(e2e_s=0.5), answer=40), prompt("fine", Targets(e2e_s=1.5), answer=40)
+    view = replica([], [lost, fine], limits=Limits(running=1))
+    assert list(first_step(view).tokens) == ["fine"]
+
+
+def test_what_runs_goes_on_and_newcomers_fill_the_batch() -> None:
+    view = replica([decode("a")], [prompt("b"), prompt("c")], limits=Limits(batch_tokens=151))
+    assert first_step(view).tokens == {"a": 1, "b": 100, "c": 50}
+
+
+def test_those_of_a_first_batch_who_found_no_tokens_left_start_next() -> None:
+    policy, limits = Annealing(), Limits(batch_tokens=100)
+    step, memory = policy.step(replica([], [prompt("a"), prompt("b")], limits=limits), policy.start())
+    assert step.tokens == {"a": 100}
+    view = replica([advance(prompt("a"), 100, 1, 0.1)], [prompt("b")], now_s=0.1, limits=limits)
+    step, memory = policy.step(view, memory)
+    assert step.tokens == {"a": 1, "b": 99}
+    assert memory.plans == 1
+
+
+def test_nobody_starts_who_would_make_a_running_one_late() -> None:
+    tight = decode("tight", Targets(10.0, 0.026), answer=20)
+    view = replica([tight], [prompt("b")], now_s=0.01)
+    step, memory = Annealing().step(view, Remembered())
+    assert (step.tokens, memory.open) == ({"tight": 1}, True)
+    late = replica([tight], [prompt("b")], now_s=5.0)
+    assert first_step(late).tokens == {"tight": 1, "b": 100}
+
+
+def test_a_newcomer_waits_for_memory_until_its_peak_fits() -> None:
+    view = replica([decode("a", answer=400)], [prompt("b", answer=400)], free_blocks=40)
+    assert first_step(view).tokens == {"a": 1}
+    assert first_step(replica([decode("a", answer=400)], [prompt("b", answer=400)])).tokens == {
+        "a": 1,
+        "b": 100,
+    }
+
+
+def test_on_an_empty_replica_somebody_always_starts() -> None:
+    view = replica([], [prompt("huge", tokens=700, answer=4000)], free_blocks=45)
+    assert first_step(view).tokens == {"huge": 700}
+
+
+def test_best_effort_waits_until_nobody_else_does_and_gives_way() -> None:
+    offline = prompt("offline", at_s=-1.0, best_effort=True)
+    assert list(first_step(replica([], [offline, prompt("a")], limits=Limits(100))).tokens) == ["a"]
+    assert list(first_step(replica([], [offline])).tokens) == ["offline"]
+    running = [decode("a"), decode("spare", best_effort=True)]
+    full = replica(running, [prompt("b", tokens=60, answer=5)], free_blocks=1)
+    step = first_step(full)
+    assert (step.preempt, list(step.tokens)) == (("spare",), ["a", "b"])
+
+
+def test_the_oldest_that_is_far_too_late_is_overtaken_no_more() -> None:
+    policy = Annealing(aging_s=30.0)
+    lost = prompt("lost", CODE, tokens=900, answer=2000)
+    others = [prompt(f"c{i}", at_s=60.0) for i in range(3)]
+    patient = replica([], [lost, *others], now_s=60.0, limits=Limits(running=1))
+    assert list(first_step(patient, policy).tokens) == ["c0"]
+    view = replica([], [lost, *others], now_s=60.1, limits=Limits(running=1))
+    step, memory = policy.step(view, policy.start())
+    assert (list(step.tokens), memory.moving) == (["lost"], "lost")
+    second = prompt("second", CODE, at_s=1.0)
+    step, memory = policy.step(replica([decode("lost", CODE)], [second, *others], now_s=100.0), memory)
+    assert memory.moving == "lost"
+    memory = policy.step(replica([], [second, *others], now_s=101.0), memory)[1]
+    assert memory.moving == "second"
+
+
+def test_late_best_effort_moves_as_if_it_had_a_promise() -> None:
+    policy = Annealing(aging_s=30.0)
+    view = replica([], [prompt("offline", best_effort=True), prompt("a", at_s=31.0)], 31.0, 10)
+    step, memory = policy.step(view, policy.start())
+    assert list(step.tokens) == ["offline"]
+    moving = replica([decode("offline", best_effort=True)], [prompt("a", at_s=31.0)], 31.1, free_blocks=2)
+    assert policy.step(moving, memory)[0].preempt == ()
+
+
+def test_nobody_starts_in_a_step_that_preempts() -> None:
+    full = [advance(prompt(name, tokens=96), 96, 1, 0.0) for name in "ab"]
+    step = first_step(replica(full, [prompt("c", tokens=10)], free_blocks=0))
+    assert (step.preempt, list(step.tokens)) == (("b",), ["a"])
+
+
+def test_the_queue_is_planned_again_when_it_changes_and_not_otherwise() -> None:
+    policy, memory = Annealing(), Remembered()
+    queue = [prompt("b"), prompt("c")]
+    plans = []
+    for view in (
+        replica([decode("a")], queue, limits=Limits(running=2)),
+        replica([decode("a"), decode("b")], queue[1:], limits=Limits(running=2)),
+        replica([decode("a"), decode("b")], [*queue[1:], prompt("d")], limits=Limits(running=2)),
+        replica([decode("b")], [*queue[1:], prompt("d")], limits=Limits(running=2)),
+    ):
+        memory = policy.step(view, memory)[1]
+        plans.append(memory.plans)
+    assert plans == [1, 1, 2, 3]
+
+
+def test_finished_answers_teach_their_share_of_the_prediction() -> None:
+    long = decode("a", answer=100)._replace(generated_tokens=39)
+    memory = seen(seen(Remembered(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], []))
+    assert memory.shares == {}
+    memory = seen(memory, replica([], [prompt("c")]))
+    assert memory.share("tier").mean == pytest.approx((1.0 + 0.4) / 2)
+    assert memory.share("other").mean == 1.0
+    assert seen(memory, replica([], [prompt("c")])).open
+
+
+def test_a_preempted_job_opens_the_queue_again() -> None:
+    memory = replace(seen(Remembered(), replica([decode("a")], [])), open=False)
+    assert not seen(memory, replica([decode("a")], [])).open
+    assert seen(memory, replica([], [preempted(decode("a"))])).open
+
+
+def test_the_window_has_deadlines_to_come_first_and_then_the_oldest() -> None:
+    queue = [
+        prompt("late-2", at_s=-11.0),
+        prompt("late-1", at_s=-12.0),
+        prompt("soon", Targets(0.5)),
+        prompt("later", CODE),
+        prompt("free", Targets()),
+        prompt("offline", best_effort=True),
+        preempted(decode("again", Targets(10.0, 0.1))),
+    ]
+    names = [job.request.id for job in window(queue, 6, 0.01)]
+    assert names == ["again", "soon", "later", "free", "late-1", "late-2"]
+    assert [job.request.id for job in window(queue, 1, 0.01)] == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("job", "due_s"),
+    [
+        (prompt("chat", at_s=1.0), 11.0),
+        (prompt("code", CODE, at_s=1.0), 31.0),
+        (prompt("free", Targets()), inf),
+        (decode("on", Targets(10.0, 0.1)), 0.1),
+    ],
+    ids=lambda value: value.request.id if isinstance(value, Job) else None,
+)
+def test_deadlines_are_those_that_cannot_be_met_any_more(job: Job, due_s: float) -> None:
+    assert deadline_s(job) == pytest.approx(due_s)
+
+
+def test_who_has_no_deadline_is_overdue_by_its_wait() -> None:
+    free, offline = prompt("free", Targets(), at_s=2.0), prompt("offline", at_s=1.0, best_effort=True)
+    assert overdue([free, offline, prompt("chat")], 30.0, 30.0) is None
+    assert overdue([free, offline, prompt("chat")], 31.5, 30.0) is offline
+    assert overdue([free, prompt("chat")], 39.0, 30.0) is free
+
+
+def test_what_a_job_asks() -> None:
+    assert ask(prompt("chat", at_s=1.0), 3.0, 1.0) == Ask(100, 49, 2.0, 10.0, 0.05, inf)
+    assert ask(prompt("half"), 0.0, 0.5).decode_tokens == 24
+    thinking = Targets(5.0, 0.05, 60.0, answer_tpot_s=0.03)
+    assert ask(prompt("think", thinking), 0.0, 1.0) == Ask(100, 49, 0.0, 5.0, 0.03, 60.0)
+    assert ask(prompt("offline", best_effort=True), 0.0, 1.0) == Ask(100, 49)
+
+
+def test_a_job_under_way_asks_for_its_last_token_in_time() -> None:
+    running = advance(prompt("a", at_s=1.0), 100, 1, 3.0)
+    assert ask(running, 4.0, 1.0) == pytest.approx((100, 49, 3.0, inf, inf, 2.0 + 49 * 0.05))
+    assert ask(preempted(running), 4.0, 1.0) == pytest.approx((101, 48, 3.0, inf, inf, 2.0 + 49 * 0.05))
+
+
+def test_an_empty_replica_has_room_for_all() -> None:
+    assert room(LATENCY, [], [], 100.0, 5) == (5, NOBODY)
+    assert room(LATENCY, [decode("a")], [ask(decode("a"), 0.0, 1.0)], 100.0, 0) == (0, NOBODY)
+
+
+def test_room_ends_where_the_first_running_one_would_be_late() -> None:
+    running = [decode("a", Targets(10.0, 0.05), answer=20), decode("free", Targets())]
+    asks = [ask(job, 0.0, 1.0) for job in running]
+    free = room(LATENCY, running, asks, 1000.0, 10)
+    assert 0 < free.places < 10
+    assert (free.beside.running, free.beside.met) == (2, 2)
+    assert list(free.beside.latency_s) == sorted(free.beside.latency_s)
+    assert room(LATENCY, running, asks, 10.0, 10).places > free.places
+
+
+def test_room_minds_first_tokens_and_paces_of_prompts_under_way() -> None:
+    chunk = advance(prompt("a", Targets(0.2, 0.1), tokens=500), 100, 0, 0.0)
+    asks = [ask(chunk, 0.0, 1.0)]
+    assert room(LATENCY, [chunk], asks, 300.0, 10).places < room(LATENCY, [chunk], asks, 10.0, 10).places
+    hasty = advance(prompt("a", Targets(9.0, 0.02502), tokens=500), 100, 0, 0.0)
+    assert room(LATENCY, [hasty], [ask(hasty, 0.0, 1.0)], 10.0, 10).places < 10
+
+
+def test_memory_is_counted_at_its_peak_and_who_does_not_fit_is_passed_over() -> None:
+    kv = KvCache(20, 20, 16)
+    large, small = prompt("large", tokens=200, answer=60), prompt("small", tokens=60, answer=10)
+    assert fitting(kv, [], [large, large, small]) == [large, small]
+    assert fitting(kv, [large], [large]) == []
+    assert fitting(kv, [], [prompt("whole", tokens=100, answer=9999)]) != []
