@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock_core.policies.accelgen import AccelGen
 from penstock_core.policies.fastserve import FastServe
 from penstock_core.policies.fcfs import Fcfs
 from penstock_core.policies.fluidserve import FluidServe
@@ -11,6 +12,7 @@ from penstock_core.policies.qoserve import QoServe
 from penstock_core.policies.sarathi import Sarathi
 from penstock_core.policies.sjf import Sjf
 from penstock_core.policies.slos_serve import SlosServe
+from penstock_core.policies.sola import Sola
 from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
 from penstock_core.policy import Knobs, Policy
@@ -26,6 +28,8 @@ def _annealing(knobs: Knobs) -> Policy[Any]:
 POLICIES: Mapping[str, Callable[[Knobs], Policy[Any]]] = {
     "annealing": _annealing,
     "slos-serve": lambda knobs: SlosServe(aging_s=knobs.aging_s),
+    "sola": lambda knobs: Sola(aging_s=knobs.aging_s),
+    "accelgen": lambda knobs: AccelGen(aging_s=knobs.aging_s),
     "vllm": lambda _: Vllm(),
     "vllm-legacy": lambda _: VllmLegacy(),
     "sarathi": lambda _: Sarathi(),

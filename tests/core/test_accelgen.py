@@ -1,0 +1,355 @@
+"""AccelGen's published rules on worked examples: budget, remaining time, both algorithms, long prompts."""
+
+from math import inf
+
+import pytest
+from penstock_core.accelgen_batch import Demand, distance
+from penstock_core.accelgen_budget import Budget, budget, pivot_tokens
+from penstock_core.accelgen_remaining import Pauses, Tempo, claim, pauses_after
+from penstock_core.builtin_time_models import time_model
+from penstock_core.policies.accelgen import AccelGen, Remembered
+from penstock_core.policy import Step
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job, preempted
+from penstock_core.slo import Judge, Targets
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import BatchWork, Term, TimeModel, chunk_work
+
+MODEL = TimeModel("round", (Term(1e-4, 0.010),))
+"""10 ms an iteration and a tenth of a millisecond a token: saturated with 400 tokens, in 50 ms."""
+
+TEMPO = Tempo(chunk_tokens=400.0, iteration_s=0.05)
+NOW_S = 10.0
+TTFT_ONLY, FOREVER_S = Targets(1.0), 30.0
+
+
+def prompt(
+    name: str,
+    tokens: int = 100,
+    *,
+    waited_s: float = 0.1,
+    targets: Targets = TTFT_ONLY,
+    done: int = 0,
+    output: int = 50,
+    best_effort: bool = False,
+) -> Job:
+    request = Request(name, "chat", NOW_S - waited_s, tokens, 4096, targets)
+    job = new_job(request, output, best_effort)
+    return advance(job, done, 0, NOW_S) if done else job
+
+
+def decode(
+    name: str, *, context: int = 100, tpot_s: float | None = 0.1, waited_s: float = 0.0, tokens: int = 1
+) -> Job:
+    """A decode that is judged by single gaps and has had its last token `waited_s` ago."""
+    targets = Targets(1.0, tpot_s, None, Judge.MAX)
+    job = new_job(Request(name, "chat", NOW_S - 5, context, 4096, targets), 50, best_effort=False)
+    job = advance(job, context, 1, NOW_S - waited_s)
+    for _ in range(tokens - 1):
+        job = advance(job, 1, 1, NOW_S - waited_s)
+    return job
+
+
+def replica(
+    running: list[Job],
+    waiting: list[Job],
+    *,
+    free_blocks: int = 1000,
+    limits: Limits | None = None,
+    model: TimeModel = MODEL,
+    now_s: float = NOW_S,
+    speculation: Speculation | None = None,
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    return ReplicaView(
+        now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), model, speculation
+    )
+
+
+def step_of(view: ReplicaView, policy: AccelGen | None = None) -> Step:
+    policy = policy or AccelGen()
+    return policy.step(view, policy.start())[0]
+
+
+def remaining_s(job: Job, tempo: Tempo = TEMPO) -> float:
+    return claim(job, NOW_S, tempo, 0.1875, FOREVER_S).remaining_s
+
+
+# Budget (eq. 6)
+
+
+def test_the_pivot_is_where_throughput_saturates() -> None:
+    assert pivot_tokens(MODEL) == 400
+    assert 400 / MODEL.prefill_seconds(400) == pytest.approx(0.8 / 1e-4)
+    assert pivot_tokens(time_model("opt-13b-a100")) == pytest.approx(768, rel=0.06)  # as the paper measured
+    assert pivot_tokens(TimeModel("flat", (Term(0.0, 0.01),))) > 1e9
+
+
+def test_the_budget_is_what_fits_the_tightest_time_between_tokens_up_to_the_pivot() -> None:
+    loose, tight = decode("loose", tpot_s=0.09), decode("tight", tpot_s=0.03)
+    view = replica([], [])
+    assert budget(view, [loose, tight], 0.1875).tokens == 200
+    assert budget(view, [loose, tight], 0.1875).limit_s == 0.03
+    assert budget(view, [loose], 0.1875).tokens == 400
+    assert budget(view, [], 0.1875) == Budget(400, inf, pytest.approx(0.05))  # type: ignore[arg-type]
+
+
+def test_a_decode_without_a_pace_is_held_to_reading_speed() -> None:
+    assert budget(replica([], []), [decode("a", tpot_s=None)], 0.02).tokens == 100
+
+
+def test_a_pace_that_decodes_alone_break_bounds_nothing() -> None:
+    hopeless, tight = decode("hopeless", tpot_s=0.010), decode("tight", tpot_s=0.03)
+    assert budget(replica([], []), [hopeless, tight], 0.1875).limit_s == 0.03
+    assert budget(replica([], []), [hopeless], 0.1875).limit_s == inf
+
+
+def test_the_engine_s_own_bound_holds() -> None:
+    assert budget(replica([], [], limits=Limits(batch_tokens=64)), [], 0.1875).tokens == 64
+
+
+# Remaining time
+
+
+def test_a_prompt_s_remaining_time_is_its_target_less_wait_and_chunks() -> None:
+    assert remaining_s(prompt("a", 100, waited_s=0.3)) == pytest.approx(1.0 - 0.3 - 0.05)
+    assert remaining_s(prompt("a", 1001, waited_s=0.3)) == pytest.approx(1.0 - 0.3 - 3 * 0.05)
+    assert remaining_s(prompt("a", 1001, waited_s=0.3, done=300)) == pytest.approx(1.0 - 0.3 - 2 * 0.05)
+
+
+def test_a_decode_s_remaining_time_is_its_gap_less_one_iteration() -> None:
+    assert remaining_s(decode("a", tpot_s=0.2)) == pytest.approx(0.2 - 0.05)
+    assert remaining_s(decode("a", tpot_s=0.2, waited_s=0.08)) == pytest.approx(0.2 - 0.08 - 0.05)
+
+
+def test_those_that_were_promised_nothing_are_patient_or_read() -> None:
+    assert remaining_s(prompt("a", waited_s=4.0, targets=Targets())) == pytest.approx(30 - 4 - 0.05)
+    reader = advance(prompt("b", targets=Targets()), 100, 1, NOW_S - 0.1)
+    assert remaining_s(reader) == pytest.approx(0.1875 - 0.1 - 0.05)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "urgent"), [(0.8, False), (0.89, False), (0.91, True), (0.99, True), (1.01, False)]
+)
+def test_urgent_is_who_keeps_its_target_only_in_the_next_iteration(waited_s: float, urgent: bool) -> None:
+    assert claim(prompt("a", waited_s=waited_s), NOW_S, TEMPO, 0.1875, FOREVER_S).urgent == urgent
+
+
+JOB_TARGET = Targets(e2e_s=5.2)
+"""With one chunk and 51 tokens, 52 iterations of a tenth of a second."""
+
+
+def test_a_target_for_the_whole_job_is_spread_over_its_chunks_and_tokens() -> None:
+    """(SLO − T_e) / (N_ck + S_g) with T_e = 52 · 50 ms: 50 ms of waiting each."""
+    job = prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51)
+    assert remaining_s(job) == pytest.approx((5.2 - 52 * 0.05) / 52)
+    assert remaining_s(job._replace(output_tokens=103)) == pytest.approx(5.2 / 104 - 0.05)
+
+
+@pytest.mark.parametrize("used_s", [0.02, 0.05, 0.30])
+def test_what_an_iteration_over_or_under_uses_is_carried_to_the_next(used_s: float) -> None:
+    """Allowed 50 ms, it waited `used_s` and ran 50 ms: the next may wait 50 ms and what it saved."""
+    job = prompt("a", 400, waited_s=used_s + 0.05, targets=JOB_TARGET, output=51)
+    job = advance(job, 400, 1, NOW_S)
+    assert remaining_s(job) == pytest.approx(0.05 + (0.05 - used_s) + 0.1)
+
+
+def test_preemptions_take_their_share_of_what_a_job_may_wait() -> None:
+    job = advance(prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51), 400, 1, NOW_S)
+    assert remaining_s(job) - remaining_s(job, TEMPO._replace(pause_s=0.01)) == pytest.approx(0.01)
+
+
+def test_of_two_targets_the_nearer_counts() -> None:
+    both = prompt("a", 400, waited_s=0.0, targets=Targets(ttft_s=0.08, e2e_s=5.2), output=51)
+    assert remaining_s(both) == pytest.approx(0.08 - 0.05)
+
+
+def test_a_chunk_done_moves_the_time_table_on() -> None:
+    """Four iterations of a prompt and one of a token: each chunk done allows a fifth more of the time."""
+    fresh = prompt("a", 1600, waited_s=0.0, targets=Targets(e2e_s=5.0), output=1)
+    fresh = fresh._replace(output_tokens=1)
+    assert remaining_s(fresh) == pytest.approx(1.0 - 0.05)
+    assert remaining_s(advance(fresh, 400, 0, NOW_S)) == pytest.approx(2.0 - 0.05)
+
+
+def test_pauses_are_measured_while_a_request_with_tokens_waits() -> None:
+    paused = preempted(decode("a"))
+    first = pauses_after(Pauses(), replica([decode("b")], [paused, prompt("c")]), 1)
+    assert first == Pauses({"a": NOW_S}, 0.0, 0.05)
+    later = pauses_after(first, replica([decode("a")], [], now_s=NOW_S + 2), 1)
+    assert later == Pauses({}, 2.0, 0.05 * 0.95)
+    assert later.per_token_s == pytest.approx(2 * 0.05 * 0.95)
+
+
+# Algorithm 1
+
+
+def test_decodes_are_kept_and_prompts_fill_the_budget() -> None:
+    view = replica([decode("d", tpot_s=0.03)], [prompt("a", 150), prompt("b", 100)])
+    assert step_of(view).tokens == {"d": 1, "a": 150, "b": 49}
+
+
+def test_the_urgent_go_before_decodes_that_can_wait() -> None:
+    """Two urgent prompts fill the budget of 400; decodes with 0.9 s left sit out."""
+    decodes = [decode(f"d{i}", tpot_s=1.0) for i in range(3)]
+    waiting = [prompt("a", 300, waited_s=0.92), prompt("b", 300, waited_s=0.94)]
+    assert step_of(replica(decodes, waiting)).tokens == {"b": 300, "a": 100}
+
+
+def test_the_urgent_take_blocks_from_whoever_has_most_time() -> None:
+    running = [decode("soon", tpot_s=0.6), decode("late", tpot_s=0.9)]
+    step = step_of(replica(running, [prompt("a", 100, waited_s=0.92)], free_blocks=1))
+    assert (step.tokens, step.preempt) == ({"a": 100, "soon": 1}, ("late",))
+
+
+def test_the_urgent_take_a_seat_too_but_not_from_one_that_is_late_itself() -> None:
+    full = Limits(running=1)
+    step = step_of(replica([decode("d", tpot_s=0.9)], [prompt("a", waited_s=0.92)], limits=full))
+    assert (step.tokens, step.preempt) == ({"a": 100}, ("d",))
+    step = step_of(
+        replica([decode("d", tpot_s=0.9, waited_s=1.0)], [prompt("a", waited_s=0.92)], limits=full)
+    )
+    assert (step.tokens, step.preempt) == ({"d": 1}, ())
+
+
+@pytest.mark.parametrize(("tpot_s", "served"), [(0.25, "a"), (0.18, "d")])
+def test_a_decode_gives_its_blocks_only_where_it_can_be_computed_again_in_time(
+    tpot_s: float, served: str
+) -> None:
+    """Computing 1,001 tokens again takes three iterations: 150 ms, beside the one it sits out."""
+    running = [decode("d", context=1000, tpot_s=tpot_s)]
+    policy, memory = AccelGen(), Remembered(chunk_tokens=400.0)
+    view = replica(running, [prompt("a", 100, waited_s=0.93)], free_blocks=2)
+    step = policy.step(view, memory)[0]
+    assert (list(step.tokens), step.preempt) == ([served], ("d",) if served == "a" else ())
+
+
+def test_a_decode_that_would_be_late_for_sitting_out_is_served_before_urgent_prompts() -> None:
+    running = [decode("tight", tpot_s=0.09), decode("loose", tpot_s=0.9)]
+    step = step_of(replica(running, [prompt("a", 500, waited_s=0.89)]))
+    assert list(step.tokens.items()) == [("tight", 1), ("a", 399)]
+
+
+def test_an_urgent_prompt_without_any_room_waits() -> None:
+    late = decode("d", tpot_s=0.2, waited_s=0.3)
+    step = step_of(replica([late], [prompt("a", waited_s=0.92), prompt("b", waited_s=0.93)], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ())
+
+
+def test_a_decode_that_needs_a_block_takes_it_from_who_has_most_time() -> None:
+    running = [decode("a", context=160, tpot_s=0.9), decode("b", context=160, tpot_s=0.2)]
+    step = step_of(replica(running, [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"b": 1}, ("a",))
+
+
+# Algorithm 2
+
+
+def test_distance_is_what_stays_unused_of_both() -> None:
+    assert distance(Demand(100, 5), Demand(400, 45), 1000, 100) == pytest.approx(0.5)
+    assert distance(Demand(400, 45), Demand(400, 45), 1000, 100) == 0.0
+
+
+def test_the_prompt_nearest_to_what_is_left_goes_first() -> None:
+    waiting = [prompt("small", 20), prompt("large", 380), prompt("middle", 200)]
+    assert step_of(replica([], waiting)).tokens == {"large": 380, "small": 20}
+
+
+def test_only_prompts_with_alike_time_left_compete() -> None:
+    waiting = [prompt("later", 380, waited_s=0.1), prompt("sooner", 30, waited_s=0.7)]
+    assert list(step_of(replica([], waiting)).tokens) == ["later", "sooner"]
+    assert list(step_of(replica([], waiting), AccelGen(gamma_s=0.5)).tokens) == ["sooner", "later"]
+
+
+def test_a_prompt_without_blocks_is_passed_over() -> None:
+    waiting = [prompt("large", 300), prompt("small", 30)]
+    assert step_of(replica([decode("d")], waiting, free_blocks=3)).tokens == {"d": 1, "small": 30}
+
+
+def test_what_a_prompt_under_way_still_needs_is_kept_for_it() -> None:
+    half = prompt("half", 900, done=16, targets=Targets(5.0))
+    small = prompt("small", 30)
+    assert step_of(replica([half], [small], free_blocks=56)).tokens == {"half": 400}
+    assert step_of(replica([half], [small], free_blocks=58)).tokens == {"small": 30, "half": 370}
+
+
+def test_no_more_start_than_there_are_seats() -> None:
+    view = replica([decode("d")], [prompt("a", 50), prompt("b", 60)], limits=Limits(running=2))
+    assert step_of(view).tokens == {"d": 1, "b": 60}
+
+
+def test_a_chunk_is_cut_to_the_tightest_time_between_tokens() -> None:
+    attending = TimeModel("attending", MODEL.terms, prefill_work_s=1e-7)
+    view = replica([decode("d", tpot_s=0.03)], [prompt("a", 4000, done=1)], model=attending)
+    step = step_of(view)
+    tokens = step.tokens["a"]
+    longer = BatchWork(1 + tokens + 1, 101, chunk_work(tokens + 1, 1))
+    assert step.duration_s <= 0.03 < attending.seconds(longer)
+
+
+# Exclusive allocation
+
+
+def test_no_new_long_prompt_is_cut_while_another_is_unfinished() -> None:
+    half, new, short = prompt("half", 5000, done=100), prompt("new", 5000), prompt("short", 50)
+    view = replica([half], [new, short])
+    assert step_of(view).tokens == {"half": 400}
+    patient = prompt("half", 5000, done=100, targets=Targets(50.0))
+    assert step_of(replica([patient], [new, short])).tokens == {"short": 50, "half": 350}
+    assert step_of(replica([], [new, short])).tokens == {"new": 400}
+
+
+def test_a_whole_prompt_that_time_would_cut_waits_for_the_long_one() -> None:
+    attending = TimeModel("attending", MODEL.terms, prefill_work_s=1e-6)
+    half, new = prompt("half", 5000, done=4000, targets=Targets(50.0)), prompt("new", 180)
+    view = replica([decode("d", tpot_s=0.03), half], [new], model=attending)
+    assert step_of(view).tokens == {"d": 1}
+    assert step_of(replica([decode("d", tpot_s=0.03)], [new], model=attending)).tokens["new"] < 180
+
+
+def test_what_is_not_urgent_leaves_the_urgent_alone() -> None:
+    waiting = [prompt("patient", 50, waited_s=0.2), prompt("urgent", 300, waited_s=0.92)]
+    assert list(step_of(replica([], waiting)).tokens.items()) == [("urgent", 300), ("patient", 50)]
+
+
+def test_an_urgent_long_prompt_need_not_wait() -> None:
+    half, new = prompt("half", 5000, done=100), prompt("new", 500, waited_s=0.89)
+    assert step_of(replica([half], [new])).tokens == {"new": 400}
+
+
+def test_after_the_last_chunk_the_next_long_prompt_begins_in_the_same_batch() -> None:
+    half, new = prompt("half", 500, done=400), prompt("new", 5000)
+    assert step_of(replica([half], [new])).tokens == {"half": 100, "new": 300}
+
+
+# The rest
+
+
+def test_the_mean_chunk_is_remembered() -> None:
+    policy = AccelGen()
+    memory = policy.step(replica([], [prompt("a", 300)]), policy.start())[1]
+    assert memory.chunk_tokens == 300
+    memory = policy.step(replica([], [prompt("a", 100), prompt("b", 200)]), memory)[1]
+    assert memory.chunk_tokens == pytest.approx(300 - 0.05 * 150)
+    assert policy.step(replica([decode("d")], []), memory)[1].chunk_tokens == memory.chunk_tokens
+
+
+def test_best_effort_comes_after_all_and_has_its_turn_once_it_has_waited_long() -> None:
+    offline = prompt("offline", 390, best_effort=True, targets=Targets())
+    assert list(step_of(replica([], [offline, prompt("a", 300)])).tokens.items()) == [
+        ("a", 300),
+        ("offline", 100),
+    ]
+    old = prompt("old", 390, waited_s=31, best_effort=True, targets=Targets())
+    assert list(step_of(replica([], [old, prompt("a", 300)])).tokens) == ["old", "a"]
+
+
+def test_decodes_draft_what_the_drafter_is_set_to() -> None:
+    assert step_of(replica([decode("d")], [], speculation=Speculation(3, 0.7))).drafts == {"d": 3}
+
+
+def test_everybody_is_admitted() -> None:
+    verdicts = AccelGen().admit(replica([], []), [prompt("a"), prompt("b", best_effort=True)])
+    assert [type(verdict).__name__ for verdict in verdicts] == ["Admitted", "BestEffort"]
+    assert AccelGen().start() == Remembered()
