@@ -175,6 +175,12 @@ TABLE: list[tuple[str, object, str]] = [
         "did you mean slos-serve?",
     ),
     (
+        "spec/scheduling/policy",
+        "distserve",
+        'spec.scheduling.policy: "distserve" is no policy of a replica: it splits a fleet into prefill and '
+        "decode GPUs; `penstock capacity --policy distserve` measures it",
+    ),
+    (
         "spec/routing/order",
         "random",
         'spec.routing.order: "random" is no routing order; one of round-robin, least-loaded, lmetric, '

@@ -9,6 +9,13 @@ from penstock_core.policies import POLICIES
 
 from penstock_pool.scalars import wrong
 
+ONLY_SIMULATED = {
+    "distserve": "it splits a fleet into prefill and decode GPUs; "
+    "`penstock capacity --policy distserve` measures it",
+    "vllm-real": "it is what vLLM does without a policy; `penstock simulate --policy vllm-real` runs it",
+}
+"""Schedulers that can be compared with and not chosen, and why."""
+
 
 def did_you_mean(given: str, allowed: Collection[str]) -> str:
     """`; did you mean x?` where a name is close, else nothing."""
@@ -23,6 +30,8 @@ def known_time_model(name: str) -> str:
 
 def known_policy(name: str) -> str:
     """The name, if the core has such a policy."""
+    if name in ONLY_SIMULATED:
+        raise wrong(f'"{name}" is no policy of a replica: {ONLY_SIMULATED[name]}')
     return _one_of(name, POLICIES, "policy")
 
 
