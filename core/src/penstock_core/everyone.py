@@ -30,9 +30,9 @@ def _first_token_s(view: ReplicaView, queue: Sequence[Job], decodes: int, contex
     attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in queue)
     a_batch = max(view.limits.batch_tokens - decodes, 1)
     full, rest = divmod(tokens, a_batch)
-    sizes = [a_batch] * full + [rest] * (rest > 0)
     waited_s = max(view.busy_until_s - view.now_s, 0.0)
-    return waited_s + sum(
-        view.model.seconds(BatchWork(decodes + size, context_tokens, attention * size / tokens))
-        for size in sizes
-    )
+
+    def batch_s(size: int) -> float:
+        return view.model.seconds(BatchWork(decodes + size, context_tokens, attention * size / tokens))
+
+    return waited_s + full * batch_s(a_batch) + (batch_s(rest) if rest else 0.0)
