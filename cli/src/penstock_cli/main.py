@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import typer
 from penstock_pool import PoolError
 
+from penstock_cli.capacity_command import capacity
 from penstock_cli.demo_command import demo
 from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
 from penstock_cli.replay_command import replay
@@ -38,7 +39,7 @@ Exit codes: 0 done, 1 failure, 2 bad input.
 TYPER_INTERRUPTED = 130
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (demo, validate, up, replay, simulate):
+for command in (demo, validate, up, replay, simulate, capacity):
     app.command()(command)
 
 

@@ -14,6 +14,9 @@ from rich.console import Console
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.effective_pool import Overrides, overridden_pool
+from penstock_cli.plots.figure import check_suffix
+from penstock_cli.plots.option import PlotFile
+from penstock_cli.plots.requests import Requests
 from penstock_cli.replay.report import console_for_tables, meaning, number, table
 from penstock_cli.replay.schedule import Schedule, stretch_to
 from penstock_cli.replay_command import (
@@ -70,6 +73,7 @@ def simulate(
     tier_map: TierMap = None,
     json: JsonFile = None,
     requests: RequestsFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Serve a recorded trace on a simulated pool, as fast as this machine can, and judge each request.
 
@@ -83,6 +87,7 @@ def simulate(
       penstock simulate -f pool.yaml --trace t.csv --policy vllm --replicas 4 --rate 12 --json out.json
     """
     check_positive({"--rate": rate, "--duration": duration})
+    check_suffix(plot)
     pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
     fleet = fleet_of(pool, file, Conditions(replicas, truth, lengths))
     if policy == VLLM_REAL:  # no pool can choose it
@@ -90,8 +95,11 @@ def simulate(
     summary = summarise(trace)
     schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
     _check_tiers(pool, summary, schedule)
-    found = run(fleet, schedule, seed, requests, Console(stderr=True))
+    seen = Requests(fleet)
+    found = run(fleet, schedule, seed, requests, Console(stderr=True), seen=seen if plot else None)
     show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {_counted(fleet.replicas)}", json)
+    if plot is not None:
+        seen.draw(plot)
 
 
 def show(found: Simulation, title: str, json: Path | None) -> None:

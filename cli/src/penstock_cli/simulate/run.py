@@ -12,6 +12,7 @@ from penstock_simulator.simulation.replica import Stuck
 from rich.console import Console
 
 from penstock_cli.failure import Failure
+from penstock_cli.plots.requests import Requests
 from penstock_cli.replay.outcome import Ending, Outcome
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
@@ -37,14 +38,27 @@ class Simulation:
     step_share: float | None
 
 
-def run(fleet: Fleet, schedule: Schedule, seed: int, rows: Path | None, console: Console) -> Simulation:
-    """Serve the schedule. Raises TraceError before anything is simulated, Failure."""
+def run(
+    fleet: Fleet,
+    schedule: Schedule,
+    seed: int,
+    rows: Path | None,
+    console: Console,
+    *,
+    seen: Requests | None = None,
+) -> Simulation:
+    """Serve the schedule. Raises TraceError before anything is simulated, Failure.
+
+    seen: what a picture is to be drawn from.
+    """
     requests, span_s = count(schedule)
     tally, clock = Tally(), PlannerClock()
     try:
         outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
     except VllmMissing as missing:
         raise Failure(str(missing), bad_input=True) from None
+    if seen is not None:
+        outcomes = seen.passing(outcomes)
     with nullcontext() if rows is None else RowsFile(rows) as file:
         try:
             for simulated in watched(outcomes, console, "simulating", requests):

@@ -1,0 +1,96 @@
+"""The trials that were run before: a line of JSON for each, so that a search can be stopped and go on.
+
+A line's key is made of everything that decides the trial's result: its own values, and the source of the
+decisions and the simulator. After a change to either, old lines are passed over.
+"""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.failure import Failure
+
+DECIDING = ("penstock_core", "penstock_simulator")
+KEY_DIGITS = 24
+
+
+class Memory:
+    """A file of tallies, read once and appended to. Without a path it lasts as long as the run."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._code = path, code_digest()
+        self._known: dict[str, Tally] = {}
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            try:
+                self._known = dict(_lines(self._path)) if self._path.exists() else {}
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab")
+            except OSError as error:
+                raise Failure(f"--resume {self._path}: {error.strerror}", bad_input=True) from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def recall(self, trial: Trial) -> Tally | None:
+        """What it found, if it was run."""
+        return self._known.get(self._key(trial))
+
+    def keep(self, trial: Trial, tally: Tally) -> None:
+        """Remember it, on the disk too before the next one is waited for."""
+        key = self._key(trial)
+        self._known[key] = tally
+        if self._file is not None:
+            self._file.write(orjson.dumps({"key": key, **trial.as_json(), **tally._asdict()}) + b"\n")
+            self._file.flush()
+
+    def _key(self, trial: Trial) -> str:
+        values = orjson.dumps([self._code, trial.as_json()], option=orjson.OPT_SORT_KEYS)
+        return sha256(values).hexdigest()[:KEY_DIGITS]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Tally]]:
+    """Keys and tallies. A last line that was cut short, as by a power failure, is none."""
+    *whole, rest = path.read_bytes().split(b"\n")
+    if rest:
+        path.write_bytes(b"".join(line + b"\n" for line in whole))
+    for number, line in enumerate(whole, start=1):
+        try:
+            row = orjson.loads(line)
+            yield row["key"], _tally(row)
+        except (KeyError, TypeError, ValueError):
+            raise Failure(f"--resume {path}: line {number} is no trial's", bad_input=True) from None
+
+
+def _tally(row: dict[str, Any]) -> Tally:
+    spots = tuple((tier, ttft, tpot) for tier, ttft, tpot in row["spots"])
+    return Tally(row["requests"], row["missed"], row["complete"], spots)
+
+
+def code_digest() -> str:
+    """Of all source and data of what decides."""
+    digest = sha256()
+    for package in DECIDING:
+        for name, content in sorted(_contents(files(package), package)):
+            digest.update(name.encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _contents(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        path = f"{name}/{entry.name}"
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _contents(entry, path)
+        elif entry.is_file():
+            yield path, entry.read_bytes()

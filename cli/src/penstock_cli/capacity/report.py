@@ -1,0 +1,109 @@
+"""What a search found: a table for people, JSON for programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_simulator.scenarios import scenario
+from rich.table import Table
+
+from penstock_cli.capacity.confidence import wilson
+from penstock_cli.capacity.question import Conditions
+from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.setting import ORACLE, grid_of
+from penstock_cli.replay.report import aligned, number
+
+HEADS = (
+    "scenario",
+    "policy",
+    "capacity\nreq/s a replica",
+    "not at\nreq/s",
+    "attained there\n%",
+    "95 % sure\n%",
+    "of the best\n%",
+    "tuned to",
+)
+
+
+def capacity_rps(answer: Answer) -> float:
+    """The rate that counts: the highest that attains, of the bound the lowest that nobody can."""
+    return answer.high_rps if answer.question.policy == ORACLE else answer.low_rps
+
+
+def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """One object for each question, in the order they were asked."""
+    return [_as_json(answer) for answer in answers]
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    asked = answer.question.conditions
+    sure = wilson(answer.requests - answer.missed, answer.requests)
+    return {
+        "scenario": answer.question.scenario,
+        "policy": answer.question.policy,
+        "replicas": asked.replicas,
+        "attainment_target": asked.attainment,
+        "capacity_rps_per_replica": capacity_rps(answer),
+        "bracket_rps": [answer.low_rps, answer.high_rps],
+        "attainment": _attained(answer),
+        "attainment_95": [round(sure.low, 4), round(sure.high, 4)] if answer.low_rps > 0 else None,
+        "requests": answer.requests,
+        "seeds": asked.seeds,
+        "lengths": asked.lengths.value,
+        "truth": asked.truth.value,
+        "order": asked.order,
+        "batch_tokens": answer.setting.batch_tokens,
+        "drafts": answer.setting.drafts,
+    }
+
+
+def _attained(answer: Answer) -> float | None:
+    return round(1 - answer.missed / answer.requests, 4) if answer.low_rps > 0 else None
+
+
+def table(answers: Sequence[Answer], conditions: Conditions) -> Table:
+    """A line for each question; within a scenario the highest capacity first."""
+    scenarios = list(dict.fromkeys(answer.question.scenario for answer in answers))
+    groups = [[a for a in answers if a.question.scenario == name] for name in scenarios]
+    lines = [
+        _cells(answer, _best_rps(group))
+        for group in groups
+        for answer in sorted(group, key=capacity_rps, reverse=True)
+    ]
+    replicas = f"{conditions.replicas} replica{'s' if conditions.replicas > 1 else ''}"
+    share = number(conditions.attainment, 100, 0)
+    title = (
+        f"Highest rates at which {share} % of requests keep every target: {replicas}, "
+        f"{conditions.lengths.value} lengths, {conditions.truth.value} truth"
+    )
+    return aligned(title, HEADS, lines, left=2)
+
+
+def _best_rps(answers: Sequence[Answer]) -> float:
+    """The highest capacity of a policy; of the bound, where nothing else was asked."""
+    policies = [answer for answer in answers if answer.question.policy != ORACLE]
+    return max(capacity_rps(answer) for answer in policies or answers)
+
+
+def _cells(answer: Answer, best_rps: float) -> list[str]:
+    question, rate_rps = answer.question, capacity_rps(answer)
+    sure = wilson(answer.requests - answer.missed, answer.requests)
+    attained = [number(_attained(answer), 100, 1), f"{100 * sure.low:.1f}–{100 * sure.high:.1f}"]
+    tuned = not grid_of(question.policy, scenario(question.scenario)).single
+    return [
+        question.scenario,
+        question.policy,
+        number(rate_rps, 1, 3),
+        number(answer.high_rps, 1, 3),
+        *(attained if answer.low_rps > 0 else ["–", "–"]),
+        number(rate_rps / best_rps if best_rps > 0 else None, 100, 0),
+        str(answer.setting) if tuned else "–",
+    ]
+
+
+def meaning(conditions: Conditions) -> str:
+    """What the table's figures are."""
+    samples = f"{conditions.seeds} sample{'s' if conditions.seeds > 1 else ''}"
+    return (
+        f"Each rate was confirmed on {samples} of its scenario, run to the end; the one beside it, at most "
+        "2 % higher, does not attain. The interval takes requests as independent; bursts make it wider."
+    )

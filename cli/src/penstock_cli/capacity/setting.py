@@ -1,0 +1,105 @@
+"""What of a policy is tuned for a scenario: every baseline has to run at its best.
+
+A policy that chooses these by itself has one setting. `NAME-spec` is the policy NAME with a fixed number of
+drafts for every decode, as vLLM speculates; without it a baseline does not speculate, as in the paper.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from penstock_core.policies import UnknownPolicy
+from penstock_simulator.policies import NAMES
+from penstock_simulator.scenarios import Scenario
+
+ORACLE = "oracle"
+"""No policy: the bound that none can pass."""
+
+SPECULATING = "-spec"
+ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
+SOME_BUDGETS_TOKENS = (512, 2048, 8192)
+FIXED_DRAFTS = (2, 3, 4)
+
+BUDGETS_TOKENS: Mapping[str, tuple[int, ...]] = {
+    "vllm": ALL_BUDGETS_TOKENS,
+    "vllm-real": ALL_BUDGETS_TOKENS,
+    "sarathi": ALL_BUDGETS_TOKENS,
+    "vllm-legacy": SOME_BUDGETS_TOKENS,
+    "sjf": SOME_BUDGETS_TOKENS,
+    "fastserve": SOME_BUDGETS_TOKENS,
+    "orca": SOME_BUDGETS_TOKENS,
+}
+"""Budgets of tokens for a step that are tried, of policies that do not set their own."""
+
+DRAFT_FOR_THEMSELVES = frozenset({"slos-serve", ORACLE})
+"""Policies that decide for each decode how far to speculate. They have the drafter whenever there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run a policy.
+
+    batch_tokens: most tokens of a step. drafts: most tokens drafted for a decode in one step; 0 for none.
+    """
+
+    batch_tokens: int
+    drafts: int = 0
+
+    def __str__(self) -> str:
+        drafted = f", {self.drafts} drafts" if self.drafts else ""
+        return f"{self.batch_tokens} tokens a step{drafted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The settings that are tried, from `start` on, one axis after the other.
+
+    budgets_tokens, drafts: the axes' values.
+    """
+
+    start: Setting
+    budgets_tokens: tuple[int, ...]
+    drafts: tuple[int, ...]
+
+    def lines(self, here: Setting) -> Iterator[list[Setting]]:
+        """Along each axis, the settings that differ from `here` in it."""
+        yield [
+            replace(here, batch_tokens=tokens)
+            for tokens in self.budgets_tokens
+            if tokens != here.batch_tokens
+        ]
+        yield [replace(here, drafts=drafts) for drafts in self.drafts if drafts != here.drafts]
+
+    @property
+    def single(self) -> bool:
+        """Whether there is nothing to tune."""
+        return len(self.budgets_tokens) * len(self.drafts) == 1
+
+
+def base_policy(policy: str) -> str:
+    """The scheduler behind the name. Raises UnknownPolicy."""
+    base = policy.removesuffix(SPECULATING)
+    known = (*NAMES, ORACLE)
+    if base not in known or (base in DRAFT_FOR_THEMSELVES and base != policy):
+        raise UnknownPolicy(policy, (*known, *(f"{name}{SPECULATING}" for name in ("vllm", "sarathi"))))
+    return base
+
+
+def grid_of(policy: str, scenario: Scenario) -> Grid:
+    """What is tried for this policy in this scenario. Raises UnknownPolicy."""
+    base, most = base_policy(policy), scenario.limits.batch_tokens
+    budgets_tokens = BUDGETS_TOKENS.get(base, (most,))
+    drafts = _drafts(base, policy, scenario)
+    return Grid(Setting(_middle(budgets_tokens), _middle(drafts)), budgets_tokens, drafts)
+
+
+def _drafts(base: str, policy: str, scenario: Scenario) -> tuple[int, ...]:
+    drafter = scenario.speculation
+    if drafter is None:
+        return (0,)
+    if base in DRAFT_FOR_THEMSELVES:
+        return (drafter.max_tokens,)
+    return FIXED_DRAFTS if base != policy else (0,)
+
+
+def _middle(values: tuple[int, ...]) -> int:
+    return values[len(values) // 2]

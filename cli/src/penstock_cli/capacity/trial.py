@@ -1,0 +1,158 @@
+"""One simulation of a capacity search: this setting, this rate, this sample; how many kept everything?
+
+A trial is plain values, so that any process can run it and a file can remember it. It ends early once more
+requests have missed than could be made up for, or that were worth finding out about.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+from penstock_core.builtin_time_models import time_model
+from penstock_core.replica_view import Limits
+from penstock_core.speculation import Speculation
+from penstock_simulator.arrival import Arrival
+from penstock_simulator.scenarios import Scenario, arrivals, scenario
+from penstock_simulator.simulation import Fleet, Lengths, simulate
+from penstock_simulator.truth import TruthKind
+
+from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.setting import ORACLE, Setting, base_policy
+from penstock_cli.plots.plane import spot
+from penstock_cli.plots.series import Spot
+
+MOST = 0.9
+"""The share of requests that a tier's spot in the plane speaks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What decides a simulation's result.
+
+    rate_rps: for each replica.
+    most_misses: it ends as soon as there are more.
+    """
+
+    scenario: str
+    policy: str
+    batch_tokens: int
+    drafts: int
+    replicas: int
+    order: str
+    lengths: str
+    truth: str
+    rate_rps: float
+    seed: int
+    most_misses: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The trial as plain values."""
+        return asdict(self)
+
+
+class Tally(NamedTuple):
+    """What a trial found. A session counts once, and has missed where one of its requests has.
+
+    complete: whether all were served; otherwise `missed` is what there was when it ended early.
+    spots: where each tier is in the plane of its targets: name, then TTFT and TPOT that 90 % of those that
+        were served stay within, as shares of the targets. Of complete trials only.
+    """
+
+    requests: int
+    missed: int
+    complete: bool
+    spots: tuple[tuple[str, float, float], ...] = ()
+
+
+def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, most_misses: int) -> Trial:
+    """The trial of a question under one setting."""
+    asked = question.conditions
+    return Trial(
+        scenario=question.scenario,
+        policy=base_policy(question.policy),
+        batch_tokens=setting.batch_tokens,
+        drafts=setting.drafts,
+        replicas=asked.replicas,
+        order=asked.order,
+        lengths=asked.lengths.value,
+        truth=asked.truth.value,
+        rate_rps=rate_rps,
+        seed=seed,
+        most_misses=most_misses,
+    )
+
+
+def run_trial(trial: Trial) -> Tally:
+    """Simulate it."""
+    here = scenario(trial.scenario)
+    coming = asked_by(trial, here)
+    if trial.policy == ORACLE:
+        return _at_best(coming, here, trial.replicas)
+    fleet, total = fleet_of(trial, here), requests_in(coming)
+    missed, seen = set[str](), defaultdict[str, list[Spot]](list)
+    for outcome in simulate(fleet, coming, trial.seed):
+        place = spot(
+            here.tiers[outcome.tier].slo,
+            fleet.model.prefill_seconds(outcome.prompt_tokens),
+            outcome.ttft_s,
+            outcome.tpot_s,
+        )
+        if place is not None:
+            seen[outcome.tier].append(place)
+        if not outcome.met:
+            missed.add(outcome.session or outcome.id)
+        if len(missed) > trial.most_misses:
+            return Tally(total, len(missed), complete=False)
+    spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
+    return Tally(total, len(missed), True, spots)
+
+
+def _most_within(spots: Sequence[Spot]) -> tuple[float, float]:
+    """The shares of the targets that 90 % stay within, each for itself."""
+    ttft, tpot = (sorted(shares) for shares in zip(*spots, strict=True))
+    place = ceil(MOST * len(spots)) - 1
+    return round(ttft[place], 4), round(tpot[place], 4)
+
+
+def _at_best(coming: Sequence[Arrival], here: Scenario, replicas: int) -> Tally:
+    """What the best of all schedulers would have to miss, knowing everything beforehand."""
+    from penstock_simulator.bounds import bound, setting_of  # its solver takes a second to import
+
+    total = requests_in(coming)
+    at_most = bound(coming, setting_of(here, replicas))
+    return Tally(total, ceil(total * (1 - at_most) - 1e-6), complete=True)
+
+
+def asked_by(trial: Trial, here: Scenario) -> list[Arrival]:
+    """Its requests: a fleet gets a lap of the scenario for every replica, to be under load as long as one."""
+    fleet_rps = trial.rate_rps * trial.replicas
+    return list(arrivals(here, fleet_rps, trial.seed, laps=trial.replicas))
+
+
+def requests_in(coming: Sequence[Arrival]) -> int:
+    """How many there are, a session counted once."""
+    return len({arrival.session or arrival.id for arrival in coming})
+
+
+def fleet_of(trial: Trial, here: Scenario) -> Fleet:
+    """The replicas that serve it."""
+    return Fleet(
+        policy=trial.policy,
+        model=time_model(here.time_model),
+        kv_tokens=here.kv_tokens,
+        tiers=here.tiers,
+        default_tier=next(iter(here.tiers)),
+        replicas=trial.replicas,
+        limits=Limits(trial.batch_tokens, here.limits.running),
+        truth=TruthKind(trial.truth),
+        lengths=Lengths(trial.lengths),
+        max_output_tokens=here.max_output_tokens,
+        speculation=_drafting(here.speculation, trial.drafts),
+        order=trial.order,
+    )
+
+
+def _drafting(drafter: Speculation | None, drafts: int) -> Speculation | None:
+    return replace(drafter, max_tokens=drafts) if drafter is not None and drafts else None

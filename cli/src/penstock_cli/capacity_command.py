@@ -1,0 +1,165 @@
+"""`penstock capacity`: how much each policy can carry, by scenario."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from penstock_core.orders import ORDERS
+from penstock_core.policies import UnknownPolicy
+from penstock_simulator.real_vllm.location import VllmMissing
+from penstock_simulator.scenarios import SCENARIOS, UnknownScenario, scenario
+from penstock_simulator.simulation import Lengths
+from penstock_simulator.simulation.replica import Stuck
+from penstock_simulator.simulation.run import MOST_REPLICAS
+from penstock_simulator.truth import TruthKind
+from rich.console import Console
+
+from penstock_cli.capacity.memory import Memory
+from penstock_cli.capacity.picture import draw
+from penstock_cli.capacity.progress import watching
+from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.report import as_json, meaning, table
+from penstock_cli.capacity.run import run_all
+from penstock_cli.capacity.search import Answer, Found, NoEnd, Trials
+from penstock_cli.capacity.search import capacity as search
+from penstock_cli.capacity.setting import base_policy
+from penstock_cli.capacity.sweep import sweep
+from penstock_cli.capacity.trial import run_trial
+from penstock_cli.failure import Failure
+from penstock_cli.plots.figure import check_suffix
+from penstock_cli.plots.option import PlotFile
+from penstock_cli.replay.report import console_for_tables
+from penstock_cli.replay_command import STANDARD_OUTPUT, JsonFile
+
+ScenarioNames = Annotated[
+    str, typer.Option("--scenario", metavar="S[,S]", help=f"Of {', '.join(SCENARIOS)}.", show_default=False)
+]
+PolicyNames = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="P[,P]",
+        help="Schedulers; NAME-spec for one with fixed drafts, tuned; oracle for the bound on all.",
+        show_default=False,
+    ),
+]
+Replicas = Annotated[int, typer.Option(min=1, max=MOST_REPLICAS, help="The rate is given for each of them.")]
+Attainment = Annotated[
+    float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must keep every target.")
+]
+LengthsKind = Annotated[
+    Lengths, typer.Option(help="What planning knows of answers: their lengths, or what finished ones teach.")
+]
+Truth = Annotated[
+    TruthKind, typer.Option(help="What iterations take: measured kernels, noisy; or exactly what is planned.")
+]
+Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.", show_default=False)]
+ResumeFile = Annotated[
+    Path | None,
+    typer.Option("--resume", help="Remember simulations here, and go on from it.", show_default=False),
+]
+Order = Annotated[str, typer.Option(help=f"How routers try replicas: {', '.join(ORDERS)}.")]
+
+
+def capacity(
+    *,
+    scenarios: ScenarioNames,
+    policies: PolicyNames,
+    replicas: Replicas = 1,
+    attainment: Attainment = 0.9,
+    lengths: LengthsKind = Lengths.PREDICTED,
+    truth: Truth = TruthKind.MEASURED,
+    seeds: Seeds = 3,
+    order: Order = "round-robin",
+    jobs: Jobs = None,
+    resume: ResumeFile = None,
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Find the highest request rate per replica at which enough of all requests keep every target.
+
+    Policies that have to be tuned are tuned for each scenario, and are shown at their best.
+
+    Examples:
+
+      penstock capacity --scenario chatbot,coder --policy slos-serve,vllm,oracle
+
+      penstock capacity --scenario mixed --policy vllm,vllm-spec --lengths known --truth exact
+
+      penstock capacity --scenario coder --policy slos-serve --replicas 4 --order best-fit
+    """
+    check_suffix(plot)
+    conditions = Conditions(replicas, attainment, lengths, truth, seeds, order)
+    questions = asked(scenarios, policies, conditions)
+    with Memory(resume) as memory:
+        run = Run(memory, jobs or os.cpu_count() or 1)
+        answers = run.all([search(question) for question in questions], "capacities")
+        show(answers, conditions, json)
+        if plot is not None:
+            draw(answers, run.all([sweep(answer) for answer in answers], "curves"), plot)
+
+
+def asked(scenarios: str, policies: str, conditions: Conditions) -> list[Question]:
+    """Every scenario under every policy. Raises Failure."""
+    if conditions.order not in ORDERS:
+        raise Failure(f'--order "{conditions.order}": has to be one of {", ".join(ORDERS)}', bad_input=True)
+    names, of = _names("--scenario", scenarios), _names("--policy", policies)
+    try:
+        for name in names:
+            scenario(name)
+        for policy in of:
+            base_policy(policy)
+    except UnknownScenario as error:
+        raise Failure(f"--scenario {scenarios}: {error}", bad_input=True) from None
+    except UnknownPolicy as error:
+        raise Failure(f"--policy {policies}: {error}", bad_input=True) from None
+    return [Question(name, policy, conditions) for name in names for policy in of]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where simulations are run, and what is remembered of them."""
+
+    memory: Memory
+    jobs: int
+
+    def all(self, searches: Sequence[Trials[Found]], what: str) -> list[Found]:
+        """What they find, in order, watched. Raises Failure."""
+        try:
+            with watching(Console(stderr=True), len(searches), what) as watch:
+                return run_all(searches, run_trial, self.jobs, self.memory, watch)
+        except (NoEnd, Stuck, VllmMissing) as error:
+            raise Failure(str(error)) from None
+
+
+def show(answers: list[Answer], conditions: Conditions, json: Path | None) -> None:
+    """The table, what it means, and the JSON where it was asked for."""
+    console = console_for_tables(stderr=json == STANDARD_OUTPUT)
+    console.print(table(answers, conditions))
+    console.print(meaning(conditions), style="dim")
+    if json is not None:
+        write_json(answers, json)
+
+
+def write_json(answers: list[Answer], path: Path) -> None:
+    """The list, to a file or standard output."""
+    data = orjson.dumps(as_json(answers), option=orjson.OPT_INDENT_2) + b"\n"
+    if path == STANDARD_OUTPUT:
+        typer.echo(data, nl=False)
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise Failure(f"--json {path}: {error.strerror}") from None
+
+
+def _names(flag: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise Failure(f"{flag}: names nothing", bad_input=True)
+    return list(dict.fromkeys(names))

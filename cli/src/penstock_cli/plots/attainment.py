@@ -1,0 +1,41 @@
+"""Attainment over rate: a panel for each scenario, a line for each policy, as in SLOs-Serve's Figure 9."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock_cli.plots.figure import COLOURS, MARKERS
+from penstock_cli.plots.series import Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw_attainment(panels: Sequence["Axes"], curves: Sequence[Curve], target: float) -> None:
+    """One panel for each scenario, in the order of the curves. target: a line to read capacities at."""
+    scenarios = list(dict.fromkeys(curve.scenario for curve in curves))
+    policies = list(dict.fromkeys(curve.policy for curve in curves))
+    for panel, scenario in zip(panels, scenarios, strict=True):
+        for curve in (curve for curve in curves if curve.scenario == scenario):
+            style = policies.index(curve.policy)
+            panel.plot(
+                curve.rates_rps,
+                [100 * share for share in curve.attained],
+                color=COLOURS[style % len(COLOURS)],
+                marker=MARKERS[style % len(MARKERS)],
+                markersize=4,
+                linewidth=1.4,
+                label=curve.policy,
+                gid=f"attainment-{scenario}-{curve.policy}",
+            )
+        panel.axhline(100 * target, color="#444444", linestyle="--", linewidth=0.9, gid=f"target-{scenario}")
+        panel.set(xlabel="requests/s per replica", ylabel="attained, %", ylim=(0, 103))
+        panel.set_xlim(left=0)
+        panel.legend(fontsize=7, frameon=False)
+
+
+def draw_bound(panel: "Axes", scenario: str, rate_rps: float) -> None:
+    """The rate that no policy can pass."""
+    panel.axvline(
+        rate_rps, color="#444444", linestyle=":", linewidth=1.2, label="bound", gid=f"bound-{scenario}"
+    )
+    panel.legend(fontsize=7, frameon=False)

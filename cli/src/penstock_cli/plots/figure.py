@@ -1,0 +1,56 @@
+"""A figure's file: SVG or PNG by its name, the same bytes for the same figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock_cli.failure import Failure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".svg", ".png")
+PANEL_INCHES = (4.2, 3.2)
+DOTS_PER_INCH = 150
+MOST_IN_A_ROW = 3
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
+"""Okabe and Ito's, told apart by colour-blind eyes too."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def check_suffix(path: Path | None) -> None:
+    """Raises Failure where the file could not be written later, by its name."""
+    if path is not None and path.suffix.lower() not in SUFFIXES:
+        raise Failure(f"--plot {path}: a figure is {' or '.join(SUFFIXES)}", bad_input=True)
+
+
+def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
+    """An empty figure with a panel for each title, up to three in a row."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(titles), MOST_IN_A_ROW)
+    rows = -(-len(titles) // columns)
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(titles) + 1)]
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, fontsize=10, loc="left")
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write it. Raises Failure."""
+    import matplotlib as mpl
+
+    svg = path.suffix.lower() == ".svg"
+    try:
+        with mpl.rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none"}):
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Date": None} if svg else None)
+    except OSError as error:
+        raise Failure(f"--plot {path}: {error.strerror}") from None

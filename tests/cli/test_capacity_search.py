@@ -1,0 +1,175 @@
+"""The search for a capacity, in worlds whose capacities are known beforehand."""
+
+from collections.abc import Callable, Sequence
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_cli.capacity.confidence import wilson
+from penstock_cli.capacity.memory import Memory
+from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.run import Watch, run_all
+from penstock_cli.capacity.search import Answer, NoEnd, capacity
+from penstock_cli.capacity.setting import grid_of
+from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.failure import Failure
+from penstock_core.policies import UnknownPolicy
+from penstock_simulator.scenarios import scenario
+from penstock_simulator.simulation import Lengths
+from penstock_simulator.truth import TruthKind
+
+REQUESTS = 905
+
+World = Callable[[Trial], float]
+"""The share of requests that miss in a trial."""
+
+
+def question(policy: str = "slos-serve", **changed: Any) -> Question:
+    conditions = {
+        "replicas": 1,
+        "attainment": 0.9,
+        "lengths": Lengths.KNOWN,
+        "truth": TruthKind.EXACT,
+        "seeds": 1,
+        "order": "round-robin",
+    }
+    return Question("coder", policy, Conditions(**{**conditions, **changed}))
+
+
+def wall(capacity_rps: Callable[[Trial], float]) -> World:
+    """Misses grow with the rate, and pass a tenth at the capacity."""
+    return lambda trial: min(0.1 * (trial.rate_rps / capacity_rps(trial)) ** 4, 1.0)
+
+
+class Engine:
+    """Runs trials of a world, and remembers which."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ran: list[Trial] = []
+
+    def __call__(self, trial: Trial) -> Tally:
+        self.ran.append(trial)
+        missed = floor(REQUESTS * self.world(trial))
+        complete = missed <= trial.most_misses
+        return Tally(REQUESTS, missed if complete else trial.most_misses + 1, complete)
+
+
+def found(asked: Question, world: World, path: Path | None = None) -> tuple[Answer, Sequence[Trial]]:
+    engine = Engine(world)
+    with Memory(path) as memory:
+        (answer,) = run_all([capacity(asked)], engine, 1, memory, Watch())
+    return answer, engine.ran
+
+
+@pytest.mark.parametrize("true_rps", [0.05, 1.0, 4.154, 40.0])
+def test_the_capacity_is_found_within_two_percent(true_rps: float) -> None:
+    answer, ran = found(question(), wall(lambda trial: true_rps))
+    assert answer.low_rps <= true_rps * 1.003 < answer.high_rps * 1.006
+    assert answer.high_rps <= answer.low_rps * 1.0205
+    assert len(ran) <= 20
+
+
+def test_a_policy_is_shown_at_its_best_setting() -> None:
+    best = {128: 0.2, 256: 0.4, 512: 0.9, 1024: 1.0, 2048: 1.5, 4096: 1.46, 8192: 1.2}
+    answer, _ = found(question("vllm"), wall(lambda trial: best[trial.batch_tokens]))
+    assert answer.setting.batch_tokens == 2048
+    assert answer.low_rps == pytest.approx(1.5, rel=0.02)
+
+
+def test_drafts_are_tuned_with_the_budget() -> None:
+    def true_rps(trial: Trial) -> float:
+        return {0: 9.0, 2: 1.0, 3: 1.2, 4: 1.3}[trial.drafts] * (1.5 if trial.batch_tokens == 512 else 1.0)
+
+    answer, ran = found(question("vllm-spec"), wall(true_rps))
+    assert (answer.setting.batch_tokens, answer.setting.drafts) == (512, 4)
+    assert answer.low_rps == pytest.approx(1.95, rel=0.02)
+    assert all(trial.drafts > 0 and trial.policy == "vllm" for trial in ran)
+
+
+def test_a_setting_that_fails_at_the_champions_rate_is_dropped_for_one_trial_a_round() -> None:
+    _, ran = found(question("vllm"), wall(lambda trial: 1.5 if trial.batch_tokens == 1024 else 0.5))
+    for tokens in (128, 256, 512, 2048, 4096, 8192):
+        assert sum(trial.batch_tokens == tokens for trial in ran) == 2
+
+
+def test_one_sample_decides_alone_only_where_it_is_sure() -> None:
+    _, ran = found(question(seeds=3), wall(lambda trial: 1.0))
+    later = [trial.rate_rps for trial in ran if trial.seed > 0]
+    assert later
+    assert max(later) < 1.1 and min(later) > 0.85
+
+
+def test_all_samples_count_together() -> None:
+    answer, _ = found(question(seeds=3), wall(lambda trial: (0.95, 1.0, 1.05)[trial.seed]))
+    assert answer.low_rps == pytest.approx(1.0, rel=0.025)
+    assert answer.requests == 3 * REQUESTS
+    assert answer.missed <= 0.1 * answer.requests
+
+
+def test_a_rate_that_the_first_sample_flattered_is_taken_back() -> None:
+    answer, _ = found(question(seeds=3), wall(lambda trial: 2.0 if trial.seed == 0 else 1.0))
+    assert answer.missed <= 0.1 * answer.requests
+    assert 1.0 <= answer.low_rps <= 1.25
+
+
+def test_what_attains_nowhere_has_no_capacity() -> None:
+    answer, _ = found(question(), lambda trial: 0.5)
+    assert answer.low_rps == 0.0
+
+
+def test_what_attains_everywhere_is_no_question() -> None:
+    with pytest.raises(NoEnd, match=r"coder, slos-serve: .* requests/s still attain"):
+        found(question(), lambda trial: 0.0)
+
+
+def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
+    whole, ran = found(question("vllm"), world, path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10]) + lines[10][:20])  # cut off in the middle of a line
+    again, ran_again = found(question("vllm"), world, path)
+    assert again == whole
+    assert len(lines) == len(ran)
+    assert ran_again == ran[10:]
+    assert found(question("vllm"), world, path)[1] == []
+
+
+def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> None:
+    path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
+    found(question(), world, path)
+    assert len(found(question(lengths=Lengths.PREDICTED), world, path)[1]) > 5
+
+
+def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text('[\n{"scenario": "coder"}\n]\n')
+    with pytest.raises(Failure, match=r"--resume .*table\.json: line 1 is no trial's") as error:
+        found(question(), wall(lambda trial: 1.0), path)
+    assert error.value.exit_code == 2
+
+
+def test_searches_side_by_side_find_what_they_find_alone() -> None:
+    world = wall(lambda trial: 1.0 + trial.batch_tokens / 8192)
+    questions = [question("vllm"), question("sarathi"), question("slos-serve")]
+    with Memory(None) as memory:
+        together = run_all([capacity(q) for q in questions], Engine(world), 1, memory, Watch())
+    assert together == [found(q, world)[0] for q in questions]
+
+
+def test_the_settings_of_a_policy() -> None:
+    coder, toolllm = scenario("coder"), scenario("toolllm")
+    assert grid_of("slos-serve", coder).single
+    assert grid_of("slos-serve", coder).drafts == (10,)
+    assert grid_of("vllm", coder).drafts == (0,)
+    assert grid_of("vllm-spec", coder).drafts == (2, 3, 4)
+    assert grid_of("vllm-spec", toolllm).drafts == (0,)
+    for name in ("nonsense", "slos-serve-spec"):
+        with pytest.raises(UnknownPolicy):
+            grid_of(name, coder)
+
+
+def test_wilsons_interval_is_the_published_one() -> None:
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
