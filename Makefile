@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
+  vllm-env test-vllm-real bench-vllm-real \
   bench-router bench-planner bench-engine bench-routing
 
 help: ## what there is to make
@@ -46,7 +47,16 @@ units: export GRPC_VERBOSITY := ERROR
 units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
 	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation -n 2 --dist loadfile
+	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real -n 2 --dist loadfile
+
+vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real: half a minute and 4.5 GB, once
+	@UV="$(call uv)" bench/vllm_environment
+
+test-vllm-real: vllm-env ## is the policy vllm what vLLM does? step by step, and in every scenario
+	@$(BIN)/pytest tests/vllm_real
+
+bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate and token budget
+	@$(BIN)/python bench/vllm_real.py
 
 bench-router: setup ## router and sidecar beside vllm-router: latency, requests/s, CPU a token, memory
 	@$(BIN)/python bench/router_overhead.py --profile

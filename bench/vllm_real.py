@@ -1,0 +1,157 @@
+"""Is the baseline `vllm` what vLLM does? Both on the same requests: attainment, and each request's times.
+
+    make bench-vllm-real        # or, where vLLM is there: .venv/bin/python bench/vllm_real.py [--requests N]
+
+Each scenario on one replica, lengths predicted, truth measured; budgets for a step and rates around those at
+which attainment falls; with a drafter also with fixed drafts. Exits with 1 where attainment differs by more
+than 2 points, or where any request's times do though nothing was drafted.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from time import process_time
+from typing import NamedTuple
+
+from penstock_core.builtin_time_models import time_model
+from penstock_core.replica_view import Limits
+from penstock_simulator.policies import VLLM_REAL, build
+from penstock_simulator.real_vllm import VllmMissing
+from penstock_simulator.scenarios import SCENARIOS, Scenario, arrivals
+from penstock_simulator.simulation import Arrival, Fleet, Outcome, simulate
+
+RATES_RPS = {
+    "chatbot": (3.0, 4.0, 5.0),
+    "coder": (0.5, 1.5, 3.0),
+    "summarizer": (2.0, 3.0, 4.0),
+    "toolllm": (0.25, 0.5, 1.0),
+    "reasoning": (0.2, 0.25, 0.3),
+    "mixed": (3.0, 4.0, 5.0),
+    "arxiv": (1.5, 2.0, 3.0),
+    "mooncake": (0.1, 0.2, 0.4),
+    "servegen-reasoning": (0.25, 0.5, 1.0),
+}
+BUDGETS_TOKENS = (512, 2048, 8192)
+FIXED_DRAFTS = 3
+MOST_POINTS = 2.0
+MOST_OUTPUT_TOKENS = 150_000
+"""Of a case's answers together, which keeps minutes of thought from taking minutes to simulate."""
+
+
+class Case(NamedTuple):
+    """One replica under one load. drafts: tokens drafted for a decode in every step; 0 for none."""
+
+    scenario: Scenario
+    budget_tokens: int
+    drafts: int
+    rate_rps: float
+
+
+class Found(NamedTuple):
+    """What both policies made of it. attained: percent. apart: requests whose times differ."""
+
+    case: Case
+    vllm: float
+    vllm_real: float
+    apart: int
+    requests: int
+
+    @property
+    def agrees(self) -> bool:
+        within = abs(self.vllm - self.vllm_real) <= MOST_POINTS
+        return within and (self.apart == 0 or self.case.drafts > 0)
+
+
+def cases(budgets_tokens: Sequence[int], middle_only: bool) -> Iterator[Case]:
+    for scenario in SCENARIOS.values():
+        rates_rps = RATES_RPS[scenario.name]
+        for drafts in (0, FIXED_DRAFTS) if scenario.speculation else (0,):
+            for budget_tokens in budgets_tokens:
+                for rate_rps in rates_rps[1:2] if middle_only else rates_rps:
+                    yield Case(scenario, budget_tokens, drafts, rate_rps)
+
+
+def found(case: Case, most_requests: int) -> Found:
+    asked = list(_first(arrivals(case.scenario, case.rate_rps, seed=0), most_requests))
+    ours, theirs = served(case, "vllm", asked), served(case, VLLM_REAL, asked)
+    apart = sum(ours[name] != theirs[name] for name in ours)
+    return Found(case, attained(ours.values()), attained(theirs.values()), apart, len(asked))
+
+
+def _first(coming: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
+    output_tokens = 0
+    for arrival in islice(coming, most_requests):
+        yield arrival
+        output_tokens += arrival.output_tokens
+        if output_tokens >= MOST_OUTPUT_TOKENS:
+            return
+
+
+def served(case: Case, policy: str, asked: Sequence[Arrival]) -> dict[str, Outcome]:
+    here = case.scenario
+    drafter = here.speculation
+    fleet = Fleet(
+        policy=policy,
+        model=time_model(here.time_model),
+        kv_tokens=here.kv_tokens,
+        tiers=here.tiers,
+        default_tier=next(iter(here.tiers)),
+        limits=Limits(case.budget_tokens, here.limits.running),
+        max_output_tokens=here.max_output_tokens,
+        speculation=replace(drafter, max_tokens=case.drafts) if drafter and case.drafts else None,
+    )
+    return {outcome.id: outcome for outcome in simulate(fleet, asked, seed=0)}
+
+
+def attained(outcomes: Iterable[Outcome]) -> float:
+    met = [outcome.met for outcome in outcomes]
+    return 100 * sum(met) / len(met)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--requests", type=int, default=300, help="at most, of each case (default 300)")
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS_TOKENS)), help="tokens a step")
+    parser.add_argument("--middle", action="store_true", help="only the middle one of each three rates")
+    options = parser.parse_args()
+    try:
+        build(VLLM_REAL)
+    except VllmMissing as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    budgets_tokens = [int(tokens) for tokens in options.budgets.split(",")]
+    return compare(list(cases(budgets_tokens, options.middle)), options.requests)
+
+
+def compare(asked: Sequence[Case], most_requests: int) -> int:
+    began_s = process_time()
+    print("| scenario | drafts | tokens a step | requests/s | `vllm` % | `vllm-real` % | times differ |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    all_found = []
+    for number, case in enumerate(asked, start=1):
+        here = found(case, most_requests)
+        all_found.append(here)
+        print(
+            f"| {case.scenario.name} | {case.drafts} | {case.budget_tokens} | {case.rate_rps:g} "
+            f"| {here.vllm:.1f} | {here.vllm_real:.1f} | {here.apart} of {here.requests} |",
+            flush=True,
+        )
+        print(f"{number} of {len(asked)}, {process_time() - began_s:.0f} s", file=sys.stderr)
+    print(f"\n{conclusion(all_found)}")
+    return 0 if all(here.agrees for here in all_found) else 1
+
+
+def conclusion(all_found: Sequence[Found]) -> str:
+    plain = [here for here in all_found if not here.case.drafts]
+    most = max(abs(here.vllm - here.vllm_real) for here in all_found)
+    apart, of = sum(here.apart for here in plain), sum(here.requests for here in plain)
+    return (
+        f"Without drafts {apart} of {of} requests had other times under `vllm` than under vLLM itself. "
+        f"With and without, attainment differs by {most:.2f} points at most."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

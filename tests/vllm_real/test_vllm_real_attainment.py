@@ -1,0 +1,16 @@
+"""The benchmark that compares attainment is also a test: in short, every scenario at one load."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock_simulator.scenarios import SCENARIOS
+
+BENCH = Path(__file__).parents[2] / "bench" / "vllm_real.py"
+
+
+def test_vllm_attains_what_vllm_itself_does_in_every_scenario() -> None:
+    command = [sys.executable, str(BENCH), "--middle", "--budgets", "512", "--requests", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"| {name} |" in done.stdout for name in SCENARIOS)
