@@ -133,7 +133,9 @@ class Run:
         try:
             with watching(Console(stderr=True), len(searches), what) as watch:
                 return run_all(searches, run_trial, self.jobs, self.memory, watch)
-        except (NoEnd, Stuck, VllmMissing) as error:
+        except VllmMissing as missing:
+            raise Failure(str(missing), bad_input=True) from None
+        except (NoEnd, Stuck) as error:
             raise Failure(str(error)) from None
 
 
