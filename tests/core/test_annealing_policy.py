@@ -168,6 +168,19 @@ def test_the_queue_is_planned_again_when_it_changes_and_not_otherwise() -> None:
     assert plans == [1, 1, 2, 3]
 
 
+def test_the_next_batch_has_its_turn_though_nothing_has_changed() -> None:
+    policy, tight = Annealing(), Targets(0.1, 0.1)
+    queue = [prompt("a", tight, tokens=900), prompt("b", Targets(9.0, 0.1), tokens=900)]
+    running = [decode(f"r{i}", Targets(9.0, 0.2)) for i in range(30)]
+    step, memory = policy.step(replica(running, queue), policy.start())
+    assert ("a" in step.tokens, "b" in step.tokens) == (True, False)
+    assert 0 < memory.next_s < 0.2
+    started = [*running, advance(queue[0], 900, 1, 0.1)]
+    early, memory = policy.step(replica(started, queue[1:], memory.next_s - 0.001), memory)
+    assert "b" not in early.tokens
+    assert "b" in policy.step(replica(started, queue[1:], memory.next_s), memory)[0].tokens
+
+
 def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     long = decode("a", answer=100)._replace(generated_tokens=39)
     memory = seen(seen(Remembered(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], []))

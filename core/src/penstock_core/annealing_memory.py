@@ -7,6 +7,7 @@ nothing was cancelled, and teaches nothing.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from penstock_core.annealing_lengths import AS_PREDICTED, Gaussian, Kinds, observed
 from penstock_core.replica_view import ReplicaView
@@ -20,8 +21,8 @@ class Remembered:
     jobs: who was there, by id. predicted: the answer lengths that they came with.
     shares: of the predicted lengths, how much finished answers took, by tier.
     queued: who waited. starting: who of them is to start now, in this order.
+    next_s: when it is the turn of the batch after them. open: whether to plan before that.
     moving: the one late job that nobody may overtake. plans: how many were made.
-    open: whether the queue is to be looked at again although nothing in it has changed.
     """
 
     jobs: Mapping[RequestId, Job] = field(default_factory=dict)
@@ -29,9 +30,10 @@ class Remembered:
     shares: Kinds = field(default_factory=dict)
     queued: frozenset[RequestId] = frozenset()
     starting: tuple[RequestId, ...] = ()
+    next_s: float = inf
+    open: bool = False
     moving: RequestId | None = None
     plans: int = 0
-    open: bool = False
 
     def share(self, tier: str) -> Gaussian:
         """How much of its predicted length an answer of this tier takes."""

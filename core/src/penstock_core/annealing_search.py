@@ -66,6 +66,12 @@ def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQ
     return Plan(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
 
 
+def first_turn_s(prospects: Prospects, plan: Plan) -> float:
+    """From the start of a plan's first batch until it is the next one's turn."""
+    row = plan.sizes[0] - 1
+    return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())
+
+
 def seeded(seed: int) -> int:
     """A state of the generator: 32 bits, not all zero, far apart for seeds in a row."""
     return (seed * 0x9E3779B1 + 0x7F4A7C15 & LOW_BITS) or 1

@@ -16,13 +16,14 @@ overtakes it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from penstock_core.annealing_latency import latency_of
 from penstock_core.annealing_memory import Remembered, seen
 from penstock_core.annealing_prospects import Ask, prospects
 from penstock_core.annealing_queue import ask, overdue, window
 from penstock_core.annealing_room import Room, fitting, room
-from penstock_core.annealing_search import best_plan
+from penstock_core.annealing_search import best_plan, first_turn_s
 from penstock_core.everyone import admit_everyone
 from penstock_core.open_batch import OpenBatch
 from penstock_core.ordered_batch import Victims, newcomer_tokens, run_on, start
@@ -55,7 +56,8 @@ class Annealing:
         promised, surplus = _in_two(view.running, memory.moving)
         run_on(batch, promised, Victims([*promised, *surplus]))
         if view.waiting and not batch.preempted:
-            memory = self._planned(view, memory, promised) if memory.open else memory
+            if memory.open or view.now_s >= memory.next_s:
+                memory = self._planned(view, memory, promised)
             _start(batch, _in_turn(view.waiting, memory), Victims(surplus))
         run_on(batch, [job for job in surplus if job.request.id not in batch.preempted])
         offline = [job for job in view.waiting if job.best_effort and job.request.id != memory.moving]
@@ -67,19 +69,20 @@ class Annealing:
         """With the jobs that start now: of the plan's first batch; and with one that is far too late."""
         moving = memory.moving or _id_of(overdue(view.waiting, view.now_s, self.aging_s))
         jobs = [job for job in window(view.waiting, self.window, view.now_s) if job.request.id != moving]
-        first = self._first_batch(view, memory, promised, jobs) if jobs else []
+        first, turn_s = self._first_batch(view, memory, promised, jobs) if jobs else ([], inf)
         return replace(
             memory,
             moving=moving,
             starting=tuple(job.request.id for job in first),
             plans=memory.plans + 1,
+            next_s=view.now_s + turn_s,
             open=bool(jobs) and not first,
         )
 
     def _first_batch(
         self, view: ReplicaView, memory: Remembered, promised: list[Job], jobs: list[Job]
-    ) -> list[Job]:
-        """Those of these waiting jobs that start now, in order."""
+    ) -> tuple[list[Job], float]:
+        """Those of these waiting jobs that start now, in order; and when it is the next batch's turn."""
         latency = latency_of(view.model)
         asks = self._asks(view, memory, jobs)
         usual_tokens = sum(one.prompt_tokens for one in asks) / len(asks)
@@ -88,9 +91,11 @@ class Annealing:
         if not view.running:
             free = Room(max(free.places, 1), free.beside)
         if not free.places:
-            return []
-        plan = best_plan(prospects(latency, asks, free.places, free.beside), memory.plans)
-        return fitting(view.kv, promised, [jobs[at] for at in plan.order[: plan.sizes[0]]])
+            return [], inf
+        tables = prospects(latency, asks, free.places, free.beside)
+        plan = best_plan(tables, memory.plans)
+        first = [jobs[at] for at in plan.order[: plan.sizes[0]]]
+        return fitting(view.kv, promised, first), first_turn_s(tables, plan)
 
     def _asks(self, view: ReplicaView, memory: Remembered, jobs: Sequence[Job]) -> list[Ask]:
         return [
