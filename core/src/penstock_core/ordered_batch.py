@@ -46,7 +46,7 @@ class Victims:
 
 def run_on(batch: OpenBatch, running: Sequence[Job], victims: Victims | None = None) -> None:
     """All that is pending of running jobs, in their order, as far as tokens go."""
-    if all([job.decoding for job in running]) and add_all_decodes(batch, running):
+    if not batch.preempted and all([job.decoding for job in running]) and add_all_decodes(batch, running):
         return
     victims = victims or Victims(running)
     for job in running:

@@ -11,13 +11,13 @@ It knows no SLO and refuses nobody. Knobs: `queues`; `aging_s`, after which some
 starts again at the top; the engine's `limits.batch_tokens`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock_core.everyone import admit_everyone
 from penstock_core.feedback_queues import Queues, Standing, Standings, queues_of
 from penstock_core.open_batch import OpenBatch
-from penstock_core.ordered_batch import Victims, add_running, newcomer_tokens
+from penstock_core.ordered_batch import Victims, newcomer_tokens, run_on
 from penstock_core.policy import Knobs, Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
@@ -60,20 +60,13 @@ def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) ->
     """Queue after queue until the batch is full; behind a newcomer that does not fit nobody else starts."""
     batch, starting = OpenBatch(view), True
     victims = Victims([job for running, _ in by_queue for job in running])
-    for job in _served(by_queue):
-        if not batch.left_tokens:
-            break
-        if job.computed_tokens == 0:
-            starting = starting and _started(batch, job, victims)
-        elif job.request.id not in batch.preempted:
-            add_running(batch, job, victims)
-    return batch
-
-
-def _served(by_queue: Sequence[tuple[list[Job], list[Job]]]) -> Iterator[Job]:
     for running, waiting in by_queue:
-        yield from running
-        yield from waiting
+        run_on(batch, running, victims)
+        for job in waiting:
+            starting = starting and batch.left_tokens > 0 and _started(batch, job, victims)
+            if not starting:
+                break
+    return batch
 
 
 def _started(batch: OpenBatch, job: Job, victims: Victims) -> bool:
@@ -81,18 +74,22 @@ def _started(batch: OpenBatch, job: Job, victims: Victims) -> bool:
 
     Those are all of lower queues, since running jobs of its own and of upper ones were served before it.
     """
-    tokens = newcomer_tokens(batch, job, whole=False)
-    idle = [
-        other.computed_tokens
-        for other in batch.view.running
-        if other.request.id not in batch.tokens and other.request.id not in batch.preempted
-    ]
-    blocks = batch.blocks_wanted(job, tokens)
-    if not batch.has_room(blocks - sum(map(batch.view.kv.blocks_for, idle)), 1 - len(idle)):
+    blocks = batch.blocks_wanted(job, job.pending_tokens)
+    if not batch.has_room(blocks, 1) and not _enough_idle(batch, blocks):
         return False
     victims.make_room(batch, blocks, 1)
-    batch.add(job, tokens)
+    batch.add(job, newcomer_tokens(batch, job, whole=False))
     return True
+
+
+def _enough_idle(batch: OpenBatch, blocks: int) -> bool:
+    """Whether a seat and so many blocks would be free without those who run and are not in the batch."""
+    idle_blocks = [
+        batch.view.kv.blocks_for(job.computed_tokens)
+        for job in batch.view.running
+        if job.request.id not in batch.tokens and job.request.id not in batch.preempted
+    ]
+    return batch.has_room(blocks - sum(idle_blocks), 1 - len(idle_blocks))
 
 
 def _after(view: ReplicaView, queues: Queues, memory: Standings, step: Step) -> Standings:

@@ -30,7 +30,7 @@ class QoServe:
     """Dynamic chunks, hybrid priority, eager relegation. Remembers who was relegated."""
 
     work_weight: float = 1.0
-    most_prompt_tokens: int = 2048
+    most_prompt_tokens: int = 1024
 
     def start(self) -> Lost:
         """Nobody was relegated."""
