@@ -37,6 +37,13 @@ class Demand(NamedTuple):
     blocks: int
 
 
+class Prompt(NamedTuple):
+    """A prompt in the group. whole: what all of it would take."""
+
+    job: Job
+    whole: Demand
+
+
 def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_effort: Sequence[Job]) -> None:
     """Decodes that cannot wait; urgent prompts and other decodes by time left [Algorithm 1, lines 1-4].
 
@@ -78,32 +85,41 @@ def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: flo
     queue = sorted([c for c in claims if not _served(batch, c.job)], key=_patience)
     while queue and _left_tokens(batch, room) > 0:
         last_s = queue[0].remaining_s + gamma_s
-        group = [claim.job for claim in queue if claim.remaining_s <= last_s]
+        group = [_prompt(batch, claim.job) for claim in queue if claim.remaining_s <= last_s]
         queue = queue[len(group) :]
         _fill_with_nearest(batch, group, room, owed)
 
 
-def _fill_with_nearest(batch: OpenBatch, group: list[Job], room: Budget, owed: dict[RequestId, int]) -> None:
+def _fill_with_nearest(
+    batch: OpenBatch, group: list[Prompt], room: Budget, owed: dict[RequestId, int]
+) -> None:
     """The one nearest to what is left, until none fits [Algorithm 2]. Keeps `owed` up to date."""
     while group:
         left = Demand(_left_tokens(batch, room), max(batch.free_blocks, 0))
-        demands = {i: demand for i, job in enumerate(group) if (demand := _demand(batch, job, left, owed))}
+        unowed = left.blocks - sum(owed.values())
+        demands = {
+            i: demand
+            for i, prompt in enumerate(group)
+            if (demand := _demand(batch, prompt, Demand(left.tokens, unowed), owed))
+        }
         if not demands:
             return
         nearest = min(demands, key=lambda i: _wasted(batch, group[i], demands[i], left, room.tokens))
-        job = group.pop(nearest)
+        job, whole = group.pop(nearest)
         tokens = min(demands[nearest].tokens, batch.largest_chunk(job, room.limit_s))
-        if tokens == job.pending_tokens or (tokens > 0 and _may_be_cut(job, owed)):
+        if tokens == whole.tokens or (tokens > 0 and _may_be_cut(job, owed)):
             batch.add(job, tokens)
             owed.pop(job.request.id, None)
-            if tokens < job.pending_tokens:
+            if tokens < whole.tokens:
                 owed[job.request.id] = _blocks_after(batch, job, tokens)
 
 
-def _wasted(batch: OpenBatch, job: Job, demand: Demand, left: Demand, all_tokens: int) -> tuple[float, int]:
+def _wasted(
+    batch: OpenBatch, prompt: Prompt, demand: Demand, left: Demand, all_tokens: int
+) -> tuple[float, int]:
     """Less is nearer; of two alike one that need not be cut."""
     unused = distance(demand, left, all_tokens, batch.view.kv.total_blocks)
-    return unused, job.pending_tokens - demand.tokens
+    return unused, prompt.whole.tokens - demand.tokens
 
 
 def distance(demand: Demand, left: Demand, all_tokens: int, all_blocks: int) -> float:
@@ -111,19 +127,29 @@ def distance(demand: Demand, left: Demand, all_tokens: int, all_blocks: int) -> 
     return hypot((left.tokens - demand.tokens) / all_tokens, (left.blocks - demand.blocks) / all_blocks)
 
 
+def _prompt(batch: OpenBatch, job: Job) -> Prompt:
+    pending = job.pending_tokens
+    return Prompt(job, Demand(pending, batch.blocks_wanted(job, pending)))
+
+
 def _left_tokens(batch: OpenBatch, room: Budget) -> int:
     return min(room.tokens - batch.work.tokens, batch.left_tokens)
 
 
-def _demand(batch: OpenBatch, job: Job, left: Demand, owed: dict[RequestId, int]) -> Demand | None:
-    """What the prompt takes, cut to what is left where it may be; None where it does not fit."""
-    blocks = left.blocks - sum(owed.values()) + owed.get(job.request.id, 0)
-    whole = Demand(job.pending_tokens, batch.blocks_wanted(job, job.pending_tokens))
-    if job.computed_tokens == 0 and (batch.free_seats < 1 or whole.blocks > blocks):
+def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[RequestId, int]) -> Demand | None:
+    """What the prompt takes, cut to what is left where it may be; None where it does not fit.
+
+    unowed: what is left beside the blocks that prompts under way still need, its own included.
+    """
+    job, whole = prompt
+    blocks = unowed.blocks + owed.get(job.request.id, 0)
+    if job.computed_tokens == 0 and (whole.blocks > blocks or batch.free_seats < 1):
         return None
-    if whole.tokens <= left.tokens and whole.blocks <= blocks:
+    if whole.tokens <= unowed.tokens and whole.blocks <= blocks:
         return whole
-    tokens = min(whole.tokens, left.tokens, batch.room_tokens(job)) if _may_be_cut(job, owed) else 0
+    if not _may_be_cut(job, owed):
+        return None
+    tokens = min(whole.tokens, unowed.tokens, batch.room_tokens(job))
     return Demand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None
 
 
