@@ -70,11 +70,11 @@ def test_it_does_not_depend_on_how_replicas_are_listed(
     assert order(there, asked) == order(there[::-1], asked)
 
 
-@pytest.mark.parametrize("name", [name for name in ORDERS if name != "class-affinity"])
+@every_order
 @given(told=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
-def test_equals_take_turns(name: str, told: Snapshot, count: int, turn: int) -> None:
+def test_equals_take_turns(order: Order, told: Snapshot, count: int, turn: int) -> None:
     there = replicas(*[told] * count)
-    firsts = [ORDERS[name](there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
+    firsts = [order(there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
     assert sorted(firsts) == [load.name for load in there]
 
 
@@ -116,41 +116,44 @@ def test_best_fit_looks_for_the_soonest_first_token_where_memory_holds_it() -> N
 
 
 AFFINITY = ORDERS["class-affinity"]
+CODERS, CHATS = replace(IDLE, tightest_pace_s=0.05), replace(IDLE, tightest_pace_s=0.1)
 
 
-def homes(count: int) -> dict[str, str]:
-    """Where each of many tiers goes first among so many idle replicas."""
-    there = replicas(*[IDLE] * count)
-    return {tier: AFFINITY(there, ASKED._replace(tier=tier))[0] for tier in (f"tier{i}" for i in range(60))}
+@pytest.mark.parametrize(
+    ("tpot_s", "asked"),
+    [
+        (0.05, ("r0", "r2", "r1")),  # coders, nobody's, then the chats that it would slow down
+        (0.1, ("r1", "r2", "r0")),  # chats, nobody's, then the coders, whom it does not hurt
+        (0.09, ("r1", "r2", "r0")),  # close enough to a chat
+        (0.2, ("r2", "r0", "r1")),
+        (inf, ("r2", "r0", "r1")),
+    ],
+)
+def test_like_paces_gather(tpot_s: float, asked: tuple[str, ...]) -> None:
+    assert AFFINITY(replicas(CODERS, CHATS, IDLE), ASKED._replace(tpot_s=tpot_s)) == asked
 
 
-def test_a_tier_stays_where_it_is_whoevers_turn_it_is() -> None:
-    there = replicas(IDLE, IDLE, IDLE)
-    assert len({AFFINITY(there, ASKED._replace(turn=turn)) for turn in range(9)}) == 1
-
-
-def test_tiers_live_apart() -> None:
-    assert set(homes(4).values()) == {"r0", "r1", "r2", "r3"}
-
-
-def test_a_replica_that_joins_draws_tiers_to_itself_only() -> None:
-    before, after = homes(4), homes(5)
-    assert all(after[tier] in (before[tier], "r4") for tier in before)
+def test_a_request_that_would_slow_others_comes_to_them_last() -> None:
+    there = replicas(replace(CHATS, prefill_wait_s=0.0), replace(CODERS, prefill_wait_s=0.3))
+    assert AFFINITY(there, ASKED._replace(tpot_s=0.02)) == ("r0", "r1")
+    assert AFFINITY(there, ASKED._replace(tpot_s=0.045)) == ("r1", "r0")
 
 
 @pytest.mark.parametrize(
     "busy", [{"prefill_wait_s": 0.45}, {"prefill_tokens_s": 1500.0}, {"kv_tokens_headroom": 900}], ids=str
 )
-def test_a_tier_spills_over_where_its_own_is_busy(busy: dict[str, float]) -> None:
-    there = {load.name: load for load in replicas(IDLE, IDLE, IDLE)}
-    own, second, third = AFFINITY(list(there.values()), ASKED)
-    there[own] = replace(there[own], snapshot=replace(IDLE, **busy))  # type: ignore[arg-type]
-    assert AFFINITY(list(there.values()), ASKED) == (second, third, own)
+def test_a_tier_spills_over_where_its_own_replicas_are_busy(busy: dict[str, float]) -> None:
+    there = replicas(replace(CHATS, **busy), CODERS)  # type: ignore[arg-type]
+    assert AFFINITY(there, ASKED) == ("r1", "r0")
 
 
-def test_where_all_are_busy_the_soonest_comes_first() -> None:
-    there = replicas(*[replace(IDLE, prefill_wait_s=wait_s) for wait_s in (0.9, 0.6, 0.7)])
-    assert AFFINITY(there, ASKED) == ("r1", "r2", "r0")
+def test_where_all_are_busy_kinds_do_not_matter() -> None:
+    there = [
+        replace(told, prefill_wait_s=wait_s) for told, wait_s in ((CHATS, 0.9), (CODERS, 0.6), (IDLE, 0.7))
+    ]
+    assert (
+        AFFINITY(replicas(*there), ASKED) == ORDERS["best-fit"](replicas(*there), ASKED) == ("r1", "r2", "r0")
+    )
 
 
 def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:

@@ -71,13 +71,14 @@ async def test_what_was_answered_is_the_snapshots_to_tell() -> None:
 
 
 async def test_a_slowdown_is_a_budget_by_the_replicas_own_model() -> None:
-    """The tier's own replica would use up half of a short prompt's budget, and little of a long one's."""
+    """Its own kind's replica would use up half of a short prompt's budget, and little of a long one's."""
     model = time_model("llama-3-8b-a100")
     slow = [{"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "1s"}}]
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     for replica in (r0, r1):
         replica.time_model_json = orjson.dumps(to_json(model)).decode()
-    r0.snapshot, r1.snapshot = standing(), standing(prefill_wait_s=0.2)
+    r0.snapshot = standing(tightest_pace_s=0.1)
+    r1.snapshot = standing(tightest_pace_s=1.0, prefill_wait_s=0.2)
     async with house(r0, r1, pool=pool_with(tiers=slow, routing=order("class-affinity"))) as router:
         assert await first_asked(router, "hi") == "r0"
         assert await first_asked(router, "word " * 4000) == "r1"

@@ -1,20 +1,22 @@
-"""**class-affinity.** Each tier gathers on replicas of its own, and spills over when those are busy.
+"""**class-affinity.** Requests of like pace gather on the same replicas, and spill over when those are busy.
 
 A batch is as long as the tightest pace in it allows. One coder among chats makes every batch there short, and
-short batches waste more on their fixed cost; so whose paces differ had better not meet. Each tier ranks all
-replicas by a draw of its own (rendezvous hashing: alike in every router, and a replica that comes or goes
-moves nobody else) and takes them in that order, so long as the first token there would not use up its share
-of the budget and memory holds the prompt. The others follow, the soonest first token first.
+short batches waste more on their fixed cost; so whose paces differ had better not meet. A replica belongs to
+whoever set its pace, and an idle one to nobody. While the first token there would leave half of its budget,
+a request goes to its own kind or to an idle replica; then to one that is paced tighter than it needs, where
+it is no burden to others; last to one that it would slow down. Within each the soonest first token leads.
+Where all are busy it goes as under `best-fit`.
 
-Choose it where tiers differ much in pace and each has traffic for a replica or more of its own.
+Choose it where tiers differ in pace and replicas are several: kinds settle by themselves, in proportion to
+their load, with nothing to configure or to agree upon between routers.
 
-Costs: the first replicas of a tier are kept busier than others, so bursts meet a queue that they need not
-have met, and more first tries are refused. With tiers of one pace it gains nothing for that. A tier without
-a first-token target spills over only where memory is full.
+Costs: a tier's own replicas are kept busier than others, so it pays in bursts for what it gains between
+them. With tiers of one pace it is `best-fit`. A tier without a first-token target spills over only where
+memory is full. A best-effort tier has no pace and is no burden to anyone.
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
+from math import inf
 
 from penstock_core.orders.turns import ranked
 from penstock_core.replica_load import Asked, ReplicaLoad
@@ -23,20 +25,26 @@ SHARE = 0.5
 """Of the first-token budget. A replica where more would be gone is busy; half is left for what is forecast
 wrong, and for those who arrive before the next snapshot."""
 
+ALIKE = 1.25
+"""Paces within this ratio are of one kind: answers with an end-to-end target have one of their own each."""
+
 
 def class_affinity(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """The tier's own replicas that are not busy, as it likes them; then the rest as `best_fit` ranks them."""
+    """Its own kind's replicas that are not busy, then others that are not, then the rest."""
     return ranked(loads, asked, lambda load: _key(load, asked))
 
 
 def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
     tokens = asked.prompt_tokens
-    first_token_s, crowded = load.first_token_s(tokens), load.kv_tokens_headroom < tokens
-    if crowded or first_token_s > SHARE * asked.ttft_s:
-        return True, crowded, first_token_s
-    return False, False, -_liking(asked.tier, load.name)
+    first_token_s, full = load.first_token_s(tokens), load.kv_tokens_headroom < tokens
+    busy = full or first_token_s > SHARE * asked.ttft_s
+    return busy, full, 0 if busy else _burden(load.snapshot.tightest_pace_s, asked.tpot_s), first_token_s
 
 
-def _liking(tier: str, name: str) -> int:
-    """How much a tier likes a replica: drawn once and for all."""
-    return int.from_bytes(blake2b(f"{tier}\0{name}".encode(), digest_size=8).digest(), "big")
+def _burden(theirs_s: float, own_s: float) -> int:
+    """0 among its own kind and where nobody is, 1 where it is held to their pace, 2 where they are to its."""
+    if theirs_s == inf:
+        return 0
+    if own_s * ALIKE < theirs_s:
+        return 2
+    return 1 if theirs_s * ALIKE < own_s else 0
