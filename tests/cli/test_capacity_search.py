@@ -11,12 +11,13 @@ from penstock_cli.capacity.memory import Memory
 from penstock_cli.capacity.question import Conditions, Question
 from penstock_cli.capacity.run import Watch, run_all
 from penstock_cli.capacity.search import Answer, NoEnd, capacity
-from penstock_cli.capacity.setting import grid_of
-from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.capacity.setting import Setting, grid_of, laps_of
+from penstock_cli.capacity.trial import Tally, Trial, asked_by, run_trial, trial_of
 from penstock_cli.failure import Failure
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.scenarios import scenario
 from penstock_simulator.simulation import Lengths
+from penstock_simulator.simulation.distserve import Ratio
 from penstock_simulator.truth import TruthKind
 
 REQUESTS = 905
@@ -51,9 +52,10 @@ class Engine:
 
     def __call__(self, trial: Trial) -> Tally:
         self.ran.append(trial)
-        missed = floor(REQUESTS * self.world(trial))
+        requests = REQUESTS * laps_of(trial.policy, trial.replicas)
+        missed = floor(requests * self.world(trial))
         complete = missed <= trial.most_misses
-        return Tally(REQUESTS, missed if complete else trial.most_misses + 1, complete)
+        return Tally(requests, missed if complete else trial.most_misses + 1, complete)
 
 
 def found(asked: Question, world: World, path: Path | None = None) -> tuple[Answer, Sequence[Trial]]:
@@ -76,6 +78,23 @@ def test_a_policy_is_shown_at_its_best_setting() -> None:
     answer, _ = found(question("vllm"), wall(lambda trial: best[trial.batch_tokens]))
     assert answer.setting.batch_tokens == 2048
     assert answer.low_rps == pytest.approx(1.5, rel=0.02)
+
+
+def test_distserve_is_shown_at_its_best_ratio_per_gpu() -> None:
+    best = {"1:1": 1.0, "2:1": 0.4, "1:2": 1.2}
+    answer, ran = found(question("distserve"), wall(lambda trial: best[str(trial.ratio)]))
+    assert str(answer.setting.ratio) == "1:2"
+    assert answer.low_rps == pytest.approx(1.2, rel=0.03)
+    assert {str(trial.ratio) for trial in ran} == set(best)
+
+
+def test_distserve_is_simulated_in_groups_of_gpus() -> None:
+    """At a rate for each GPU, and under load for as long as one of them would be."""
+    trial = trial_of(question("distserve", replicas=2), Setting(2048, 0, Ratio(1, 2)), 50.0, 0, 3)
+    coming = asked_by(trial, scenario("coder"))
+    assert len(coming) == 6 * REQUESTS
+    assert coming[-1].arrival_s == pytest.approx(6 * REQUESTS / (6 * 50.0), rel=0.05)
+    assert run_trial(trial) == Tally(6 * REQUESTS, 4, complete=False)
 
 
 def test_drafts_are_tuned_with_the_budget() -> None:

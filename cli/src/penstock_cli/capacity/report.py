@@ -53,6 +53,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "order": asked.order,
         "batch_tokens": answer.setting.batch_tokens,
         "drafts": answer.setting.drafts,
+        **({"prefill_decode_ratio": str(answer.setting.ratio)} if answer.setting.ratio else {}),
     }
 
 

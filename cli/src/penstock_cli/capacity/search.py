@@ -24,7 +24,7 @@ from penstock_core.builtin_time_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.setting import Grid, Setting, grid_of
+from penstock_cli.capacity.setting import Grid, Setting, grid_of, laps_of
 from penstock_cli.capacity.trial import Tally, Trial, requests_in, trial_of
 
 GROWTH = 1.5
@@ -101,7 +101,10 @@ class NoEnd(Exception):
 def capacity(question: Question) -> Trials[Answer]:
     """Find it. Raises UnknownScenario, UnknownPolicy, NoEnd."""
     here, asked = scenario(question.scenario), question.conditions
-    samples = (arrivals(here, 1.0, seed, laps=asked.replicas) for seed in range(asked.seeds))
+    samples = (
+        arrivals(here, 1.0, seed, laps=laps_of(question.policy, asked.replicas))
+        for seed in range(asked.seeds)
+    )
     sought = Sought(question, tuple(requests_in(list(sample)) for sample in samples))
     grid = grid_of(question.policy, here)
     setting = grid.start

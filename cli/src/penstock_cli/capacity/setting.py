@@ -2,6 +2,9 @@
 
 A policy that chooses these by itself has one setting. `NAME-spec` is the policy NAME with a fixed number of
 drafts for every decode, as vLLM speculates; without it a baseline does not speculate, as in the paper.
+
+`distserve` is no policy of a replica: each "replica" is a group of GPUs split by phase, in the best of three
+ratios, and a rate per replica is one per GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,9 +13,13 @@ from dataclasses import dataclass, replace
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.policies import NAMES
 from penstock_simulator.scenarios import Scenario
+from penstock_simulator.simulation.distserve import RATIOS, Ratio
 
 ORACLE = "oracle"
 """No policy: the bound that none can pass."""
+
+DISTSERVE = "distserve"
+"""Prefill and decode on GPUs of their own."""
 
 SPECULATING = "-spec"
 ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -27,6 +34,7 @@ BUDGETS_TOKENS: Mapping[str, tuple[int, ...]] = {
     "sjf": SOME_BUDGETS_TOKENS,
     "fastserve": SOME_BUDGETS_TOKENS,
     "orca": SOME_BUDGETS_TOKENS,
+    DISTSERVE: SOME_BUDGETS_TOKENS,
 }
 """Budgets of tokens for a step that are tried, of policies that do not set their own."""
 
@@ -39,26 +47,30 @@ class Setting:
     """One way to run a policy.
 
     batch_tokens: most tokens of a step. drafts: most tokens drafted for a decode in one step; 0 for none.
+    ratio: prefill GPUs to decode GPUs, where they are split.
     """
 
     batch_tokens: int
     drafts: int = 0
+    ratio: Ratio | None = None
 
     def __str__(self) -> str:
         drafted = f", {self.drafts} drafts" if self.drafts else ""
-        return f"{self.batch_tokens} tokens a step{drafted}"
+        split = f", GPUs {self.ratio}" if self.ratio else ""
+        return f"{self.batch_tokens} tokens a step{drafted}{split}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The settings that are tried, from `start` on, one axis after the other.
 
-    budgets_tokens, drafts: the axes' values.
+    budgets_tokens, drafts, ratios: the axes' values.
     """
 
     start: Setting
     budgets_tokens: tuple[int, ...]
     drafts: tuple[int, ...]
+    ratios: tuple[Ratio | None, ...] = (None,)
 
     def lines(self, here: Setting) -> Iterator[list[Setting]]:
         """Along each axis, the settings that differ from `here` in it."""
@@ -68,17 +80,18 @@ class Grid:
             if tokens != here.batch_tokens
         ]
         yield [replace(here, drafts=drafts) for drafts in self.drafts if drafts != here.drafts]
+        yield [replace(here, ratio=ratio) for ratio in self.ratios if ratio != here.ratio]
 
     @property
     def single(self) -> bool:
         """Whether there is nothing to tune."""
-        return len(self.budgets_tokens) * len(self.drafts) == 1
+        return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) == 1
 
 
 def base_policy(policy: str) -> str:
     """The scheduler behind the name. Raises UnknownPolicy."""
     base = policy.removesuffix(SPECULATING)
-    known = (*NAMES, ORACLE)
+    known = (*NAMES, DISTSERVE, ORACLE)
     if base not in known or (base in DRAFT_FOR_THEMSELVES and base != policy):
         raise UnknownPolicy(policy, (*known, *(f"{name}{SPECULATING}" for name in ("vllm", "sarathi"))))
     return base
@@ -89,7 +102,14 @@ def grid_of(policy: str, scenario: Scenario) -> Grid:
     base, most = base_policy(policy), scenario.limits.batch_tokens
     budgets_tokens = BUDGETS_TOKENS.get(base, (most,))
     drafts = _drafts(base, policy, scenario)
-    return Grid(Setting(_middle(budgets_tokens), _middle(drafts)), budgets_tokens, drafts)
+    ratios = RATIOS if base == DISTSERVE else (None,)
+    return Grid(Setting(_middle(budgets_tokens), _middle(drafts), ratios[-1]), budgets_tokens, drafts, ratios)
+
+
+def laps_of(policy: str, replicas: int) -> int:
+    """How often a fleet runs through the scenario: to be under load as long as one GPU would be."""
+    gpus = max(ratio.gpus for ratio in RATIOS) if base_policy(policy) == DISTSERVE else 1
+    return replicas * gpus
 
 
 def _drafts(base: str, policy: str, scenario: Scenario) -> tuple[int, ...]:

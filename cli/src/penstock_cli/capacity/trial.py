@@ -5,7 +5,7 @@ requests have missed than could be made up for, or that were worth finding out a
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -15,11 +15,12 @@ from penstock_core.replica_view import Limits
 from penstock_core.speculation import Speculation
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
-from penstock_simulator.simulation import Fleet, Lengths, simulate
+from penstock_simulator.simulation import Fleet, Lengths, Outcome, simulate
+from penstock_simulator.simulation.distserve import Ratio, simulate_distserve
 from penstock_simulator.truth import TruthKind
 
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.setting import ORACLE, Setting, base_policy
+from penstock_cli.capacity.setting import ORACLE, Setting, base_policy, laps_of
 from penstock_cli.plots.plane import spot
 from penstock_cli.plots.series import Spot
 
@@ -31,7 +32,8 @@ MOST = 0.9
 class Trial:
     """What decides a simulation's result.
 
-    rate_rps: for each replica.
+    rate_rps: for each replica, or each GPU where they are split by phase.
+    ratio: of one group of GPUs that are; there are `replicas` such groups.
     most_misses: it ends as soon as there are more.
     """
 
@@ -46,6 +48,7 @@ class Trial:
     rate_rps: float
     seed: int
     most_misses: int
+    ratio: Ratio | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The trial as plain values."""
@@ -81,6 +84,7 @@ def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, m
         rate_rps=rate_rps,
         seed=seed,
         most_misses=most_misses,
+        ratio=setting.ratio,
     )
 
 
@@ -92,7 +96,7 @@ def run_trial(trial: Trial) -> Tally:
         return _at_best(coming, here, trial.replicas)
     fleet, total = fleet_of(trial, here), requests_in(coming)
     missed, seen = set[str](), defaultdict[str, list[Spot]](list)
-    for outcome in simulate(fleet, coming, trial.seed):
+    for outcome in _outcomes(trial, fleet, coming):
         place = spot(
             here.tiers[outcome.tier].slo,
             fleet.model.prefill_seconds(outcome.prompt_tokens),
@@ -107,6 +111,16 @@ def run_trial(trial: Trial) -> Tally:
             return Tally(total, len(missed), complete=False)
     spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
     return Tally(total, len(missed), True, spots)
+
+
+def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[Outcome]:
+    if trial.ratio is None:
+        return simulate(fleet, coming, trial.seed)
+    return simulate_distserve(fleet, _all_gpus(trial.ratio, trial.replicas), coming, trial.seed)
+
+
+def _all_gpus(ratio: Ratio, groups: int) -> Ratio:
+    return Ratio(ratio.prefill * groups, ratio.decode * groups)
 
 
 def _most_within(spots: Sequence[Spot]) -> tuple[float, float]:
@@ -127,8 +141,9 @@ def _at_best(coming: Sequence[Arrival], here: Scenario, replicas: int) -> Tally:
 
 def asked_by(trial: Trial, here: Scenario) -> list[Arrival]:
     """Its requests: a fleet gets a lap of the scenario for every replica, to be under load as long as one."""
-    fleet_rps = trial.rate_rps * trial.replicas
-    return list(arrivals(here, fleet_rps, trial.seed, laps=trial.replicas))
+    gpus = trial.replicas if trial.ratio is None else _all_gpus(trial.ratio, trial.replicas).gpus
+    laps = laps_of(trial.policy, trial.replicas)
+    return list(arrivals(here, trial.rate_rps * gpus, trial.seed, laps=laps))
 
 
 def requests_in(coming: Sequence[Arrival]) -> int:

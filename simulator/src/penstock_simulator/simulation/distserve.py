@@ -12,6 +12,7 @@ for everybody.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.routing import Try, Walk
@@ -26,7 +27,8 @@ from penstock_simulator.simulation.sessions import Sessions
 from penstock_simulator.simulation.split_gpu import DecodeGpu, PrefillGpu
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ratio:
     """How many GPUs do which."""
 
     prefill: int
