@@ -44,7 +44,7 @@ class Fleet:
     order, max_hops, backup: as routers walk.
     routers: requests are dealt to them in turn, and each counts its own.
     hop_latency_s: from a router to a replica, and from one replica's refusal to the next.
-    snapshot_age_s: how much later routers see what a replica publishes at the end of each iteration.
+    snapshot_age_s: how much later routers see what a replica publishes, at each iteration and each verdict.
     """
 
     policy: str

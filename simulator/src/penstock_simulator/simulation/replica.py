@@ -60,6 +60,10 @@ class Replica:
         busy_until_s = max(self._pace.expected_end_s, now_s)
         return self._engine.view(now_s, busy_until_s, self._pace.model, self._drafting.measured)
 
+    def outlook(self, now_s: float) -> ReplicaView:
+        """The view as of the end of the iteration under way, which newcomers and routers plan by."""
+        return at_iteration_end(self.view(now_s), self._chunks)
+
     def admit(self, now_s: float) -> Iterator[tuple[Journey, Verdict]]:
         """Verdicts for the newcomers, decided together. Whoever is not refused stays."""
         newcomers, self.newcomers = self.newcomers, []
@@ -105,8 +109,7 @@ class Replica:
             carried=len(self.journeys),
             best_effort=len(self._best_effort),
         )
-        view = at_iteration_end(self.view(now_s), self._chunks)
-        return decide(self._policy, view, new, standing, self._holds)
+        return decide(self._policy, self.outlook(now_s), new, standing, self._holds)
 
     def _take(self, journey: Journey, job: Job, now_s: float) -> None:
         if not self.journeys:

@@ -128,7 +128,6 @@ class _Simulation:
         if isinstance(event, _Ends):
             for journey in replica.finish(now_s):
                 self._end(journey.served(), now_s)
-            self._routers.publish(replica.name, replica.view(now_s))
         self._awake[replica.name] = replica
 
     def _arrives(self, arrival: Arrival, now_s: float) -> None:
@@ -161,7 +160,6 @@ class _Simulation:
         for replica in gathering.values():
             for journey, answer in replica.admit(now_s):
                 self._answered(journey, answer, now_s)
-            self._routers.publish(replica.name, replica.view(now_s))
             self._awake[replica.name] = replica
 
     def _answered(self, journey: Journey, answer: Answer, now_s: float) -> None:
@@ -173,17 +171,20 @@ class _Simulation:
             journey.verdict = Verdict.ADMITTED if isinstance(answer, Admitted) else Verdict.BEST_EFFORT
 
     def _begin(self, now_s: float) -> None:
-        """Engines that stand still and have work go on."""
+        """Engines that stand still and have work go on, and replicas tell what they do now."""
         awake, self._awake = self._awake, {}
         for replica in awake.values():
-            if replica.busy or not replica.journeys:
-                continue
-            end_s = replica.begin(now_s)
-            if end_s is not None:
-                self._agenda.plan(end_s, _Ends(replica))
-            elif not replica.replanning:
-                replica.replanning = True
-                self._agenda.plan(now_s + REPLAN_S, _Replans(replica))
+            if not replica.busy and replica.journeys:
+                self._begin_one(replica, now_s)
+            self._routers.publish(replica.name, replica.outlook(now_s))
+
+    def _begin_one(self, replica: Replica, now_s: float) -> None:
+        end_s = replica.begin(now_s)
+        if end_s is not None:
+            self._agenda.plan(end_s, _Ends(replica))
+        elif not replica.replanning:
+            replica.replanning = True
+            self._agenda.plan(now_s + REPLAN_S, _Replans(replica))
 
     def _end(self, outcome: Outcome, now_s: float) -> None:
         self._ended.append(outcome)

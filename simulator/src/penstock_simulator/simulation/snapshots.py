@@ -1,6 +1,6 @@
 """What a router knows of a replica: what it published a while ago, and what was sent there since.
 
-A replica publishes at the end of each iteration and with its verdicts. Routers see that `age_s` later, so
+A replica publishes when an iteration has begun and with its verdicts. Routers see that `age_s` later, so
 what has happened since is hidden from them, as it is in production. Until the first has reached them they
 know of an idle replica. What they sent themselves they know: it counts until a snapshot that includes its
 verdict has come.

@@ -1,0 +1,82 @@
+"""Whole fleets under each order: what orders may change, and what they must not."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.orders import ORDERS
+from penstock_core.slo import Slo, Tier
+from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
+from penstock_simulator.truth import TruthKind
+
+TIERS = {
+    "chat": Tier("chat", Slo(ttft_slowdown=5, tpot_s=0.1)),
+    "coder": Tier("coder", Slo(ttft_slowdown=5, tpot_s=0.05)),
+}
+FLEET = Fleet(
+    "slos-serve",
+    time_model("slos-serve-opt-6.7b-a100"),
+    43_296,
+    TIERS,
+    "chat",
+    truth=TruthKind.EXACT,
+    lengths=Lengths.KNOWN,
+    replicas=4,
+    max_hops=4,
+)
+STALE_S = 0.5
+BURSTS = 2
+
+
+def bursts() -> Iterator[Arrival]:
+    """Every two seconds thirty requests within a fifth of one: more than any replica alone can start."""
+    random = Random(4)
+    for burst in range(BURSTS):
+        for i, late_s in enumerate(sorted(random.uniform(0, 0.2) for _ in range(30))):
+            at_s, tier = 2.0 * burst + late_s, random.choice(("chat", "coder"))
+            yield Arrival(f"{burst}.{i}", at_s, tier, random.randint(50, 1500), random.randint(1, 60))
+
+
+@cache
+def served(order: str, age_s: float = 0.005) -> tuple[Outcome, ...]:
+    fleet = replace(FLEET, order=order, snapshot_age_s=age_s)
+    return tuple(simulate(fleet, bursts(), 0))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_whatever_routers_believe_everyone_is_served_and_promises_are_kept(order: str) -> None:
+    outcomes = served(order, STALE_S)
+    assert Counter(outcome.id for outcome in outcomes) == Counter(arrival.id for arrival in bursts())
+    assert all(outcome.output_tokens > 0 for outcome in outcomes)
+    assert [outcome.id for outcome in outcomes if outcome.verdict == "admitted" and not outcome.met] == []
+
+
+@pytest.mark.parametrize("order", [name for name in ORDERS if name != "round-robin"])
+def test_whoever_looks_asks_fewer(order: str) -> None:
+    """Every fourth prompt is long: in turn, all of those come to the same one of four replicas."""
+    long = [Arrival(str(i), 0.02 * i, "chat", 60 if i % 4 else 1900, 5) for i in range(100)]
+
+    def hops(name: str) -> int:
+        return sum(outcome.hops for outcome in simulate(replace(FLEET, order=name), long, 0))
+
+    assert hops(order) < hops("round-robin")
+
+
+def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
+    """Half a second old, no snapshot knows of anybody in the burst."""
+    first = Counter(outcome.replica for outcome in served("best-fit", STALE_S) if outcome.hops == 1)
+    assert len(first) == 4
+    assert max(first.values()) < 2 * min(first.values())
+
+
+def test_like_paces_gather() -> None:
+    def apart(name: str) -> float:
+        """Share of requests whose replica serves more of their tier than of the other one."""
+        at = Counter((outcome.replica, outcome.tier) for outcome in served(name))
+        return sum(max(at[f"r{i}", "chat"], at[f"r{i}", "coder"]) for i in range(4)) / at.total()
+
+    assert apart("class-affinity") > apart("best-fit")
