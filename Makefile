@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 .PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
   vllm-env test-vllm-real bench-vllm-real \
-  bench-router bench-planner bench-engine bench-routing
+  bench-router bench-planner bench-engine bench-routing bench-capacity
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --hops 3,16
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
 	@$(BIN)/python bench/routing_orders.py scaling
+
+bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
+	@$(BIN)/python bench/capacity.py
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
 define stubs

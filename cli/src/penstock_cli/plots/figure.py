@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png")
-PANEL_INCHES = (4.2, 3.2)
+PANEL_INCHES = (4.2, 3.4)
+MARGIN_INCHES = 0.7
+GAP_INCHES = 0.85
 DOTS_PER_INCH = 150
 MOST_IN_A_ROW = 3
 
@@ -34,7 +36,16 @@ def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
     columns = min(len(titles), MOST_IN_A_ROW)
     rows = -(-len(titles) // columns)
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows))
+    left, bottom = MARGIN_INCHES / (width * columns), MARGIN_INCHES / (height * rows)
+    figure.subplots_adjust(
+        left=left,
+        bottom=bottom,
+        right=1 - left / 4,
+        top=1 - bottom / 1.7,
+        wspace=GAP_INCHES / (width - GAP_INCHES),
+        hspace=GAP_INCHES / (height - GAP_INCHES),
+    )
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(titles) + 1)]
     for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, fontsize=10, loc="left")

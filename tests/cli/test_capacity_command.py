@@ -1,0 +1,138 @@
+"""`penstock capacity` as a user meets it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from penstock_cli.capacity import progress
+from penstock_cli.capacity.progress import share_done, watching
+from penstock_cli.capacity.run import Watch
+from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.main import app, run
+from rich.console import Console
+
+FIXED_KEYS = ["scenario", "policy", "replicas", "attainment_target", "capacity_rps_per_replica"]
+
+SESSIONS = {"coder": 905, "toolllm": 436}
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command in an empty folder, its simulations replaced by a world in which 2 requests/s attain."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock_cli.capacity_command.run_trial", two_a_second)
+
+    def call(*arguments: object) -> int:
+        return run(lambda: app(["capacity", *map(str, arguments), "--jobs", "1"]))
+
+    return call
+
+
+def two_a_second(trial: Trial) -> Tally:
+    requests = SESSIONS[trial.scenario] * trial.replicas
+    missed = round(requests * 0.1 * trial.rate_rps / 2.0)
+    return Tally(requests, missed, missed <= trial.most_misses, (("coder", trial.rate_rps / 2, 0.9),))
+
+
+def test_the_json_is_a_list_with_the_promised_keys(penstock: Call) -> None:
+    policies = "sola,vllm,oracle"
+    assert (
+        penstock("--scenario", "coder,toolllm", "--policy", policies, "--replicas", 2, "--json", "o.json")
+        == 0
+    )
+    rows = orjson.loads(Path("o.json").read_bytes())
+    assert [(row["scenario"], row["policy"]) for row in rows] == [
+        (scenario, policy) for scenario in ("coder", "toolllm") for policy in policies.split(",")
+    ]
+    for row in rows:
+        assert list(row)[: len(FIXED_KEYS)] == FIXED_KEYS
+        assert row["replicas"] == 2
+        assert row["attainment_target"] == 0.9
+        assert row["capacity_rps_per_replica"] == pytest.approx(2.0, rel=0.021)
+
+
+def test_the_same_question_has_the_same_answer(penstock: Call) -> None:
+    for name in ("a.json", "b.json"):
+        assert penstock("--scenario", "coder", "--policy", "vllm", "--json", name, "--resume", "m.jsonl") == 0
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+
+
+def test_the_table_has_the_best_first_and_says_what_it_was_tuned_to(
+    penstock: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert penstock("--scenario", "coder", "--policy", "vllm,oracle", "--lengths", "known") == 0
+    out = capfd.readouterr().out
+    assert "90 % of requests keep every target: 1 replica, known lengths, measured truth" in " ".join(
+        out.split()
+    )
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("coder")] == ["oracle", "vllm"]
+    assert "1024 tokens a step" in out
+
+
+def test_the_picture_is_made(penstock: Call) -> None:
+    assert penstock("--scenario", "coder", "--policy", "sola,oracle", "--plot", "o.svg") == 0
+    picture = Path("o.svg").read_text()
+    for name in ("attainment-coder-sola", "bound-coder", "plane-coder · coder-sola"):
+        assert f'id="{name}"' in picture
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--scenario", "chat", "--policy", "vllm"],
+            "--scenario chat: no scenario is called 'chat'; there are: chatb",
+        ),
+        (
+            ["--scenario", "coder", "--policy", "best"],
+            "--policy best: no policy is called 'best'; there are: ",
+        ),
+        (
+            ["--scenario", "coder", "--policy", "vllm", "--order", "x"],
+            '--order "x": has to be one of round-robin',
+        ),
+        (
+            ["--scenario", "coder", "--policy", "vllm", "--plot", "o.pdf"],
+            "--plot o.pdf: a figure is .svg or .png",
+        ),
+        (["--scenario", ",", "--policy", "vllm"], "--scenario: names nothing"),
+    ],
+    ids=["scenario", "policy", "order", "plot", "nothing"],
+)
+def test_bad_input_is_one_clear_line(
+    penstock: Call, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert penstock(*arguments) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_a_table_that_cannot_be_written_is_one_line(
+    penstock: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert penstock("--scenario", "coder", "--policy", "sola", "--json", "no/where.json") == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "--json no/where.json: No such file or directory"
+
+
+def test_the_share_that_is_done_grows_to_one() -> None:
+    seen = [
+        share_done(Watch(trials=trials, searches=ended), 4)
+        for trials, ended in ((0, 0), (10, 0), (30, 1), (60, 2), (90, 3), (120, 4))
+    ]
+    assert seen[0] == 0.0
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_whoever_watches_no_terminal_is_told_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with watching(Console(), 4, "capacities") as watch:
+        watch.trials, watch.searches = 60, 2
+        watch.ended()
+    assert capsys.readouterr().out.startswith("2 of 4 capacities, 60 simulations, about 0 s left")
