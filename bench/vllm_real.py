@@ -112,7 +112,7 @@ def attained(outcomes: Iterable[Outcome]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--requests", type=int, default=300, help="at most, of each case (default 300)")
+    parser.add_argument("--requests", type=int, default=150, help="at most, of each case (default 150)")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS_TOKENS)), help="tokens a step")
     parser.add_argument("--middle", action="store_true", help="only the middle one of each three rates")
     options = parser.parse_args()

@@ -67,6 +67,15 @@ def test_waiting_is_in_order_of_arrival_preempted_ones_too(job: Make) -> None:
     assert ids(state.waiting) == ["b", "c"]
 
 
+def test_a_preempted_job_waits_before_those_that_came_in_the_same_instant(job: Make) -> None:
+    state = engine()
+    for name in "abc":
+        state.add(job(name), 5)
+    state.apply(Step({"a": 10, "b": 10}), 0.0)
+    state.apply(Step(preempt=("b", "a")), 0.0)
+    assert ids(state.waiting) == ["a", "b", "c"]
+
+
 def test_a_preempted_job_keeps_its_tokens_and_prefills_over_them(job: Make) -> None:
     state = engine()
     state.add(job("a", prompt_tokens=10), 9)

@@ -1,7 +1,8 @@
 """The policy `vllm` beside vLLM's own scheduler, on one engine that does what vLLM says.
 
-Random lives of an engine: bursts of requests of all lengths, clients that leave between and in the middle of
-steps, memory that is ample or scarce. Both policies see the same picture before every step.
+Random lives of an engine: requests of all lengths, often several at once, clients that leave between steps
+and in the middle of them, memory that is ample or scarce. Both policies see the same picture before every
+step.
 """
 
 import random
@@ -50,7 +51,7 @@ AMPLE_BLOCKS = 50_000
 
 
 def job(number: int, prompt_tokens: int, output_tokens: int, now_s: float = 0.0) -> Job:
-    request = Request(f"q{number}", "chat", now_s + 1e-9 * number, prompt_tokens, output_tokens)
+    request = Request(f"q{number}", "chat", now_s, prompt_tokens, output_tokens)
     return new_job(request, output_tokens, best_effort=False)
 
 

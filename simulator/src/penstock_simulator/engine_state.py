@@ -12,7 +12,7 @@ long answers get: the engine makes room as vLLM does, by recompute (`making_room
 generated tokens and waits at its place by arrival.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from penstock_core.acceptance import Drafted
@@ -238,11 +238,13 @@ class EngineState:
         self._free(seat)
         seat.job = preempted(seat.job)
         seat.decoding = False
-        self._wait(seat)
+        self._wait(seat, started=True)
         self.preemptions += 1
 
-    def _wait(self, seat: Seat) -> None:
-        insort(self._waiting, seat, key=_arrival_s)
+    def _wait(self, seat: Seat, *, started: bool = False) -> None:
+        """At its place by arrival; of those that came in one instant, whoever had been started goes first."""
+        find = bisect_left if started else bisect_right
+        self._waiting.insert(find(self._waiting, _arrival_s(seat), key=_arrival_s), seat)
         self._waiting_ids[seat.job.request.id] = seat
         self._waiting_seen = None
 
