@@ -37,7 +37,7 @@ SCALED = ("chatbot", "coder", "toolllm")
 REAL = ("vllm-real",) if folder().exists() else ()
 MAIN = ("slos-serve", "vllm", *REAL, "sarathi")
 PAPERS = ("sola", "accelgen", "annealing")
-BASELINES = ("vllm-spec", "vllm-legacy", "sjf", "fastserve", "orca", "fcfs")
+BASELINES = ("vllm-spec", "distserve", "vllm-legacy", "sjf", "fastserve", "orca", "fcfs")
 
 KNOWN = Conditions(1, 0.9, Lengths.KNOWN, TruthKind.EXACT, 3, "round-robin")
 PREDICTED = replace(KNOWN, lengths=Lengths.PREDICTED, truth=TruthKind.MEASURED)

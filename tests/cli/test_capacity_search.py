@@ -1,6 +1,7 @@
 """The search for a capacity, in worlds whose capacities are known beforehand."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,18 @@ def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> 
     path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
     found(question(), world, path)
     assert len(found(question(lengths=Lengths.PREDICTED), world, path)[1]) > 5
+
+
+def test_a_longer_trial_answers_for_a_shorter_one() -> None:
+    asked = Trial("coder", "vllm", 512, 0, 1, "round-robin", "known", "exact", 1.0, 0, most_misses=100)
+    shorter, longer = replace(asked, most_misses=50), replace(asked, most_misses=150)
+    with Memory(None) as memory:
+        memory.keep(asked, Tally(REQUESTS, 101, complete=False))
+        assert memory.recall(shorter) == Tally(REQUESTS, 51, complete=False)
+        assert memory.recall(longer) is None
+        memory.keep(longer, Tally(REQUESTS, 120, complete=True))
+        assert memory.recall(asked) == Tally(REQUESTS, 101, complete=False)
+        assert memory.recall(longer) == Tally(REQUESTS, 120, complete=True)
 
 
 def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
