@@ -1,6 +1,7 @@
 """What every policy owes its engine, whatever its idea: possible steps, nobody forgotten, no unit of time of
 its own. A new name in `POLICIES` is tested here without a line more."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from random import Random
@@ -137,14 +138,25 @@ def work_of(step: Step, engine: EngineState) -> BatchWork:
 
 @EVERY_POLICY
 @pytest.mark.parametrize("drafts", (0, 3))
-def test_a_slower_clock_changes_no_decision(name: str, drafts: int) -> None:
-    """Time and rates scaled together: an engine four times slower, promises and arrivals four times later."""
-    for seed in range(3):
-        here = scene(Random(seed), 40, drafts)
-        slower = slowed(here, 4.0)
-        steps = [step for step, *_ in run(build(name), here)]
-        later = [step for step, *_ in run(slowed(build(name), 4.0), slower)]
-        assert [decided(step) for step in later] == [decided(step) for step in steps]
+def test_a_slower_clock_changes_no_decision(name: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time and rates scaled together: an engine four times slower, promises and arrivals four times later.
+
+    What a policy counts in seconds has its unit in its name, a field's or a constant's, and is scaled too.
+    """
+    scenes = [scene(Random(seed), 40, drafts) for seed in range(3)]
+    steps = [[decided(step) for step, *_ in run(build(name), here)] for here in scenes]
+    slow_constants(monkeypatch, 4.0)
+    for here, expected in zip(scenes, steps, strict=True):
+        later = run(slowed(build(name), 4.0), slowed(here, 4.0))
+        assert [decided(step) for step, *_ in later] == expected
+
+
+def slow_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    modules = [module for name, module in sys.modules.items() if name.startswith("penstock_core.")]
+    for module in modules:
+        for name, value in vars(module).copy().items():
+            if name.endswith("_S") and isinstance(value, float):
+                monkeypatch.setattr(module, name, value * factor)
 
 
 def decided(step: Step) -> tuple[object, ...]:
