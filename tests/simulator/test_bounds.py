@@ -210,3 +210,11 @@ def test_a_capacity_lies_where_the_bound_crosses() -> None:
         return bound(arrivals(small, at_rps, 0), setting_of(small))
 
     assert share(rate_rps) < 0.9 <= share(rate_rps / 1.05)
+
+
+def test_what_is_put_at_one_place_twice_adds_up() -> None:
+    program = LinearProgram()
+    column, row = program.columns([1.0], gain=1.0), program.at_most([1.0])
+    for _ in range(2):
+        program.put(row, column, 2.0)
+    assert program.upper_bound() == pytest.approx(0.25, abs=1e-6)

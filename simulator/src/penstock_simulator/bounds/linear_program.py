@@ -56,12 +56,18 @@ class LinearProgram:
         """No assignment has a larger sum."""
         gains, most = np.concatenate(self._gains), np.concatenate(self._most)
         lower, upper = (np.concatenate(side) for side in zip(*self._limits, strict=True))
-        at, of, much = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        at, of, much = self._merged()
         prices = _prices(gains, most, (lower, upper), (at, of, much))
         prices = np.where(np.isfinite(lower), prices, np.maximum(prices, 0.0))
         paid = np.bincount(of, weights=much * prices[at], minlength=self._columns)
         for_rows = float(np.sum(prices * upper))  # an equal row's two limits are the same
         return for_rows + float(np.sum(np.maximum(gains - paid, 0.0) * most))
+
+    def _merged(self) -> tuple[Ints, Ints, Floats]:
+        """Entries by row, then column, with what was put at one place more than once added up."""
+        at, of, much = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        places, which = np.unique(at * self._columns + of, return_inverse=True)
+        return places // self._columns, places % self._columns, np.bincount(which, much).astype(np.float64)
 
     def _new_rows(self, lower: Floats, upper: Floats) -> Ints:
         numbers = np.arange(self._rows, self._rows + upper.size).reshape(upper.shape)
@@ -75,7 +81,6 @@ def _prices(
 ) -> Floats:
     """Prices of the rows at the optimum, as far as HiGHS came: what one more unit of the limit would gain."""
     at, of, much = entries
-    order = np.lexsort((of, at))
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(gains), len(limits[0])
     program.col_cost_ = -gains
@@ -85,8 +90,8 @@ def _prices(
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     starts = np.concatenate(([0], np.cumsum(np.bincount(at, minlength=len(limits[0])))))
     program.a_matrix_.start_ = starts.astype(np.int32)
-    program.a_matrix_.index_ = of[order].astype(np.int32)
-    program.a_matrix_.value_ = much[order]
+    program.a_matrix_.index_ = of.astype(np.int32)
+    program.a_matrix_.value_ = much
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for option, value in (
         ("output_flag", False),
@@ -96,6 +101,7 @@ def _prices(
         ("ipm_iteration_limit", ENOUGH_ITERATIONS),
     ):
         solver.setOptionValue(option, value)
-    solver.passModel(program)
+    if solver.passModel(program) == highspy.HighsStatus.kError:
+        raise ValueError("HiGHS does not take this program")
     solver.run()
     return -np.asarray(solver.getSolution().row_dual)
