@@ -159,7 +159,7 @@ def test_wrong_predictions_cost_promises_but_everybody_is_served() -> None:
     accepted = [outcome for outcome in outcomes if outcome.verdict is not Verdict.REJECTED]
     kept = [outcome for outcome in of(Verdict.ADMITTED, outcomes) if outcome.met]
     assert all(outcome.e2e_s is not None for outcome in accepted)
-    assert 0.9 * len(of(Verdict.ADMITTED, outcomes)) < len(kept) < len(accepted)
+    assert 0.8 * len(of(Verdict.ADMITTED, outcomes)) < len(kept) < len(accepted)
 
 
 def test_light_load_is_nearly_all_admitted() -> None:
