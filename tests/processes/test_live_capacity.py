@@ -1,0 +1,27 @@
+"""A capacity search on two processes, stopped by its user."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from live.waiting import until
+
+PENSTOCK = Path(sys.executable).parent / "penstock"
+CHILDREN = "/proc/{pid}/task/{pid}/children"
+
+
+def test_ctrl_c_ends_a_search_and_its_processes_at_once_and_keeps_what_was_found(tmp_path: Path) -> None:
+    memory = tmp_path / "memory.jsonl"
+    asked = ["--scenario", "coder,mixed", "--policy", "vllm", "--jobs", "2", "--resume", str(memory)]
+    with subprocess.Popen([PENSTOCK, "capacity", *asked], stderr=subprocess.PIPE, text=True) as search:
+        until(lambda: memory.exists() and memory.read_bytes().count(b"\n") >= 2, "two simulations", 120.0)
+        children = Path(CHILDREN.format(pid=search.pid)).read_text().split()
+        assert len(children) >= 2
+        search.send_signal(signal.SIGINT)
+        _, errors = search.communicate(timeout=30)
+    assert search.returncode == 1
+    assert errors.splitlines()[-1] == "interrupted"
+    assert memory.read_bytes().endswith(b"\n")
+    for child in children:
+        until(lambda: not Path(f"/proc/{child}").exists(), f"process {child} ended")  # noqa: B023 (at once)
