@@ -1,7 +1,8 @@
 """**vllm-real.** vLLM itself: what decides is the V1 scheduler of the release named in `requirements.txt`.
 
 Choose it to check a baseline, or a claim about vLLM, against the code that claims are about. Everybody is
-admitted, as vLLM does. `vllm` decides alike within a step in hundreds, needs nothing, and is faster.
+admitted, as vLLM does. Without drafts `vllm` takes the very same steps, and with drafts nearly; it needs
+nothing and is faster.
 
 Costs: 5 GB of packages (`make vllm-env`), seconds to import, ten times `vllm`'s time a step. It exists in
 simulation only: a vLLM engine has it already. One knob, the engine's: `limits.batch_tokens`.
