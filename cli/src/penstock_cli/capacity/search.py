@@ -4,10 +4,10 @@ A search is a generator: it yields trials that may run at the same time, and is 
 nothing by time or chance, so the same trials have the same answer on any machine.
 
 1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not.
-2. Narrow the bracket by bisection, to a tenth at first.
+2. Narrow the bracket by bisection to a tenth.
 3. Challenge: whoever attains a tenth above the champion's rate takes its place and climbs on. A setting that
-   does not is dropped for one trial.
-4. Narrow and challenge again, at 2 %.
+   does not is dropped for one trial. Until here the first sample speaks for all.
+4. Bracket and narrow again, with every sample and to 2 %; now only the champion's neighbours challenge it.
 5. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
 
 Attaining is judged over the requests of all samples together. The first sample alone decides where it is
@@ -15,10 +15,10 @@ Attaining is judged over the requests of all samples together. The first sample 
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import floor, sqrt
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock_core.builtin_time_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
@@ -29,6 +29,7 @@ from penstock_cli.capacity.trial import Tally, Trial, requests_in, trial_of
 
 GROWTH = 1.5
 COARSE, FINE = 1.1, 1.02
+EVERYWHERE, NEXT_DOOR = 1 << 10, 1
 SURE = 0.03
 """Share of requests by which one sample has to be off the target to decide alone."""
 
@@ -91,6 +92,13 @@ class Sought:
         return trial_of(self.question, probe.setting, probe.rate_rps, seed, most_misses)
 
 
+class Round(NamedTuple):
+    """One round of challenges. step: by how much a rival has to do better. reach: how far away rivals are."""
+
+    step: float
+    reach: int
+
+
 class NoEnd(Exception):
     """Every rate attains, however high: the question makes no sense."""
 
@@ -108,10 +116,13 @@ def capacity(question: Question) -> Trials[Answer]:
     sought = Sought(question, tuple(requests_in(list(sample)) for sample in samples))
     grid = grid_of(question.policy, here)
     setting = grid.start
-    low, high = yield from _bracket(sought, setting, guess_rps(here))
-    for step in (FINE,) if grid.single else (COARSE, FINE):
-        low, high = yield from _narrow(sought, setting, low, high, step)
-        setting, low, high = yield from _challenge(sought, grid, setting, (low, high), step)
+    first = replace(sought, samples=sought.samples[:1])
+    low, high = yield from _bracket(first, setting, guess_rps(here), GROWTH)
+    low, high = yield from _narrow(first, setting, low, high, COARSE)
+    setting, low, high = yield from _challenge(first, grid, setting, (low, high), Round(COARSE, EVERYWHERE))
+    low, high = yield from _bracket(sought, setting, low or high, COARSE)
+    low, high = yield from _narrow(sought, setting, low, high, FINE)
+    setting, low, high = yield from _challenge(sought, grid, setting, (low, high), Round(FINE, NEXT_DOOR))
     return (yield from _confirm(sought, setting, low, high))
 
 
@@ -123,11 +134,11 @@ def guess_rps(here: Scenario) -> float:
     return _rounded(FULL_SPEED_SHARE / (tokens * token_s))
 
 
-def _bracket(sought: Sought, setting: Setting, start_rps: float) -> Trials[Bracket]:
-    """A rate that attains and one that does not, a factor `GROWTH` apart."""
+def _bracket(sought: Sought, setting: Setting, start_rps: float, growth: float) -> Trials[Bracket]:
+    """A rate that attains and one that does not, a factor `growth` apart."""
     rate_rps, first = start_rps, (yield from _attains(sought, setting, start_rps))
     for _ in range(MOST_STEPS):
-        before, rate_rps = rate_rps, _rounded(rate_rps * GROWTH if first else rate_rps / GROWTH)
+        before, rate_rps = rate_rps, _rounded(rate_rps * growth if first else rate_rps / growth)
         if (yield from _attains(sought, setting, rate_rps)) != first:
             return (before, rate_rps) if first else (rate_rps, before)
     if first:
@@ -149,7 +160,7 @@ def _narrow(sought: Sought, setting: Setting, low: float, high: float, step: flo
 
 
 def _challenge(
-    sought: Sought, grid: Grid, champion: Setting, bracket: Bracket, step: float
+    sought: Sought, grid: Grid, champion: Setting, bracket: Bracket, terms: Round
 ) -> Trials[tuple[Setting, float, float]]:
     """The best setting of the grid, by one axis after the other until none improves on it."""
     low, high = bracket
@@ -157,10 +168,10 @@ def _challenge(
     changed = not grid.single
     while changed:
         changed = False
-        for line in grid.lines(champion):
+        for line in grid.lines(champion, terms.reach):
             rivals = [rival for rival in line if rival not in beaten]
             while rivals:
-                bar_rps = _rounded(low * step) if low > 0 else high
+                bar_rps = _rounded(low * terms.step) if low > 0 else high
                 found = yield from _decide(sought, [Probe(rival, bar_rps) for rival in rivals])
                 better = {probe.setting: missed for probe, missed in found.items() if missed is not None}
                 beaten.update(rival for rival in rivals if rival not in better)
@@ -168,7 +179,7 @@ def _challenge(
                     break
                 champion, changed = min(better, key=lambda rival: (better[rival], rival.batch_tokens)), True
                 rivals = [rival for rival in better if rival != champion]
-                low, high = yield from _climb(sought, champion, bar_rps, step)
+                low, high = yield from _climb(sought, champion, bar_rps, terms.step)
     return champion, low, high
 
 
@@ -180,7 +191,7 @@ def _climb(sought: Sought, setting: Setting, attained_rps: float, step: float) -
         if not (yield from _attains(sought, setting, high)):
             return (yield from _narrow(sought, setting, low, high, step))
         low = high
-    return (yield from _narrow(sought, setting, *(yield from _bracket(sought, setting, low)), step))
+    return (yield from _narrow(sought, setting, *(yield from _bracket(sought, setting, low, GROWTH)), step))
 
 
 def _confirm(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Answer]:
