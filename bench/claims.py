@@ -1,0 +1,84 @@
+"""What the papers' claims are measured with: one replica, Poisson arrivals, attainment by rate."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from random import Random
+from typing import Any
+
+from penstock_core.policy import Policy
+from penstock_core.replica_view import Limits
+from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
+from penstock_simulator.truth import TruthKind
+
+Shape = Callable[[Random], tuple[str, int, int]]
+"""Draws a request: tier, prompt tokens, output tokens."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A scheduler as it is run. policy: by name, or built where its knobs are not the usual."""
+
+    name: str
+    policy: str | Policy[Any]
+    limits: Limits = field(default_factory=Limits)
+
+
+def poisson(shape: Shape, rate_rps: float, count: int, seed: int) -> Iterator[Arrival]:
+    """The same requests at every rate, closer together."""
+    random, at_s = Random(seed), 0.0
+    for i in range(count):
+        at_s += random.expovariate(1.0) / rate_rps
+        yield Arrival(f"{i:05d}", at_s, *shape(random))
+
+
+def exact(fleet: Fleet) -> Fleet:
+    """The same with an engine that is as the planner thinks, and lengths that are known."""
+    return replace(fleet, truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What comes: how many requests of which shape, and the seed of everything."""
+
+    shape: Shape
+    count: int
+    seed: int
+
+
+def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> list[Outcome]:
+    """What became of all of them."""
+    policy = contender.policy
+    fleet = replace(fleet, limits=contender.limits)
+    arrivals = poisson(load.shape, rate_rps, load.count, load.seed)
+    if isinstance(policy, str):
+        return list(simulate(replace(fleet, policy=policy), arrivals, load.seed))
+    return list(simulate(fleet, arrivals, load.seed, lambda _name, _knobs: policy))
+
+
+def attainment(outcomes: Sequence[Outcome]) -> float:
+    """Share of all that arrived."""
+    return sum(outcome.met for outcome in outcomes) / len(outcomes)
+
+
+def highest_rates(
+    attained: Callable[[float], float],
+    targets: Sequence[float],
+    most_rps: float,
+    *,
+    least_rps: float = 0.0,
+    steps: int = 6,
+) -> list[float]:
+    """For each target the highest rate that attains it, by bisection; `least_rps` where even that does not.
+
+    Right to 1 / 2^steps of the range.
+    """
+    known = cache(attained)
+    rates: list[float] = []
+    for target in targets:
+        low, high = least_rps, most_rps
+        for _ in range(steps):
+            middle = (low + high) / 2
+            low, high = (middle, high) if known(middle) >= target else (low, middle)
+        rates.append(low)
+    return rates
