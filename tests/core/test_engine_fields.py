@@ -12,7 +12,9 @@ seconds = st.none() | st.floats(0.001, 1000)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    targets = Targets(draw(seconds), draw(seconds), draw(seconds), draw(st.sampled_from(Judge)))
+    targets = Targets(
+        draw(seconds), draw(seconds), draw(seconds), draw(st.sampled_from(Judge)), draw(seconds)
+    )
     request = Request("r-1", "chat", 100.0, draw(st.integers(1, 9000)), 500, targets, draw(st.floats(0.1, 9)))
     return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()))
 

@@ -26,7 +26,12 @@ def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
         "penstock_output_tokens": job.output_tokens,
         "penstock_best_effort": job.best_effort,
     }
-    budgets = {"ttft": targets.ttft_s, "tpot": targets.tpot_s, "e2e": targets.e2e_s}
+    budgets = {
+        "ttft": targets.ttft_s,
+        "tpot": targets.tpot_s,
+        "e2e": targets.e2e_s,
+        "answer_tpot": targets.answer_tpot_s,
+    }
     return fields | {f"penstock_{name}_s": value for name, value in budgets.items() if value is not None}
 
 
@@ -47,6 +52,7 @@ def from_fields(
         _seconds(fields, "penstock_tpot_s"),
         _seconds(fields, "penstock_e2e_s"),
         Judge(str(fields.get("penstock_judge", Judge.MEAN.value))),
+        _seconds(fields, "penstock_answer_tpot_s"),
     )
     request = Request(
         id=str(fields.get("penstock_id", engine_id)),

@@ -177,7 +177,7 @@ def _xargs(body: dict[str, Any]) -> dict[str, Scalar]:
     where = "vllm_xargs."
     text(xargs, "penstock_id", 256, where)
     text(xargs, "penstock_tier", 256, where)
-    for name in ("spent", "ttft", "tpot", "e2e"):
+    for name in ("spent", "ttft", "tpot", "e2e", "answer_tpot"):
         number(xargs, f"penstock_{name}_s", 0, prefix=where)
     number(xargs, "penstock_value", 0, prefix=where)
     whole(xargs, "penstock_output_tokens", 1, prefix=where)
