@@ -126,9 +126,9 @@ def test_the_batch_under_way_is_waited_for() -> None:
 
 
 def test_decodes_that_leave_no_room_for_the_pace_refuse() -> None:
-    running = tuple(decodes(f"d{i}", 20, 3, tpot_s=0.05) for i in range(300))
+    running = tuple(decodes(f"d{i}", 20, 50, tpot_s=0.05) for i in range(300))
     view = replica(running, limits=Limits(running=512))
-    verdict = answer(view, asks("a", tpot_s=0.045))[0]
+    verdict = answer(view, asks("a", 20, 50, tpot_s=0.045))[0]
     assert reason(verdict) is Reason.DECODE_BUDGET
     assert isinstance(verdict, Rejected)
     assert verdict.earliest_s is not None
@@ -172,10 +172,9 @@ def test_a_request_that_is_late_already_is_not_made_later() -> None:
 
 
 def test_a_decode_that_is_nearly_due_delays_everything_else() -> None:
-    running = (decodes("d", tpot_s=0.05),)
-    nearly_due = replica(running, now_s=0.02)
-    fresh = replica((running[0]._replace(due_s=0.07),), now_s=0.02)
-    urgent = asks("a", 500, ttft_s=0.16)
+    nearly_due = replica((decodes("d", tpot_s=0.06),), now_s=0.02)
+    fresh = replica((decodes("d", tpot_s=0.06, at_s=0.02),), now_s=0.02)
+    urgent = asks("a", 500, ttft_s=0.1)
     assert admitted(answer(fresh, urgent)) == 1
     assert admitted(answer(nearly_due, urgent)) == 0
 
@@ -196,31 +195,44 @@ def test_more_than_one_group_is_decided_by_deadline() -> None:
 
 
 def test_a_pace_the_engine_cannot_keep_any_more_binds_nobody() -> None:
-    hopeless = decodes("d", tpot_s=0.02)._replace(due_s=5.0)
+    hopeless = decodes("d", tpot_s=0.02)
     assert admitted(answer(replica((hopeless,)), asks("a"))) == 1
 
 
-def test_decodes_past_any_period_leave_nothing_to_prefill() -> None:
-    running = tuple(decodes(f"d{i}", 20, 3, tpot_s=0.04) for i in range(300))
+def test_decodes_past_their_pace_leave_room_for_nobody() -> None:
+    running = tuple(decodes(f"d{i}", 20, 50, tpot_s=0.04) for i in range(300))
     view = replica(running, (asks("w", ttft_s=None),), limits=Limits(running=512))
-    verdict = answer(view, asks("a", ttft_s=None, tpot_s=None))[0]
+    verdict = answer(view, asks("a", 20, ttft_s=None, tpot_s=None))[0]
     assert reason(verdict) is Reason.DECODE_BUDGET
 
 
-def test_where_decodes_leave_nothing_the_first_end_is_waited_for() -> None:
-    """Beside them a long prompt's attention leaves no room for even one more of its tokens."""
-    running = tuple(decodes(f"d{i:03d}", 20, 3, tpot_s=0.0285) for i in range(300))
-    view = replica(running, kv_tokens=100_000, limits=Limits(running=512))
-    view = replace(view, model=time_model("llama-3-8b-a100"))
-    verdict = answer(view, asks("a", 8000, ttft_s=30.0, tpot_s=None))[0]
+def test_the_fuller_memory_the_cheaper_a_newcomer_has_to_be() -> None:
+    """Blocks would suffice for each of them; only who asks for little, or is worth much, is taken."""
+    running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
+    costly = asks("a", 1500, 2000, ttft_s=5.0)
+    full, free = (replica(running, kv_tokens=tokens) for tokens in (28_800, 96_000))
+    verdict = answer(full, costly)[0]
+    assert reason(verdict) is Reason.KV_MEMORY
     assert isinstance(verdict, Rejected)
-    assert verdict.reason is Reason.PREFILL_BUDGET
-    assert verdict.earliest_s == pytest.approx(2 * 0.0285)
+    assert verdict.earliest_s is not None
+    assert admitted(answer(free, costly)) == 1
+    assert admitted(answer(full, asks("a", 500, 100, ttft_s=5.0))) == 1
+    assert admitted(answer(full, asks("a", 1500, 2000, ttft_s=5.0, value=50.0))) == 1
+
+
+def test_the_later_its_first_token_the_shorter_a_newcomers_prompt_has_to_be() -> None:
+    """It would be just in time, but several short ones would be too, until then."""
+    waiting = tuple(asks(f"w{i}", 400, 20, ttft_s=2.0) for i in range(16))
+    long, short = asks("long", 2500, 20, ttft_s=1.0), asks("short", 400, 20, ttft_s=1.0)
+    view = replica(waiting=tuple(job._replace(due_s=0.9) for job in waiting))
+    assert reason(answer(view, long)[0]) is Reason.PREFILL_BUDGET
+    assert admitted(answer(view, short)) == 1
+    assert admitted(answer(replica(waiting=waiting), long)) == 1
 
 
 def test_newcomers_fit_around_best_effort_that_has_waited_too_long() -> None:
     offline = asks("offline", 4000, best_effort=True, at_s=0.0, ttft_s=None, tpot_s=None)
-    new = asks("new", 500, ttft_s=0.4, at_s=100.0)
+    new = asks("new", 500, ttft_s=0.33, at_s=100.0)
     waiting = replica(waiting=(offline,), now_s=100.0)
     patient = replica(
         waiting=(offline._replace(request=replace(offline.request, arrival_s=90.0)),), now_s=100.0
@@ -236,6 +248,6 @@ def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
     assert protected is not None
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
-    assert fits_around(replica(waiting=(offline, loose), now_s=100.0), protected, PACING)
-    assert not fits_around(replica(waiting=(offline, tight), now_s=100.0), protected, PACING)
-    assert not fits_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected, PACING)
+    assert fits_around(replica(waiting=(offline, loose), now_s=100.0), protected)
+    assert not fits_around(replica(waiting=(offline, tight), now_s=100.0), protected)
+    assert not fits_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected)

@@ -5,15 +5,17 @@ from random import Random
 import pytest
 from penstock_core.batch_formation import form_batch
 from penstock_core.builtin_time_models import time_model
-from penstock_core.decode_load import Pacing
 from penstock_core.policy import Step
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job, preempted
 from penstock_core.slo import Judge, Targets
+from penstock_core.time_model import BatchWork
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 LONG_CONTEXT = time_model("llama-3-8b-a100")
 NOW_S = 10.0
+ORDINARY_S = 4 * MODEL.prefill_seconds(1)
+"""Longest ordinary batch of this engine: its fixed cost is a quarter of it."""
 
 
 def prompt(
@@ -40,9 +42,10 @@ def decode(
     best_effort: bool = False,
     at_s: float = NOW_S - 1,
 ) -> Job:
+    """One whose first token came out when its next one is due then."""
     targets = Targets(1.0, tpot_s, None, Judge.MAX)
     job = new_job(Request(name, "tier", at_s, context, 4096, targets), 100, best_effort)
-    return advance(job, context, 1, NOW_S)._replace(due_s=NOW_S + due_in_s)
+    return advance(job, context, 1, NOW_S + due_in_s - (tpot_s or 0.0))
 
 
 def replica(
@@ -59,7 +62,7 @@ def replica(
 
 
 def batch(running: list[Job], waiting: list[Job], **bounds: object) -> Step:
-    return form_batch(replica(running, waiting, **bounds), Pacing())  # type: ignore[arg-type]
+    return form_batch(replica(running, waiting, **bounds))  # type: ignore[arg-type]
 
 
 def test_nothing_to_do_is_an_empty_step() -> None:
@@ -75,7 +78,7 @@ def test_decodes_alone_all_get_one_token() -> None:
 def test_prefill_fills_what_decodes_leave_of_the_longest_batch() -> None:
     step = batch([decode("a")], [prompt("p", 5000)])
     assert step.tokens["a"] == 1
-    assert step.duration_s <= 0.060 < step.duration_s + 0.0001
+    assert step.duration_s <= ORDINARY_S < step.duration_s + 0.0001
 
 
 def test_the_earliest_token_due_ends_the_batch() -> None:
@@ -84,10 +87,10 @@ def test_the_earliest_token_due_ends_the_batch() -> None:
 
 
 def test_prefills_are_served_by_deadline() -> None:
-    step = batch([], [prompt("later", 400, due_in_s=3), prompt("sooner", 400, due_in_s=1)])
+    step = batch([], [prompt("later", 800, due_in_s=3), prompt("sooner", 800, due_in_s=1)])
     assert list(step.tokens) == ["sooner", "later"]
-    assert step.tokens["sooner"] == 400
-    assert step.tokens["later"] < 400
+    assert step.tokens["sooner"] == 800
+    assert step.tokens["later"] < 800
 
 
 def test_a_prefill_that_finishes_shortens_the_batch_to_its_deadline() -> None:
@@ -99,8 +102,8 @@ def test_a_prefill_that_finishes_shortens_the_batch_to_its_deadline() -> None:
 def test_one_long_batch_where_ordinary_ones_would_be_late() -> None:
     just_s = MODEL.prefill_seconds(3000) + 0.001
     assert batch([], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"p": 3000}
-    assert batch([], [prompt("p", 3000, due_in_s=3.0)]).duration_s <= 0.060
-    assert batch([], [prompt("p", 3000, due_in_s=just_s - 0.01)]).duration_s <= 0.060
+    assert batch([], [prompt("p", 3000, due_in_s=3.0)]).duration_s <= ORDINARY_S
+    assert batch([], [prompt("p", 3000, due_in_s=just_s - 0.01)]).duration_s <= ORDINARY_S
 
 
 def test_a_long_batch_still_ends_before_any_token_is_due() -> None:
@@ -108,62 +111,84 @@ def test_a_long_batch_still_ends_before_any_token_is_due() -> None:
     just_s = MODEL.prefill_seconds(3001) + 0.001
     assert batch([patient], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"d": 1, "p": 3000}
     hurried = decode("d", due_in_s=0.15, tpot_s=0.15)
-    assert batch([hurried], [prompt("p", 3000, due_in_s=just_s)]).duration_s <= 0.060
+    assert batch([hurried], [prompt("p", 3000, due_in_s=just_s)]).duration_s <= 0.15
 
 
-def test_loose_decodes_wait_while_prefill_needs_the_room() -> None:
+def crowd() -> list[Job]:
+    """Three decodes of a tight pace, and many that go half as fast."""
     running = [decode(f"tight{i}", due_in_s=0.05, tpot_s=0.05) for i in range(3)]
-    running += [decode(f"loose{i}", due_in_s=0.1 + i / 1e4) for i in range(10)]
-    step = batch(running, [prompt("p", 3000)])
-    assert [name for name in step.tokens if name.startswith("tight")] == ["tight0", "tight1", "tight2"]
-    assert [name for name in step.tokens if name.startswith("loose")] == [f"loose{i}" for i in range(5)]
-    assert step.duration_s <= 0.05
+    return running + [decode(f"loose{i}", due_in_s=0.1) for i in range(60)]
 
 
-def test_loose_decodes_run_where_prefill_leaves_room() -> None:
+def test_loose_decodes_wait_where_a_prompt_would_be_late_otherwise() -> None:
+    hurried = batch(crowd(), [prompt("p", 3000, due_in_s=0.46)], free_blocks=9000)
+    assert {"tight0", "tight1", "tight2"} <= hurried.tokens.keys()
+    assert not [name for name in hurried.tokens if name.startswith("loose")]
+    assert hurried.duration_s <= 0.05
+    patient = batch(crowd(), [prompt("p", 3000, due_in_s=2.0)], free_blocks=9000)
+    assert len(patient.tokens) == 64
+
+
+def test_loose_decodes_run_where_prompts_leave_room() -> None:
+    """The last prompt is out before the batch is full; whoever could wait goes along."""
+    last_s = MODEL.prefill_seconds(4 + 200)
     running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("free", tpot_s=None)]
-    assert len(batch(running, [prompt("p", 100)]).tokens) == 4
+    assert len(batch(running, [prompt("p", 200, due_in_s=last_s)]).tokens) == 4
 
 
 def test_loose_decodes_do_not_wait_while_they_hold_blocks_others_count_on() -> None:
-    running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("loose2")]
-    step = batch(running, [prompt("p", 3000)], free_blocks=199)
-    assert {"tight", "loose", "loose2"} <= step.tokens.keys()
+    step = batch(crowd(), [prompt("p", 3000, due_in_s=0.46)], free_blocks=199)
+    assert len([name for name in step.tokens if name.startswith("loose")]) == 60
 
 
 def test_no_loose_decode_waits_past_its_due_time() -> None:
     running = [decode("tight", due_in_s=0.05, tpot_s=0.05)]
-    running += [decode(f"loose{i}", due_in_s=0.09) for i in range(10)]
-    assert len(batch(running, [prompt("p", 3000)]).tokens) == 12
+    running += [decode(f"loose{i}", due_in_s=0.07) for i in range(60)]
+    assert len(batch(running, [prompt("p", 3000, due_in_s=0.46)], free_blocks=9000).tokens) == 62
 
 
-def test_sharing_never_lengthens_a_batch_past_a_token_that_is_due() -> None:
-    """The tight decodes left at 60 ms; a loose one that waited for faster ones is due before that."""
-    running = [decode("tight", due_in_s=0.06, tpot_s=0.06), decode("waited", due_in_s=0.05, tpot_s=0.1)]
-    running += [decode(f"loose{i}", due_in_s=0.3, tpot_s=0.3) for i in range(90)]
-    step = batch(running, [prompt("p", 3000)], free_blocks=9000)
-    assert len(step.tokens) < len(running)
-    assert step.duration_s <= 0.05
+def window_decode(name: str, came: int, sure: int, due_in_s: float) -> Job:
+    """`came` tokens into its window, at 0.1 s a token; its answer has at least `sure` tokens."""
+    targets = Targets(1.0, 0.1, None, Judge.WINDOW)
+    job = new_job(Request(name, "tier", NOW_S - 9, 500, 4096, targets), 100, False, sure)
+    began_s = NOW_S + due_in_s - (came + 1) * 0.1
+    job = advance(job, 500, 1, began_s)
+    for i in range(came):
+        job = advance(job, 1, 1, began_s + i * 0.1)
+    return job
 
 
-def test_decodes_without_a_pace_are_never_left_out() -> None:
-    running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("loose2")]
-    running += [decode("free", due_in_s=float("inf"), tpot_s=None)]
-    assert {"tight", "free"} <= batch(running, [prompt("p", 3000)]).tokens.keys()
+def test_a_window_lends_the_time_of_its_tokens_where_the_answer_surely_lasts() -> None:
+    """Its next token is nearly due, but the window's end is what is judged: fast batches catch up."""
+    hurried = prompt("p", 3000, due_in_s=0.25)
+    assert batch([window_decode("w", 2, 100, 0.03)], [hurried]).tokens == {"w": 1, "p": 3000}
+    assert batch([window_decode("w", 2, 0, 0.03)], [hurried]).duration_s <= 0.03
+    assert batch([window_decode("w", 9, 100, 0.03)], [hurried]).duration_s <= 0.03
 
 
 def test_a_late_decode_leaves_prefill_half_of_the_period() -> None:
     step = batch([decode("late", due_in_s=-0.02)], [prompt("p", 5000)])
     alone_s = MODEL.prefill_seconds(1)
     assert step.tokens["late"] == 1
-    assert step.duration_s == pytest.approx((alone_s + 0.060) / 2, abs=1e-4)
+    assert step.duration_s == pytest.approx((alone_s + ORDINARY_S) / 2, abs=1e-4)
 
 
 def test_best_effort_gets_surplus_only_within_the_ordinary_length() -> None:
     step = batch([decode("d")], [prompt("p", 100), prompt("offline", 5000, best_effort=True)])
     assert step.tokens["p"] == 100
     assert step.tokens["offline"] > 0
-    assert step.duration_s <= 0.060
+    assert step.duration_s <= ORDINARY_S
+
+
+def test_best_effort_lengthens_batches_the_less_the_more_of_memory_is_promised() -> None:
+    """With half of it promised not at all: it then only runs where accepted work does not."""
+    offline = prompt("offline", 5000, best_effort=True)
+    loads = [batch([decode("d", 800)], [offline], free_blocks=free).tokens for free in (2000, 330, 150, 50)]
+    assert [load["d"] for load in loads] == [1] * 4
+    tokens = [load.get("offline", 0) for load in loads]
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[2:] == [0, 0]
+    assert batch([], [prompt("offline", 100, best_effort=True)], free_blocks=8).tokens == {"offline": 100}
 
 
 def test_best_effort_gives_its_blocks_and_seats_to_accepted_work() -> None:
@@ -254,7 +279,7 @@ def blocks_after(view: ReplicaView, step: Step) -> int:
 def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view, Pacing())
+        step = form_batch(view)
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
         assert sum(step.tokens.values()) <= view.limits.batch_tokens, seed
         assert all(0 < n <= jobs[name].pending_tokens for name, n in step.tokens.items()), seed
@@ -270,18 +295,17 @@ def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
 def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view, Pacing())
+        step = form_batch(view)
         left_out = [
             job
             for job in view.running
             if job.decoding and not job.best_effort and job.request.id not in (*step.tokens, *step.preempt)
         ]
         short = view.kv.free_blocks < len(view.running) or view.limits.batch_tokens < len(view.running)
-        tightest_s = min(
-            (job.pace_s for job in view.running if job.pace_s and not job.best_effort), default=0.0
-        )
-        end_s = view.now_s + step.duration_s
-        assert short or all(job.due_s >= end_s + min(tightest_s, 0.05) - 1e-6 for job in left_out), seed
+        decodes = [job for job in view.running if job.decoding and not job.best_effort]
+        context = sum(job.computed_tokens + 1 for job in decodes)
+        next_end_s = view.now_s + step.duration_s + view.model.seconds(BatchWork(len(decodes), context))
+        assert short or all(job.due_s >= next_end_s - 1e-6 for job in left_out), seed
 
 
 def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
@@ -290,4 +314,4 @@ def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
         has_decode = any(job.decoding and not job.best_effort for job in view.running)
         fits = view.kv.free_blocks > 0 or (has_decode and len(view.running) > 1)
         if fits and any(not job.best_effort for job in view.running):
-            assert form_batch(view, Pacing()).tokens, seed
+            assert form_batch(view).tokens, seed

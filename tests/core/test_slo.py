@@ -60,6 +60,11 @@ def test_window_starts_anew_every_ten_tokens() -> None:
     assert anchor_after(Judge.WINDOW, anchor, 11, now_s=2.6) == Anchor(2.6, 11)
 
 
+def test_tokens_that_came_out_with_the_last_of_a_window_are_ahead_in_the_next() -> None:
+    assert anchor_after(Judge.WINDOW, Anchor(2.0, 1), 13, now_s=2.6) == Anchor(2.6, 11)
+    assert anchor_after(Judge.WINDOW, Anchor(2.0, 1), 22, now_s=2.6) == Anchor(2.6, 21)
+
+
 def test_max_counts_every_gap_from_the_token_before() -> None:
     assert anchor_after(Judge.MAX, Anchor(2.0, 1), 2, now_s=2.5) == Anchor(2.5, 2)
 

@@ -1,49 +1,28 @@
 """Admission of SLOs-Serve: which newcomers can be taken so that every request taken keeps its SLOs.
 
-The engine serves prefills by deadline beside decodes that keep their pace (`batch_formation`). Admission
-carries that out as a fluid: from `start_s`, when the engine is free, prefills are done one after the
-other in the order of their deadlines, each at the rate that the decodes leave which run by then
-(`decode_load`). A prefill that the fluid finishes at C brings its first token out by C + T, at the end of
-the batch that contains C; so it is in time if C + T ≤ its deadline. `admission_program` chooses the best
-set of newcomers for which all are.
+A set of requests can be served if there is a course on which every promise is kept (`course`), and if its
+blocks suffice at the set's future peak (`kv_peak`). The engine forms its batches by the same courses, so
+with an exact time model and known lengths an admitted request never misses; why is said there.
 
-Why this holds in the engine. Let W be what the fluid has done, in prefills by deadline. At every end of a
-batch the engine has done at least W, by induction over batches:
-  (a) A batch of L ≥ T seconds is filled with prefills by deadline, and by `decode_load` any such batch
-      does at least what the fluid does in L. Batches are longer than T only where every token due can
-      wait for them.
-  (b) A prefill that would finish in a batch after its deadline shortens that batch to its deadline, d. As
-      C ≤ d − T, the prefill still finishes in it; and if the batch were then shorter than T it would have
-      begun after C, when the prefill was done already.
-  (c) Finishing early is safe. Its decode then starts early and slows what comes behind, which the paper's
-      recursion does not see: there the decode starts at the deadline. Here the rate of everything behind
-      it has the decode in it from C on, and at C the engine is no further back than the fluid, however it
-      got there.
-  (d) Decodes that share a batch only every few periods are served oldest first, in equal shares, so what
-      they take until any batch end is no more than their shares.
-Decodes keep their pace because every batch ends before any of them is due, and afterwards each is due a
-whole pace later. Blocks suffice because all decodes go one token a batch, as `kv_peak` counts; only when
-all peaks fit at once may decodes wait for one another. Newcomers of later calls go through the same test
-with all of this forced.
+Which of several newcomers to take is the paper's dynamic program over prefill deadlines and pace classes
+(`admission_program`). It sees batches as a fluid, which is quick and errs to the safe side. Its set is taken
+if a course confirms it; whom it left out is then tried with courses, the cheapest first.
 
-What the fluid refuses the engine may still do exactly: if every prefill there is fits into the next
-batch, before every deadline, then it is that batch. So a prompt that an idle replica can serve in time is
-served.
+A replica whose memory fills up no longer takes whoever fits. A long request now may cost several short ones
+a moment later, so the more of the peak is promised the cheaper a newcomer has to be, against those that are
+there and for its value: the exponential price of online admission (Awerbuch, Azar and Plotkin, FOCS 1993).
 
 Best effort has no claim on anything, except one job: the oldest, once it has waited too long
 (`best_effort`). It stands before all deadlines here, so that newcomers fit around it.
 """
 
 from collections.abc import Sequence
-from math import inf
-from typing import NamedTuple
 
-from penstock_core.admission_program import Path, solve, walk, without
-from penstock_core.admission_refusal import Refusals
-from penstock_core.admission_situation import Situation, situation
+from penstock_core.admission_program import solve
+from penstock_core.admission_situation import situation
 from penstock_core.batch_formation import accepted
-from penstock_core.batch_time import with_prefills
 from penstock_core.decode_load import Pacing
+from penstock_core.fitting import Fit, Misfit, Promised, fit
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, deadline_order
 from penstock_core.time_model import BatchWork, chunk_work
@@ -51,6 +30,9 @@ from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdic
 
 MOST_NEWCOMERS = 32
 """Decided together; more are decided in groups of this many, by deadline. Bounds the program's states."""
+
+MOST_TRIED = 4
+"""Newcomers tried by courses of their own, of those whom the program left out."""
 
 
 def decide(
@@ -67,23 +49,17 @@ def decide(
         else:
             candidates.append(job)
     candidates.sort(key=deadline_order)
-    claims = accepted(view, protected)
+    promised = Promised.of(accepted(view, protected))
     for first in range(0, len(candidates), MOST_NEWCOMERS):
         group = candidates[first : first + MOST_NEWCOMERS]
-        answers = _decide_group(situation(view, claims, group, pacing))
-        verdicts |= {job.request.id: answer for job, answer in zip(group, answers, strict=True)}
-        claims += [job for job, answer in zip(group, answers, strict=True) if isinstance(answer, Admitted)]
+        verdicts |= _decide_group(view, promised, group, pacing)
+        promised = promised.beside([job for job in group if isinstance(verdicts[job.request.id], Admitted)])
     return [verdicts[job.request.id] for job in new]
 
 
-def fits_around(view: ReplicaView, protected: Job, pacing: Pacing) -> bool:
+def fits_around(view: ReplicaView, protected: Job) -> bool:
     """Whether everything accepted is still in time if this best-effort job goes first."""
-    now = situation(view, accepted(view, protected), [], pacing)
-    program, period_s = now.program, float(now.program.at.period_s[0])
-    if not program.allowed[0] or bool((now.base > view.kv.total_blocks).any()):
-        return False
-    ends_s = zip(program.items, without(program), strict=True)
-    return all(done_s + period_s <= item.due_s for item, done_s in ends_s if item.due_s != -inf)
+    return isinstance(fit(view, Promised.of(accepted(view, protected)), []), Fit)
 
 
 def possible_alone(job: Job, view: ReplicaView) -> bool:
@@ -108,61 +84,58 @@ def possible_alone(job: Job, view: ReplicaView) -> bool:
     return alone_s <= job.due_s - job.request.arrival_s
 
 
-def _decide_group(now: Situation) -> list[Verdict]:
-    taken = solve(now.program)
-    path = walk(now.program, taken, without(now.program))
-    assert path is not None, "the program's answer is one of its own sets"
-    answers: dict[int, Verdict] = {i: _admitted(now, i, path) for i in taken}
-    if len(taken) < len(now.new):
-        answers |= _beyond_the_fluid(now, taken, path)
-    return [answers[i] for i in range(len(now.new))]
+def _decide_group(
+    view: ReplicaView, promised: Promised, group: Sequence[Job], pacing: Pacing
+) -> dict[str, Verdict]:
+    """Verdicts for newcomers in order of deadline, by id."""
+    everyone = fit(view, promised, group)
+    if isinstance(everyone, Fit):
+        return _admitted(view, group, everyone)
+    if len(group) == 1:
+        return {group[0].request.id: _rejected(everyone)}
+    taken, last = _confirmed(view, promised, _proposed(view, promised, group, pacing))
+    left_out = [job for job in group if job not in taken]
+    refused: dict[str, Verdict] = {}
+    for tried, job in enumerate(sorted(left_out, key=_cost)):
+        answer = fit(view, promised, [*taken, job]) if tried < MOST_TRIED else everyone
+        if isinstance(answer, Fit):
+            taken, last = [*taken, job], answer
+        else:
+            refused[job.request.id] = _rejected(answer)
+    return refused | (_admitted(view, taken, last) if last else {})
 
 
-def _admitted(now: Situation, i: int, path: Path) -> Admitted:
-    last_batch_s = float(now.program.at.period_s[0])
-    ttft_s = path.done_s[i] + last_batch_s - now.view.now_s
-    due_in_s = now.new[i].due_s - now.view.now_s
-    return Admitted(min(ttft_s, due_in_s), _pace_s(now, now.new[i], path.state))
+def _proposed(view: ReplicaView, promised: Promised, group: Sequence[Job], pacing: Pacing) -> list[Job]:
+    """The set that the program takes, as a fluid."""
+    taken = solve(situation(view, promised.jobs, group, pacing).program)
+    return [group[i] for i in sorted(taken)]
 
 
-def _pace_s(now: Situation, job: Job, state: int) -> float:
-    """At most its own pace, and no longer than the longest batch beside these decodes."""
-    period_s = float(now.program.at.period_s[state])
-    return period_s if job.pace_s is None else max(min(job.pace_s, period_s), 0.0)
+def _confirmed(view: ReplicaView, promised: Promised, proposed: list[Job]) -> tuple[list[Job], Fit | None]:
+    """The proposed set without the costliest, as many as it takes until a course keeps its promises."""
+    while proposed:
+        answer = fit(view, promised, proposed)
+        if isinstance(answer, Fit):
+            return proposed, answer
+        proposed = sorted(sorted(proposed, key=_cost)[: len(proposed) // 2], key=deadline_order)
+    return [], None
 
 
-class _OneBatch(NamedTuple):
-    """Everything taken so far in the next batch, and when it would have to be over."""
-
-    work: BatchWork
-    due_s: float
-
-    def beside(self, jobs: Sequence[Job]) -> "_OneBatch":
-        return _OneBatch(with_prefills(self.work, jobs), min([self.due_s, *(job.due_s for job in jobs)]))
-
-    def end_s(self, now: Situation) -> float:
-        """When it ends; infinite if that is too late, or where it has too many tokens."""
-        end_s = now.free_s + now.view.model.seconds(self.work)
-        return end_s if end_s <= self.due_s and self.work.tokens <= now.view.limits.batch_tokens else inf
+def _cost(job: Job) -> float:
+    """Tokens to compute, for its value."""
+    return (job.pending_tokens + job.output_tokens_left) / job.request.value
 
 
-def _beyond_the_fluid(now: Situation, taken: frozenset[int], path: Path) -> dict[int, Verdict]:
-    """Verdicts on those whom the program left out; whom the next batch can hold is taken all the same."""
-    answers: dict[int, Verdict] = {}
-    batch = _OneBatch(now.next_batch, now.next_due_s).beside([now.new[i] for i in taken])
-    full = batch.end_s(now) == inf
-    refusals = Refusals(now, path, taken)
-    for i, job in enumerate(now.new):
-        if i in taken:
-            continue
-        reason = refusals.reason(i)
-        if reason is Reason.PREFILL_BUDGET and not full:
-            more = batch.beside([job])
-            end_s = more.end_s(now)
-            if end_s < inf:
-                batch = more
-                refusals.take(i)
-                answers[i] = Admitted(end_s - now.view.now_s, _pace_s(now, job, refusals.state))
-                continue
-        answers[i] = Rejected(reason, refusals.earliest_s(i, reason))
-    return answers
+def _admitted(view: ReplicaView, jobs: Sequence[Job], answer: Fit) -> dict[str, Verdict]:
+    return {
+        job.request.id: Admitted(
+            min(answer.first_token_s[job.request.id], job.due_s) - view.now_s,
+            min(answer.step_s, job.pace_s or answer.step_s),
+        )
+        for job in jobs
+    }
+
+
+def _rejected(answer: Fit | Misfit) -> Rejected:
+    assert isinstance(answer, Misfit), "whoever fits is taken"
+    return Rejected(answer.reason, answer.earliest_s)

@@ -1,9 +1,12 @@
-"""Batch formation without speculation [SLOs-Serve, Algorithm 2].
+"""Batch formation [SLOs-Serve, Algorithm 2], as the first batch of a course (`course`).
 
-A batch is one engine iteration. Decodes take their tokens first, so that each keeps its pace; what is
-left of the batch goes to prefills, by deadline; what is left then to decodes that could have waited, and
-to best effort. `batch_time` says how long the batch may be. A prefill that finishes in it and is due
-before its end shortens it to that deadline.
+A batch is one engine iteration. Decodes take their tokens first, with the drafts that pay; what is left of
+the batch goes to prefills, by deadline; what is left then to decodes that could have waited, and to best
+effort. How long it may be is the course's to say. A prefill that finishes in it and is due before its end
+shortens it to that deadline.
+
+Best effort may lengthen a batch only as far as memory is free: where it is scarce, decodes that take longer
+keep their blocks longer, and that costs admission.
 
 Where blocks or seats run out, others give way (`giving_way`): best effort first. Of accepted jobs one is
 preempted only for a job that runs already and is due earlier. That takes a wrong prediction, since
@@ -11,17 +14,21 @@ admission has counted everybody's blocks.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
-from penstock_core.batch_time import bounds
 from penstock_core.best_effort import fill_surplus
-from penstock_core.decode_load import Pacing
+from penstock_core.drafting import Drafting, fastest
 from penstock_core.giving_way import GivingWay
+from penstock_core.modes import way
 from penstock_core.open_batch import OpenBatch
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, deadline_order
 from penstock_core.time_model import chunk_work
+
+SCARCE = 0.5
+"""Share of the KV cache, held by accepted jobs, from which on best effort only runs where they do not."""
 
 
 class Work(NamedTuple):
@@ -38,20 +45,57 @@ def accepted(view: ReplicaView, protected: Job | None) -> list[Job]:
     return admitted if protected is None else [*admitted, protected]
 
 
-def form_batch(view: ReplicaView, pacing: Pacing, protected: Job | None = None) -> Step:
+def form_batch(view: ReplicaView, protected: Job | None = None) -> Step:
     """The largest batch that makes no token of an accepted job late. `protected` counts as accepted."""
     work = _sorted(view, protected)
+    if not work.prefills and not work.surplus:
+        alone = _decodes_alone(view, work.decodes)
+        if alone is not None:
+            return alone
     batch = OpenBatch(view)
-    if not work.prefills and not work.surplus and _all_fit(batch, work.decodes):
-        batch.add_decodes(work.decodes)
-        return batch.step()
-    plan = bounds(view, work.decodes, work.prefills, pacing)
+    mode, ahead = way(view, work.decodes, work.prefills)
     others = GivingWay(work.surplus, [*work.decodes, *work.prefills])
-    _decode(batch, plan.must, others)
-    limit_s = _prefill(batch, work.prefills, others, plan.limit_s)
-    _decode_in_time(batch, plan.may, others, limit_s)
-    fill_surplus(batch, work.surplus, limit_s)
+    must = [job for i, job in enumerate(work.decodes) if i not in ahead.skipped]
+    _decode(batch, must, others)
+    _draft(batch, must, mode.drafting, ahead.limit_s)
+    limit_s = _prefill(batch, work.prefills, others, ahead.limit_s)
+    _decode_in_time(batch, [work.decodes[i] for i in sorted(ahead.skipped)], others, limit_s)
+    fill_surplus(batch, work.surplus, _surplus_limit_s(batch, limit_s))
     return batch.step()
+
+
+def _decodes_alone(view: ReplicaView, decodes: Sequence[Job]) -> Step | None:
+    """The batch of nothing but decodes, where there is room for all of them and nobody is in a hurry."""
+    batch = OpenBatch(view)
+    if not _all_fit(batch, decodes):
+        return None
+    batch.add_decodes(decodes)
+    drafting = fastest(view.speculation, view.model, decodes)
+    if drafting:
+        _draft(batch, decodes, drafting, inf)
+    step = batch.step()
+    in_time = step.duration_s <= min([job.due_s for job in decodes], default=inf) - view.now_s
+    return step if in_time or not drafting else None
+
+
+def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
+    """How long best effort may make the batch: the less, the more of the KV cache accepted jobs hold."""
+    if not batch.tokens:
+        return limit_s
+    kv, taken_s = batch.view.kv, batch.seconds()
+    held = sum([kv.blocks_for(job.computed_tokens) for job in batch.view.running if not job.best_effort])
+    return taken_s + max(limit_s - taken_s, 0.0) * max(1.0 - held / (SCARCE * kv.total_blocks), 0.0)
+
+
+def _draft(batch: OpenBatch, decodes: Sequence[Job], drafting: Drafting, limit_s: float) -> None:
+    """Drafts for decodes in the batch, as far as tokens, blocks and its length allow."""
+    for job in decodes:
+        drafts = min(drafting.get(job.request.tier, 0), job.output_tokens_left - 1, batch.left_tokens)
+        if drafts <= 0 or job.request.id not in batch.tokens:
+            continue
+        blocks = batch.blocks_wanted(job, 1 + drafts) - batch.blocks_wanted(job, 1)
+        if blocks <= batch.free_blocks and batch.seconds_drafting(drafts) <= limit_s:
+            batch.draft(job, drafts)
 
 
 def _sorted(view: ReplicaView, protected: Job | None) -> Work:

@@ -51,7 +51,7 @@ class JobColumns(NamedTuple):
 
 def columns(jobs: Sequence[Job]) -> JobColumns:
     """The columns of these jobs, in their order."""
-    requests, computed, generated, output, due_s, pace_s, *_ = zip(*jobs, strict=True) if jobs else [()] * 8
+    requests, computed, generated, output, due_s, pace_s, *_ = zip(*jobs, strict=True) if jobs else [()] * 9
     count = len(jobs)
     done = np.fromiter(generated, np.int64, count)
     return JobColumns(

@@ -23,6 +23,9 @@ from operator import neg
 from typing import NamedTuple
 
 PLANNING_QUANTILE = 0.9
+SURE_QUANTILE = 0.02
+"""Where one answer in fifty is shorter, the others are sure to be as long."""
+
 PRIOR_MEDIAN_TOKENS, PRIOR_SIGMA = 128.0, 1.0
 LEAN_ANSWERS = 20.0
 """How many answers of its own a level needs to outweigh the level above it."""

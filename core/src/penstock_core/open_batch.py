@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, RequestId
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.time_model import BatchWork, chunk_work, largest_chunk
 
 
 class OpenBatch:
@@ -54,6 +54,12 @@ class OpenBatch:
         self.drafts[job.request.id] = drafts
         self.work = BatchWork(batch_tokens + drafts, context, attention, max(spec_steps, drafts))
 
+    def seconds_drafting(self, drafts: int) -> float:
+        """Duration with this many drafts more, of one decode."""
+        work = self.work
+        more = work._replace(tokens=work.tokens + drafts, spec_steps=max(work.spec_steps, drafts))
+        return self.view.model.seconds(more)
+
     def add_decodes(self, jobs: Sequence[Job]) -> None:
         """One token for each of them, where tokens and blocks are known to suffice for all."""
         self.tokens.update(dict.fromkeys([job.request.id for job in jobs], 1))
@@ -78,17 +84,8 @@ class OpenBatch:
 
     def largest_chunk(self, job: Job, limit_s: float) -> int:
         """Most of the job's pending tokens with which the batch ends within `limit_s`, blocks aside."""
-        done, most = job.computed_tokens, min(job.pending_tokens, self.left_tokens)
-        if most <= 0 or self.seconds(most, 0, chunk_work(most, done)) <= limit_s:
-            return max(most, 0)
-        fits, too_many = 0, most
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            if self.seconds(middle, 0, chunk_work(middle, done)) <= limit_s:
-                fits = middle
-            else:
-                too_many = middle
-        return fits
+        most = min(job.pending_tokens, self.left_tokens)
+        return largest_chunk(self.view.model, self.work, most, job.computed_tokens, limit_s)
 
     def preempt(self, job: Job) -> None:
         """Free a running job's blocks and seat."""
@@ -107,11 +104,13 @@ class OpenBatch:
 
     def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
         """Preempt victims in their order until this much is free, or none is left; whether it is free."""
+        if self.has_room(blocks, seats):
+            return True  # looking for the first victim may be work
         for job in victims:
-            if self.has_room(blocks, seats):
-                break
             self.preempt_idle(job)
-        return self.has_room(blocks, seats)
+            if self.has_room(blocks, seats):
+                return True
+        return False
 
     def step(self) -> Step:
         """The finished batch."""

@@ -51,6 +51,7 @@ class Job(NamedTuple):
     pace_s: seconds per token it was promised, or None.
     anchor: where its pace is counted from; None before the first token.
     best_effort: takes surplus only, and may be preempted by anything that is not.
+    sure_tokens: the answer is almost surely not shorter; 0 where nobody can tell.
     """
 
     request: Request
@@ -61,6 +62,7 @@ class Job(NamedTuple):
     pace_s: float | None
     anchor: Anchor | None
     best_effort: bool
+    sure_tokens: int = 0
 
     @property
     def pending_tokens(self) -> int:
@@ -79,7 +81,7 @@ class Job(NamedTuple):
         return max(self.output_tokens - self.generated_tokens, 1)
 
 
-def new_job(request: Request, output_tokens: int, best_effort: bool) -> Job:
+def new_job(request: Request, output_tokens: int, best_effort: bool, sure_tokens: int = 0) -> Job:
     """A request that has just arrived: nothing computed, its first token due by its targets."""
     return Job(
         request=request,
@@ -90,6 +92,7 @@ def new_job(request: Request, output_tokens: int, best_effort: bool) -> Job:
         pace_s=pace_s(request.targets, output_tokens),
         anchor=None,
         best_effort=best_effort,
+        sure_tokens=sure_tokens,
     )
 
 
@@ -97,7 +100,7 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
     """The job after an iteration that ended at `now_s` and brought out `new_tokens` (0 within a prefill)."""
     if new_tokens == 0:
         return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
-    request, computed, generated, output, _, pace_s, anchor, best_effort = job
+    request, computed, generated, output, _, pace_s, anchor, best_effort, sure = job
     generated += new_tokens
     if anchor is None or request.targets.judge is not Judge.MEAN:  # a mean's anchor is its first token
         anchor = anchor_after(request.targets.judge, anchor, generated, now_s)
@@ -110,6 +113,7 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
         pace_s,
         anchor,
         best_effort,
+        sure,
     )
 
 

@@ -91,12 +91,17 @@ class Anchor(NamedTuple):
     tokens: int
 
 
+NO_ANCHOR = Anchor(0.0, 0)
+"""That of a request whose first token is still to come."""
+
+
 def anchor_after(judge: Judge, anchor: Anchor | None, generated_tokens: int, now_s: float) -> Anchor:
     """The anchor once token number `generated_tokens` (1 for the first) has come out at `now_s`."""
     if anchor is None or judge is Judge.MAX:
         return Anchor(now_s, generated_tokens)
-    if judge is Judge.WINDOW and generated_tokens - anchor.tokens >= WINDOW_TOKENS:
-        return Anchor(now_s, generated_tokens)
+    windows = (generated_tokens - anchor.tokens) // WINDOW_TOKENS
+    if judge is Judge.WINDOW and windows:  # tokens past the window's last came out with it: they are ahead
+        return Anchor(now_s, anchor.tokens + windows * WINDOW_TOKENS)
     return anchor
 
 

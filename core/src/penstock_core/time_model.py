@@ -103,6 +103,31 @@ def _tokens_under(term: Term, time_s: float) -> float:
     return inf if term.fixed_s <= time_s else -1.0
 
 
+def largest_chunk(
+    model: TimeModel, beside: BatchWork, most_tokens: int, computed_tokens: int, limit_s: float
+) -> int:
+    """Most tokens, up to `most_tokens`, of a prompt with which this batch ends within `limit_s`.
+
+    computed_tokens: of the prompt, before this chunk.
+    """
+    tokens, context_tokens, prefill_work, spec_steps = beside
+
+    def fits(chunk: int) -> bool:
+        attention = prefill_work + chunk_work(chunk, computed_tokens)
+        return model.seconds(BatchWork(tokens + chunk, context_tokens, attention, spec_steps)) <= limit_s
+
+    if most_tokens <= 0 or fits(most_tokens):
+        return max(most_tokens, 0)
+    fitting, too_many = 0, most_tokens
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting
+
+
 def to_json(model: TimeModel) -> dict[str, Any]:
     """The model as plain values, for files and messages."""
     return asdict(model)

@@ -15,13 +15,14 @@ around it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock_core.admission import decide, fits_around
 from penstock_core.batch_formation import form_batch
 from penstock_core.best_effort import oldest_waiting_too_long
 from penstock_core.decode_load import Pacing
 from penstock_core.policy import Knobs, Step
+from penstock_core.promotion import promotable, with_promoted
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.verdict import Verdict
@@ -42,8 +43,12 @@ class SlosServe:
         return decide(view, new, self.pacing, oldest_waiting_too_long(view, self.aging_s))
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """The next batch."""
+        """The next batch, and whom of best effort it can promise something after all."""
+        chosen = promotable(view)
+        if chosen is not None:
+            view = with_promoted(view, chosen)
         oldest = oldest_waiting_too_long(view, self.aging_s)
-        if oldest is not None and not fits_around(view, oldest, self.pacing):
+        if oldest is not None and not fits_around(view, oldest):
             oldest = None
-        return form_batch(view, self.pacing, oldest), None
+        step = form_batch(view, oldest)
+        return (step if chosen is None else replace(step, promote=(chosen.request.id,))), None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock_core.length_predictor import LengthPredictor
+from penstock_core.length_predictor import SURE_QUANTILE, LengthPredictor
 from penstock_core.request import Job, Request
 
 from penstock_simulator.simulation.fleet import Lengths
@@ -20,6 +20,9 @@ class AnswerLengths(Protocol):
     def first(self, request: Request, true_tokens: int) -> int:
         """Of a request that has just come."""
 
+    def sure(self, request: Request, true_tokens: int) -> int:
+        """What its answer is almost surely not shorter than."""
+
     def observe(self, request: Request, tokens: int) -> None:
         """An answer has ended."""
 
@@ -30,6 +33,10 @@ class Known:
     longer: Callable[[Job], int] | None = None
 
     def first(self, request: Request, true_tokens: int) -> int:
+        """As it will be."""
+        return true_tokens
+
+    def sure(self, request: Request, true_tokens: int) -> int:
         """As it will be."""
         return true_tokens
 
@@ -47,6 +54,12 @@ class Learned:
     def first(self, request: Request, true_tokens: int) -> int:
         """A quantile of those that finished before."""
         return self._predict(request, 0)
+
+    def sure(self, request: Request, true_tokens: int) -> int:
+        """A low quantile of them."""
+        return self._predictor.predict(
+            request.tier, request.prompt_tokens, 0, request.max_output_tokens, quantile=SURE_QUANTILE
+        )
 
     def observe(self, request: Request, tokens: int) -> None:
         """One more of its tier and prompt length."""

@@ -1,0 +1,79 @@
+"""Which ways of forming batches are tried, and the first that keeps every promise.
+
+Short batches answer arrivals sooner, since a batch under way cannot be interrupted; long ones waste less on
+their fixed cost. Decodes that draft free memory sooner; those that do not leave more of a batch to prompts.
+So the first choice is a batch of which the fixed cost is a quarter, with the fastest drafting, and the other
+ways are for when that would break a promise. Admission counts on them, so the engine must be ready for each.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock_core.course import Course, Mode, course
+from penstock_core.drafting import NO_DRAFTS, Drafting, fastest
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job
+from penstock_core.time_model import BatchWork
+
+ORDINARY_LEAST_S = 0.060
+"""A batch this long is never too long."""
+
+ORDINARY_STEPS = 4.0
+"""How many times the shortest batch an ordinary one may last: its fixed cost is then a quarter."""
+
+LONGER = (1.0, 2.0, 4.0)
+"""Longer batches tried where ordinary ones do not do, as multiples."""
+
+
+class Way(NamedTuple):
+    """A mode, and what comes by it."""
+
+    mode: Mode
+    course: Course
+
+
+def ordinary_s(view: ReplicaView) -> float:
+    """Longest batch that arrivals may have to wait for."""
+    return max(ORDINARY_LEAST_S, ORDINARY_STEPS * view.model.seconds(BatchWork(1)))
+
+
+def modes(view: ReplicaView, drafting: Drafting, may_skip: bool) -> Iterator[Mode]:
+    """Modes in the order of preference."""
+    base_s = ordinary_s(view)
+    draftings = (drafting, NO_DRAFTS) if drafting else (NO_DRAFTS,)
+    for factor in LONGER:
+        for drafts in draftings:
+            yield Mode(base_s * factor, drafts)
+    if may_skip:
+        for drafts in draftings:
+            yield Mode(base_s, drafts, skips=True)
+
+
+def way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
+    """The first way that keeps every promise; where none does, the last one tried."""
+    drafting = fastest(view.speculation, view.model, [*decodes, *prompts])
+    last: Way | None = None
+    for mode in modes(
+        view, drafting, may_skip=_loose(decodes, prompts) and all_peaks_fit(view, decodes, prompts)
+    ):
+        last = Way(mode, course(view, decodes, prompts, mode))
+        if last.course.keeps and last.course.steady:
+            return last
+    assert last is not None, "there is always a mode"
+    return last
+
+
+def all_peaks_fit(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> bool:
+    """Whether every job could hold its last token at the same time: only then may decodes wait."""
+    blocks_for = view.kv.blocks_for
+    peaks = [
+        blocks_for(job.request.prompt_tokens + job.generated_tokens + job.output_tokens_left)
+        for job in (*decodes, *prompts)
+    ]
+    return sum(peaks) <= view.kv.total_blocks
+
+
+def _loose(decodes: Sequence[Job], prompts: Sequence[Job]) -> bool:
+    """Whether some decode has a pace at which it can skip every other batch of the tightest."""
+    paces_s = [job.pace_s for job in (*decodes, *prompts) if job.pace_s is not None]
+    return bool(paces_s) and max(paces_s) >= 2 * min(paces_s)
