@@ -66,6 +66,12 @@ def test_a_simulated_engine_is_told_where_the_planner_does_not_look() -> None:
     assert body(Endpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
 
 
+def test_a_simulated_engine_is_told_how_much_of_the_answer_is_thinking() -> None:
+    wording = Wording(Endpoint.CHAT, "m", True, 8192, PROMPTS)
+    told = json.loads(wording.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
+    assert told["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}
+
+
 def test_chat_counts_the_templates_tokens() -> None:
     (message,) = body(Endpoint.CHAT, simulated=True)["messages"]
     assert len(message["content"]) == 4 * 96 - 1

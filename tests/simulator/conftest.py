@@ -12,11 +12,13 @@ from penstock_core.policy import Policy, Step
 from penstock_core.replica_view import Limits, ReplicaView
 from penstock_core.request import Job, Request, new_job
 from penstock_core.slo import Targets
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import Term, TimeModel
 from penstock_core.verdict import Verdict
 from penstock_runtime.serving import listen, serving
 from penstock_simulator.belief import Belief
 from penstock_simulator.completions import Completions
+from penstock_simulator.drafter import Drafter
 from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.http_api import EngineApi
@@ -99,24 +101,27 @@ class RealTime:
 
 @pytest.fixture
 def real_time() -> Callable[..., object]:
-    """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…) as engine`."""
+    """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…, speculation=…) as engine`."""
 
     @asynccontextmanager
     async def run(
+        *,
         kv_tokens: int = 16000,
         policy: Policy[None] | None = None,
         report_to: object = None,
         step_s: float = 0.001,
         drain_s: float = 0.0,
+        speculation: Speculation | None = None,
     ) -> AsyncIterator[RealTime]:
         model = TimeModel("quick", (Term(1e-6, step_s),))
-        state = EngineState(kv_tokens, Limits(batch_tokens=2048, running=64))
+        accepted = Drafter(speculation.acceptance if speculation else 0.0, seed=1).accepted
+        state = EngineState(kv_tokens, Limits(batch_tokens=2048, running=64), accept=accepted)
         metrics = EngineMetrics("tiny", state)
         loop = StepLoop(
             state=state,
             planning=Planning(policy or Eager(), Eager(), state, metrics),
             belief=Belief(model),
-            drafting=Drafting(None),
+            drafting=Drafting(speculation),
             truth=ExactTruth(model),
             reports=StateReports(ReportSocket(report_to)),  # type: ignore[arg-type]
             metrics=metrics,

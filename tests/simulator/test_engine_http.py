@@ -97,6 +97,43 @@ async def test_an_answers_length_is_told_or_drawn(
     assert reply.choices[0].finish_reason == ("length" if tokens == 20 else "stop")
 
 
+THOUGHT: dict[str, Any] = {"vllm_xargs": {"simulated_output_tokens": 9, "simulated_thinking_tokens": 4}}
+
+
+async def test_a_chat_keeps_thinking_apart_from_its_answer(real_time: RealTime) -> None:
+    """As vLLM's reasoning parsers do; streamed or not, it is the same words."""
+    async with real_time() as engine:
+        asked: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 20, "extra_body": THOUGHT}
+        stream = await engine.client.chat.completions.create(stream=True, **asked)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        whole = await engine.client.chat.completions.create(**asked)
+    thought = [getattr(delta, "reasoning_content", None) for delta in deltas]
+    said = [delta.content for delta in deltas]
+    assert len("".join(filter(None, thought)).split()) == 4
+    assert len("".join(filter(None, said)).split()) == 5
+    assert not any(thought[[bool(one) for one in said].index(True) + 1 :]), "nothing is thought after it"
+    message = whole.choices[0].message
+    assert (len(message.reasoning_content.split()), len(message.content.split())) == (4, 5)
+    assert whole.usage.completion_tokens == 9
+
+
+async def test_an_answer_that_was_cut_off_while_thinking_has_no_content(real_time: RealTime) -> None:
+    async with real_time() as engine:
+        reply = await engine.client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=3, extra_body=THOUGHT
+        )
+    message = reply.choices[0].message
+    assert (len(message.reasoning_content.split()), message.content) == (3, None)
+
+
+async def test_a_completion_is_the_raw_text_thinking_and_all(real_time: RealTime) -> None:
+    async with real_time() as engine:
+        reply = await engine.client.completions.create(
+            model="tiny", prompt="hi", max_tokens=20, extra_body=THOUGHT
+        )
+    assert len(reply.choices[0].text.split()) == 9
+
+
 async def test_tokenizing_counts_as_completing_does(real_time: RealTime) -> None:
     async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
         text = (await http.post("/tokenize", json={"prompt": "grüße"})).json()
@@ -164,6 +201,12 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
         {"prompt": "x", "vllm_xargs": {"simulated_output_tokens": 0}},
         400,
         "vllm_xargs.simulated_output_tokens",
+    ),
+    "no thinking": (
+        TEXT,
+        {"prompt": "x", "vllm_xargs": {"simulated_thinking_tokens": -1}},
+        400,
+        "vllm_xargs.simulated_thinking_tokens",
     ),
     "nested list": (TEXT, {"prompt": "x", "vllm_xargs": {"penstock_id": [1]}}, 400, "vllm_xargs.penstock_id"),
     "body too large": (TEXT, {"prompt": "x" * 100_001}, 413, None),

@@ -4,18 +4,24 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from penstock_core.policy import Step
 from penstock_core.replica_view import Limits, ReplicaView
 from penstock_core.request import Job
+from penstock_core.speculation import Speculation
 from penstock_core.verdict import Verdict
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Iteration
 from penstock_simulator.report import StateReports
 from penstock_simulator.telemetry import ReportSocket
+
+from tests.simulator.conftest import Eager
 
 RealTime = Callable[..., AbstractAsyncContextManager[Any]]
 Make = Callable[..., Job]
@@ -38,6 +44,14 @@ async def test_memory_that_runs_out_preempts_and_every_token_still_comes(real_ti
         assert counts == [60] * 6
         assert engine.loop.state.preemptions > 0
         assert engine.loop.state.free_blocks == 10
+
+
+class Drafting(Eager):
+    """Two drafts beside every decode."""
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        step, _ = super().step(view, memory)
+        return replace(step, drafts={job.request.id: 2 for job in view.running if job.decoding}), None
 
 
 class Faulty:
@@ -79,15 +93,21 @@ async def receive(receiver: socket.socket) -> StepReport:
         return StepReport.FromString(await asyncio.get_running_loop().sock_recv(receiver, 1 << 20))
 
 
+async def reports_of_one(receiver: socket.socket) -> list[StepReport]:
+    """From an idle engine to one that is idle again, after one request. Read as they come: few can wait."""
+    reports = [await receive(receiver)]
+    while reports[-1].sequence < 5 or reports[-1].request_ids:
+        reports.append(await receive(receiver))
+    return reports
+
+
 async def test_each_iteration_is_reported_with_the_state_it_leaves(
     real_time: RealTime, tmp_path: Path
 ) -> None:
     with bind(tmp_path / "t.sock") as receiver:
         async with real_time(report_to=tmp_path / "t.sock") as engine:
             working = asyncio.create_task(complete(engine, "a", 20, prompt_tokens=30))
-            reports = [await receive(receiver)]
-            while len(reports) < 30 and not (reports[-1].sequence > 3 and not reports[-1].request_ids):
-                reports.append(await receive(receiver))
+            reports = await reports_of_one(receiver)
             await working
     assert [report.sequence for report in reports] == list(range(1, len(reports) + 1))
     begun = next(report for report in reports if report.request_ids)
@@ -101,6 +121,41 @@ async def test_each_iteration_is_reported_with_the_state_it_leaves(
     assert (measured[1].context_tokens, list(measured[1].generated_tokens)) == (31, [2])
     assert all(report.duration_s > 0 for report in measured)
     assert (measured[-1].next_duration_s, list(measured[-1].request_ids)) == (0, [])
+
+
+async def test_reports_tell_what_the_drafter_does_as_it_is_measured(
+    real_time: RealTime, tmp_path: Path
+) -> None:
+    told = Speculation(2, 0.9)
+    with bind(tmp_path / "t.sock") as receiver:
+        async with real_time(
+            report_to=tmp_path / "t.sock", policy=Drafting(), speculation=told, step_s=0.02
+        ) as engine:
+            working = asyncio.create_task(complete(engine, "a", 60))
+            reports = await reports_of_one(receiver)
+            await working
+            assert engine.loop.metrics.policy_failures == 0
+    first, last = reports[0].drafting, reports[-1].drafting
+    assert (first.max_tokens, first.acceptance, dict(first.by_tier)) == (2, 0.9, {})
+    assert last.acceptance != 0.9
+    assert dict(last.by_tier) == {"direct": pytest.approx(last.acceptance, abs=0.05)}
+    grew = [report.generated_tokens[0] for report in reports if report.running]
+    assert max(after - before for before, after in pairwise(grew)) == 3, "a step may bring several tokens"
+
+
+async def test_reports_tell_when_an_answer_proper_has_begun(real_time: RealTime, tmp_path: Path) -> None:
+    xargs = {"penstock_id": "a", "simulated_output_tokens": 12, "simulated_thinking_tokens": 5}
+    with bind(tmp_path / "t.sock") as receiver:
+        async with real_time(report_to=tmp_path / "t.sock") as engine:
+            asking = engine.client.completions.create(
+                model="tiny", prompt="hi", max_tokens=50, extra_body={"vllm_xargs": xargs}
+            )
+            working = asyncio.create_task(asking)
+            reports = await reports_of_one(receiver)
+            await working
+            assert engine.loop.state.thought == {}
+    rows = [(r.generated_tokens[0], list(r.thinking_tokens)) for r in reports if r.request_ids]
+    assert rows == [(n, [5] if n >= 5 else []) for n in range(12)]
 
 
 async def test_a_sidecar_that_comes_back_learns_the_state_from_an_idle_engine(

@@ -39,6 +39,7 @@ class StepReport(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTING_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -46,6 +47,7 @@ class StepReport(_message.Message):
     BEST_EFFORT_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    THINKING_TOKENS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps tell how many reports were lost"""
     engine_instance: _builtins.str
@@ -85,6 +87,10 @@ class StepReport(_message.Message):
         """how much of each"""
 
     @_builtins.property
+    def drafting(self) -> Global___Drafting:
+        """What its drafter does; absent where it has none, or does not tell."""
+
+    @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the sidecar's own ids"""
 
@@ -97,6 +103,10 @@ class StepReport(_message.Message):
     @_builtins.property
     def best_effort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
         """false also for best effort that was promoted"""
+
+    @_builtins.property
+    def thinking_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the generated ones, once the answer proper has begun; 0 before"""
 
     def __init__(
         self,
@@ -114,6 +124,7 @@ class StepReport(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
+        drafting: Global___Drafting | None = ...,
         running: _builtins.int = ...,
         request_ids: _abc.Iterable[_builtins.str] | None = ...,
         computed_tokens: _abc.Iterable[_builtins.int] | None = ...,
@@ -121,11 +132,66 @@ class StepReport(_message.Message):
         best_effort: _abc.Iterable[_builtins.bool] | None = ...,
         preemptions: _builtins.int = ...,
         waiting: _builtins.int = ...,
+        thinking_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "drafting", b"drafting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
+    _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafting) -> _WhichOneofReturnType__drafting | None: ...
+
+Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class Drafting(_message.Message):
+    """Speculative decoding, as the engine has measured it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByTierEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    BY_TIER_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """most drafts for one decode in one iteration"""
+    acceptance: _builtins.float
+    """chance that a draft is accepted"""
+    @_builtins.property
+    def by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """the same where it was measured for a tier alone"""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        acceptance: _builtins.float = ...,
+        by_tier: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "by_tier", b"by_tier", "max_tokens", b"max_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+Global___Drafting: _TypeAlias = Drafting  # noqa: Y015

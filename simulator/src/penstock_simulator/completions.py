@@ -65,7 +65,9 @@ class Completions:
 
     def _submit(self, asked: Asked, engine_id: str) -> Answer:
         try:
-            return self.loop.submit(self._job(asked, engine_id), self._answer_tokens(asked))
+            return self.loop.submit(
+                self._job(asked, engine_id), self._answer_tokens(asked), asked.thinking_tokens
+            )
         except NeverFits:
             raise bad_field(
                 "max_tokens", "prompt and answer need more KV cache than the engine has"
@@ -93,7 +95,7 @@ class Completions:
 
 
 async def _stream(asked: Asked, named: Named, reply: Answer, send: Send) -> None:
-    events = EventStream(named)
+    events = EventStream(named, asked.thinking_tokens)
     places = await reply.take()  # the head waits for the first token, so that failing before it has a status
     await send(
         {
@@ -113,7 +115,7 @@ async def _whole(asked: Asked, named: Named, reply: Answer, send: Send) -> None:
     while reply.finish is None:
         await reply.take()
     usage = usage_of(asked.prompt_tokens, reply.tokens)
-    await answer(send, whole_answer(named, reply.tokens, reply.finish, usage))
+    await answer(send, whole_answer(named, reply.tokens, asked.thinking_tokens, reply.finish, usage))
 
 
 @contextlib.asynccontextmanager

@@ -39,6 +39,7 @@ def no_drafts(drafts: int) -> int:
 class EngineState:
     """The requests of one engine and the blocks they hold.
 
+    thought: tokens that each request has thought with, of those whose answer proper has begun.
     accept: drafted tokens -> how many of them the model accepts; seeded by whoever makes it.
     longer: the length to plan with, for a job that has outrun its prediction; None: one more token each time.
     """
@@ -56,6 +57,7 @@ class EngineState:
         self.total_blocks = kv_tokens // block_tokens
         self.free_blocks = self.total_blocks
         self.preemptions = 0
+        self.thought: dict[RequestId, int] = {}
         self._accept, self._longer = accept, longer
         self._running: dict[RequestId, Seat] = {}
         self._waiting: list[Seat] = []
@@ -138,6 +140,7 @@ class EngineState:
         if seat is None:
             return False
         self._free(seat)
+        self.thought.pop(job_id, None)
         seat.gone = True
         return True
 
@@ -206,6 +209,7 @@ class EngineState:
             return
         if seat.ends_thinking():
             seat.job = thinking_ended(seat.job, now_s)
+            self.thought[seat.job.request.id] = seat.thinking_tokens
             seat.thinking_tokens = 0
         if self._longer is not None and seat.job.output_tokens_left == 1:
             seat.job = seat.job._replace(output_tokens=self._longer(seat.job))
@@ -230,6 +234,7 @@ class EngineState:
         request = seat.job.request
         del self._running[request.id]
         self._free(seat)
+        self.thought.pop(request.id, None)
         return Finish.LENGTH if seat.answer_tokens >= request.max_output_tokens else Finish.STOP
 
     def _preempt(self, seat: Seat) -> None:

@@ -3,8 +3,9 @@
 import uuid
 from typing import NamedTuple
 
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork
-from penstock_proto.telemetry_pb2 import StepReport
+from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Iteration
@@ -32,13 +33,24 @@ class StateReports:
         return self._reports.lost
 
     def send(
-        self, state: EngineState, ended: Measured | None, started: Iteration, next_duration_s: float
+        self,
+        state: EngineState,
+        ended: Measured | None,
+        started: Iteration,
+        next_duration_s: float,
+        speculation: Speculation | None = None,
     ) -> None:
-        """Report an iteration boundary: what has ended, what has been started, who is there."""
+        """Report an iteration boundary: what has ended, what has been started, who is there.
+
+        speculation: what the engine drafts, as it has measured that.
+        """
         if not self._reports.wanted:
             return
         self._sequence += 1
-        self._reports.send(self._report(state, ended, started, next_duration_s))
+        report = self._report(state, ended, started, next_duration_s)
+        if speculation is not None:
+            report.drafting.CopyFrom(_drafting(speculation))
+        self._reports.send(report)
 
     def _report(
         self, state: EngineState, ended: Measured | None, started: Iteration, next_duration_s: float
@@ -47,7 +59,7 @@ class StateReports:
         jobs = (*running, *waiting)
         ids = [job.request.id for job in jobs]
         work, duration_s = ended or Measured(BatchWork(0), 0.0)
-        chunks = started.chunks()
+        chunks, thought = started.chunks(), state.thought
         return StepReport(
             sequence=self._sequence,
             engine_instance=self._instance,
@@ -69,4 +81,11 @@ class StateReports:
             best_effort=[job.best_effort for job in jobs],
             preemptions=state.preemptions,
             waiting=len(waiting),
+            thinking_tokens=[thought.get(job_id, 0) for job_id in ids] if thought else (),
         )
+
+
+def _drafting(speculation: Speculation) -> Drafting:
+    return Drafting(
+        max_tokens=speculation.max_tokens, acceptance=speculation.acceptance, by_tier=speculation.by_tier
+    )

@@ -1,8 +1,9 @@
 """A completion request as its body asks for it, checked.
 
 Sampling fields are checked and have no effect: what is simulated is time. Fields that are not known pass,
-as they do in vLLM. `vllm_xargs` carries what the sidecar says of the request (`penstock_…`), and
-`simulated_output_tokens`, the true length of the answer where a replayed trace knows it.
+as they do in vLLM. `vllm_xargs` carries what the sidecar says of the request (`penstock_…`), and where a
+replayed trace knows it, `simulated_output_tokens`, the true length of the answer, and
+`simulated_thinking_tokens`, how many of those come before the answer proper.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Asked:
 
     max_tokens: most tokens of the answer, already bounded by the model's context.
     answer_tokens: its true length where the body says it, else None.
+    thinking_tokens: how many of them are thinking.
     include_usage: whether the stream ends with a chunk of usage.
     """
 
@@ -40,6 +42,7 @@ class Asked:
     max_tokens: int
     min_tokens: int
     answer_tokens: int | None
+    thinking_tokens: int
     stream: bool
     include_usage: bool
     xargs: dict[str, Scalar]
@@ -67,6 +70,7 @@ def read_asked(data: bytes, endpoint: Endpoint, model: str, max_model_len: int) 
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         answer_tokens=_answer_tokens(body, xargs, max_tokens),
+        thinking_tokens=whole(xargs, "simulated_thinking_tokens", 0, prefix="vllm_xargs.") or 0,
         stream=stream,
         include_usage=flag(options, "include_usage", "stream_options."),
         xargs=xargs,

@@ -57,9 +57,9 @@ class StepLoop:
         self._born_s = clock()
         self._last: Measured | None = None
 
-    def submit(self, job: Job, answer_tokens: int) -> Answer:
-        """Take a request. Raises NeverFits, ValueError as the state does."""
-        self.state.add(job, answer_tokens)
+    def submit(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> Answer:
+        """Take a request, as the state does. Raises NeverFits, ValueError."""
+        self.state.add(job, answer_tokens, thinking_tokens)
         answer = self._answers[job.request.id] = Answer(job.request.id, self.now_s())
         self.metrics.prompt_tokens += job.request.prompt_tokens
         self._changed.set()
@@ -79,7 +79,8 @@ class StepLoop:
             iteration = self._planning.begin(self.now_s(), self._belief.model, self._drafting.measured)
             shape = iteration.shape()
             work = shape.work()
-            self._reports.send(self.state, self._last, iteration, self._belief.model.seconds(work))
+            predicted_s = self._belief.model.seconds(work)
+            self._reports.send(self.state, self._last, iteration, predicted_s, self._drafting.measured)
             self.metrics.reports_lost, self._last = self._reports.lost, None
             if work.tokens == 0:
                 self.state.finish(self.now_s())  # a step that only preempts takes no time

@@ -87,5 +87,6 @@ def _drop_half_of_the_waiting(report: StepReport) -> None:
         report.computed_tokens,
         report.generated_tokens,
         report.best_effort,
+        report.thinking_tokens,
     ):
         del column[keep:]
