@@ -18,8 +18,8 @@ Best effort has no claim on anything, except one job: the oldest, once it has wa
 
 from collections.abc import Sequence
 
+from penstock_core.admission_fluid import program_of
 from penstock_core.admission_program import solve
-from penstock_core.admission_situation import situation
 from penstock_core.batch_formation import accepted
 from penstock_core.decode_load import Pacing
 from penstock_core.fitting import Fit, Misfit, Promised, fit
@@ -107,7 +107,7 @@ def _decide_group(
 
 def _proposed(view: ReplicaView, promised: Promised, group: Sequence[Job], pacing: Pacing) -> list[Job]:
     """The set that the program takes, as a fluid."""
-    taken = solve(situation(view, promised.jobs, group, pacing).program)
+    taken = solve(program_of(view, promised.jobs, group, pacing))
     return [group[i] for i in sorted(taken)]
 
 

@@ -74,20 +74,11 @@ class Program:
     room: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A set of newcomers carried out: the state it ends in, and when each item taken is done."""
-
-    state: int
-    done_s: dict[int, float]
-    end_s: float
-
-
 def solve(program: Program) -> frozenset[int]:
     """The newcomers worth most together; of equally good sets the one whose prefills end first."""
     everyone = frozenset(range(len(program.values)))
     base_s = without(program)
-    if walk(program, everyone, base_s) is not None:
+    if possible(program, everyone, base_s):
         return everyone
     hopeful = _hopeful(program)
     if not hopeful:
@@ -103,13 +94,12 @@ def solve(program: Program) -> frozenset[int]:
     return _labels(program, items, binding, BEAM_LABELS if len(hopeful) > EXACT_ITEMS else 1 << EXACT_ITEMS)
 
 
-def walk(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> Path | None:
-    """Carry out one set; None where it is not feasible. `base_s`: see `without`."""
+def possible(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> bool:
+    """Whether one set can be carried out. `base_s`: see `without`."""
     if not (program.claims[sorted(taken)].sum(axis=0) <= program.room).all():
-        return None
+        return False
     state, now_s = 0, program.start_s
     rate = program.at.beside(state)
-    done_s: dict[int, float] = {}
     for item, alone_s in zip(program.items, base_s, strict=True):
         if item.newcomer is not None and item.newcomer not in taken:
             continue
@@ -117,14 +107,13 @@ def walk(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> Pa
         in_time = now_s + rate.period_s <= item.due_s
         if item.newcomer is None:
             if not (in_time or now_s <= alone_s):
-                return None
+                return False
             continue
         state += item.stride
         if not in_time or now_s == inf or not program.allowed[state]:
-            return None
-        done_s[item.newcomer] = now_s
+            return False
         rate = program.at.beside(state)
-    return Path(state, done_s, now_s)
+    return True
 
 
 def without(program: Program) -> list[float]:
@@ -178,9 +167,9 @@ def _one_per_state(program: Program, items: Sequence[tuple[Item, float]]) -> fro
 
 def _best_state(program: Program, done_s: Floats) -> int:
     """The state of most newcomers; of those the one done first."""
-    possible = done_s < inf
-    possible[0] = True  # nobody taken
-    states = np.flatnonzero(possible)
+    reached = done_s < inf
+    reached[0] = True  # nobody taken
+    states = np.flatnonzero(reached)
     count, rest = np.zeros_like(states), states
     for stride in sorted({item.stride for item in program.items if item.newcomer is not None}, reverse=True):
         more, rest = np.divmod(rest, stride)

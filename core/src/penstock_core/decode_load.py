@@ -119,7 +119,7 @@ def rates(
         for t in model.terms
     ]
     decodes_s = np.maximum.reduce(alone)
-    reserve_s = short_chunk_s(model, load.longest_prompt_tokens)
+    reserve_s = _short_chunk_s(model, load.longest_prompt_tokens)
     longest_s = np.maximum(pacing.floor_s, pacing.stretch * (decodes_s + model.scale * reserve_s))
     period_s = np.minimum(tightest_pace_s, longest_s)
     left = [
@@ -134,7 +134,7 @@ def rates(
     )
 
 
-def short_chunk_s(model: TimeModel, prompt_tokens: int) -> float:
+def _short_chunk_s(model: TimeModel, prompt_tokens: int) -> float:
     """Unscaled attention time that cutting one prompt in two adds at most: the rest may be a short chunk."""
     return model.prefill_work_s * SHORTEST_CHUNK_TOKENS * (prompt_tokens + SHORTEST_CHUNK_TOKENS / 2)
 

@@ -13,7 +13,6 @@ and stands with the relegated.
 from math import inf
 from typing import NamedTuple
 
-from penstock_core.batch_time import decode_work
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, RequestId
 from penstock_core.slo import WINDOW_TOKENS, Judge
@@ -50,7 +49,8 @@ class Beat(NamedTuple):
 
 def beat(view: ReplicaView) -> Beat:
     """Of everybody who decodes."""
-    tokens, context_tokens, *_ = decode_work([job for job in view.running if job.decoding])
+    decodes = [job for job in view.running if job.decoding]
+    tokens, context_tokens = len(decodes), sum([job.computed_tokens for job in decodes]) + len(decodes)
     told = view.speculation
     if told is None:
         work = BatchWork(tokens, context_tokens)

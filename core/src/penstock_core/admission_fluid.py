@@ -1,11 +1,10 @@
-"""What one admission is about, drawn from the view: claims, newcomers, and the program between them.
+"""The program of one admission, drawn from the view: what claims hold, and what newcomers ask for.
 
 Everything that is summed or compared over all jobs is done on columns (`job_columns`), so that hundreds of
 running requests cost little more than a few.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,7 +13,6 @@ import numpy as np
 
 from penstock_core import kv_peak
 from penstock_core.admission_program import Item, Program
-from penstock_core.batch_time import with_prefills
 from penstock_core.decode_load import Bools, Floats, Load, Pacing, rates, work_s
 from penstock_core.job_columns import JobColumns, columns
 from penstock_core.kv_peak import Ints
@@ -24,31 +22,8 @@ from penstock_core.request import Job, deadline_order
 from penstock_core.time_model import BatchWork, TimeModel, chunk_work
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """One call's claims and newcomers, as the program and the verdicts need them.
-
-    program: what is to be decided, for the newcomers `new`. ends: the last steps of its buckets.
-    base: blocks that claims hold in each bucket.
-    next_batch: everything there is to do for claims, in one batch. next_due_s: when it would have to be over.
-    """
-
-    view: ReplicaView
-    new: Sequence[Job]
-    program: Program
-    ends: Ints
-    base: Ints
-    next_batch: BatchWork
-    next_due_s: float
-
-    @property
-    def free_s(self) -> float:
-        """When the next batch begins."""
-        return max(self.view.now_s, self.view.busy_until_s)
-
-
-def situation(view: ReplicaView, claims: Sequence[Job], new: Sequence[Job], pacing: Pacing) -> Situation:
-    """Everything that decides these newcomers (by deadline, none best effort), beside these claims."""
+def program_of(view: ReplicaView, claims: Sequence[Job], new: Sequence[Job], pacing: Pacing) -> Program:
+    """What decides these newcomers (by deadline, none best effort), beside these claims."""
     jobs, present = columns([*claims, *new]), len(claims)
     waiting = ~jobs.decoding
     waiting[present:] = True
@@ -71,11 +46,10 @@ def situation(view: ReplicaView, claims: Sequence[Job], new: Sequence[Job], paci
     at = rates(view.model, pacing, load, space.decode_tokens, space.tightest_pace_s)
     start_s = max(view.now_s, view.busy_until_s)
     slack_s = _slack_s(view, jobs.due_s[decoding], float(space.tightest_pace_s[0]))
-    next_due_s = min([start_s + slack_s, *(job.due_s for job in prefills)])
-    decodes = int(decoding.sum())
     if slack_s < at.period_s[0]:
-        start_s += max(slack_s, view.model.seconds(BatchWork(decodes, load.context_tokens)))
-    program = Program(
+        decodes = BatchWork(int(decoding.sum()), load.context_tokens)
+        start_s += max(slack_s, view.model.seconds(decodes))
+    return Program(
         start_s,
         _items(prefills, new, [space.strides[c] for c in classes[present:].tolist()], view.model),
         at,
@@ -84,16 +58,12 @@ def situation(view: ReplicaView, claims: Sequence[Job], new: Sequence[Job], paci
         asked,
         np.maximum(view.kv.total_blocks - base, 0),
     )
-    context_tokens = int(jobs.computed_tokens[decoding].sum()) + decodes
-    next_batch = with_prefills(BatchWork(decodes, context_tokens), prefills)
-    return Situation(view, new, program, demand.ends, base, next_batch, next_due_s)
 
 
 class Demand(NamedTuple):
-    """Blocks of every job in every bucket, the last steps of the buckets, whether all peaks fit at once."""
+    """Blocks of every job in every bucket of steps, and whether all peaks fit at once."""
 
     blocks: Ints
-    ends: Ints
     all_peaks_fit: bool
 
 
@@ -115,7 +85,7 @@ def _demand(view: ReplicaView, jobs: JobColumns, waiting: Bools, shortest_s: flo
     ends = kv_peak.ends_of_buckets(left - 1 + delay)
     peak_blocks = int((-(-(jobs.size_tokens + left - 1) // size)).sum())
     blocks = kv_peak.usage(jobs.size_tokens, left, delay, ends, size)
-    return Demand(blocks, ends, peak_blocks <= view.kv.total_blocks)
+    return Demand(blocks, peak_blocks <= view.kv.total_blocks)
 
 
 def _slack_s(view: ReplicaView, decodes_due_s: Floats, tightest_pace_s: float) -> float:
