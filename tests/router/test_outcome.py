@@ -43,20 +43,54 @@ def test_an_answer_in_one_piece_is_measured_by_its_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "missed"),
+    ("slo", "missed"),
     [
-        (Targets(), []),
-        (Targets(0.5, 0.2, 10.0), []),
-        (Targets(0.4, 0.2, 10.0), ["ttft"]),
-        (Targets(0.5, 0.1, 9.0), ["tpot", "e2e"]),
+        (Slo(), []),
+        (Slo(0.5, tpot_s=0.2, e2e_s=10.0), []),
+        (Slo(0.4, tpot_s=0.2, e2e_s=10.0), ["ttft"]),
+        (Slo(0.5, tpot_s=0.1, e2e_s=9.0), ["tpot", "e2e"]),
     ],
 )
-def test_misses(targets: Targets, missed: list[str]) -> None:
-    assert misses(targets, Measured(0.5, 0.2, 10.0)) == missed
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_misses(slo: Slo, missed: list[str], stream: bool) -> None:
+    told = wire.Finished(completion_tokens=3, ttft_s=0.5, tpot_s=0.2)
+    made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=told)
+    assert misses(slo.targets(0.0), measured(made)) == missed
 
 
 def test_a_pace_that_there_was_none_of_is_not_missed() -> None:
-    assert misses(Targets(1.0, 0.1), Measured(0.5, None, 1.0)) == []
+    made = outcome([100.5], Slo(1.0, tpot_s=0.1))
+    assert misses(Targets(1.0, 0.1), measured(made)) == []
+
+
+def test_an_answer_without_a_token_has_no_durations_but_its_end() -> None:
+    assert measured(outcome([])) == Measured(None, None, 10.0)
+
+
+def test_tokens_that_only_the_end_reveals_are_spread_over_what_was_seen() -> None:
+    """An engine that speculates writes several in one event."""
+    told = wire.Finished(completion_tokens=9)
+    seen = measured(outcome([100.5, 100.8, 101.1], finished=told))
+    assert seen.tpot_s == pytest.approx(0.6 / 8)
+
+
+@pytest.mark.parametrize(
+    ("slo", "pace_s", "kept"),
+    [
+        (Slo(tpot_s=0.01, answer_tpot_s=0.2), 0.1, False),
+        (Slo(tpot_s=0.11, answer_tpot_s=0.19), 0.2, True),
+        (Slo(tpot_s=0.11, answer_tpot_s=0.15), 0.2, False),
+        (Slo(tpot_s=0.14), 0.75 / 5, False),
+    ],
+    ids=["thinking too slow", "both kept", "answer too slow", "one pace for all"],
+)
+def test_thinking_and_answer_are_judged_apart_where_each_has_a_pace(
+    slo: Slo, pace_s: float, kept: bool
+) -> None:
+    told = wire.Finished(completion_tokens=6, thinking_tokens=3)
+    seen = measured(outcome([100.5, 100.6, 100.7, 100.9, 101.1, 101.25], slo, finished=told))
+    assert seen.tpot_s == pytest.approx(pace_s, rel=0.1)
+    assert (misses(slo.targets(0.0), seen) == []) is kept
 
 
 def test_a_slowdown_is_told_by_the_time_model() -> None:

@@ -4,8 +4,10 @@ import pytest
 from penstock_core.replica_view import KvCache, Limits
 from penstock_core.request import Job, Request, new_job
 from penstock_core.slo import Targets
+from penstock_core.snapshot import snapshot
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork, Term, TimeModel
-from penstock_proto.telemetry_pb2 import StepReport
+from penstock_proto.telemetry_pb2 import Drafting, StepReport
 from penstock_sidecar.replica_mirror import FOREIGN_TIER, ReplicaMirror
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
@@ -18,8 +20,8 @@ def job(id: str, prompt: int = 100, out: int = 50, best_effort: bool = False) ->
     return new_job(Request(id, "chat", 0.0, prompt, 500, targets), out, best_effort)
 
 
-def mirror(longer: int = 400) -> ReplicaMirror:
-    return ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: longer, silence_s=2.0)
+def mirror(longer: int = 400, speculation: Speculation | None = None) -> ReplicaMirror:
+    return ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: longer, 2.0, speculation)
 
 
 def report(running: list[Row], queued: list[Row] = [], **more: float) -> StepReport:  # noqa: B006
@@ -255,3 +257,120 @@ def test_which_jobs_run() -> None:
     m.lose_reports()
     m.passed("b", 1, 0.2)
     assert m.runs("b") and not m.runs("a")
+
+
+def test_drafts_are_as_good_as_the_pool_says_until_the_engine_tells() -> None:
+    m = mirror(speculation=Speculation(4, 0.7))
+    m.apply(report([]), 0.1)
+    assert m.view(0.1, MODEL).speculation == Speculation(4, 0.7)
+    told = report([])
+    told.drafting.CopyFrom(Drafting(max_tokens=3, acceptance=0.5, by_tier={"coder": 0.8}))
+    m.apply(told, 0.2)
+    speculation = m.view(0.2, MODEL).speculation
+    assert speculation == Speculation(3, 0.5, {"coder": 0.8})
+    assert (speculation.acceptance_of("coder"), speculation.acceptance_of("chat")) == (0.8, 0.5)
+    m.apply(report([]), 0.3)
+    assert m.view(0.3, MODEL).speculation == speculation, "what was measured stands until it is told anew"
+    none = report([])
+    none.drafting.CopyFrom(Drafting())
+    m.apply(none, 0.4)
+    assert m.view(0.4, MODEL).speculation is None
+
+
+def test_an_engine_that_does_not_speculate_is_planned_without() -> None:
+    assert mirror().view(0.0, MODEL).speculation is None
+
+
+def test_the_forecast_counts_on_drafts_as_the_engine_measured_them() -> None:
+    rates = []
+    for acceptance in (0.1, 0.9):
+        m = mirror()
+        m.accept(new_job(Request("a", "chat", 0.0, 100, 500, Targets(1.0, 0.015)), 50, False), 0.0)
+        told = report([("a", 100, 1)])
+        told.drafting.CopyFrom(Drafting(max_tokens=4, acceptance=acceptance))
+        m.apply(told, 0.1)
+        forecast = m.snapshot(0.1, MODEL)
+        assert forecast == snapshot(m.view(0.1, MODEL))
+        rates.append(forecast.prefill_tokens_s)
+    assert rates[1] > rates[0]
+
+
+def test_several_tokens_of_one_step_are_ahead_of_the_pace() -> None:
+    m = mirror(speculation=Speculation(4, 0.7))
+    m.accept(job("a"), 0.0, prompt_known=True)
+    m.apply(report([("a", 100, 1)]), 5.0)
+    m.apply(report([("a", 104, 5)]), 5.1)
+    (a,) = m.view(5.1, MODEL).running
+    assert (a.generated_tokens, a.decoding) == (5, True)
+    assert a.due_s == pytest.approx(5.0 + 5 * 0.1)
+
+
+def test_what_a_speculating_engine_has_brought_out_is_known_before_it_has_passed() -> None:
+    m = mirror(speculation=Speculation(4, 0.7))
+    m.accept(job("a"), 0.0)
+    assert m.tokens_out("a") == 0
+    m.apply(report([("a", 104, 5)]), 0.1)
+    assert (m.tokens_out("a"), m.tokens_out("unknown")) == (5, 0)
+    m.lose_reports()
+    assert m.tokens_out("a") == 0, "then only what passes is known"
+    plain = mirror()
+    plain.accept(job("a"), 0.0)
+    plain.apply(report([("a", 104, 5)]), 0.1)
+    assert plain.tokens_out("a") == 0, "without drafts an event is a token"
+
+
+def test_without_reports_an_iteration_takes_as_long_as_its_drafts_do() -> None:
+    m = mirror(speculation=Speculation(4, 0.7))
+    m.accept(job("a"), 0.0)
+    m.passed("a", 1, 3.0)
+    assert m.view(3.0, MODEL).busy_until_s == pytest.approx(3.0 + MODEL.seconds(BatchWork(5, 100, 0.0, 4)))
+
+
+def thinker(id: str) -> Job:
+    targets = Targets(ttft_s=1.0, tpot_s=0.05, answer_tpot_s=0.2)
+    return new_job(Request(id, "chat", 0.0, 100, 500, targets), 50, best_effort=False)
+
+
+def test_a_reported_end_of_thinking_gives_the_answer_its_own_pace_once() -> None:
+    m = mirror()
+    for id in "ab":
+        m.accept(thinker(id), 0.0, prompt_known=True)
+    m.apply(report([("a", 100, 1), ("b", 100, 1)]), 5.0)
+    assert [j.pace_s for j in m.view(5.0, MODEL).running] == [0.05, 0.05]
+    ended = report([("a", 102, 3), ("b", 102, 3)])
+    ended.thinking_tokens.extend([3, 0])
+    m.apply(ended, 5.1)
+    a, b = m.view(5.1, MODEL).running
+    assert (a.pace_s, b.pace_s) == (0.2, 0.05)
+    assert a.due_s == pytest.approx(5.1 + 0.2)
+    assert b.due_s == pytest.approx(5.0 + 3 * 0.05)
+    later = report([("a", 104, 5), ("b", 104, 5)])
+    later.thinking_tokens.extend([3, 0])
+    m.apply(later, 5.3)
+    (a, _) = m.view(5.3, MODEL).running
+    assert a.due_s == pytest.approx(5.1 + 3 * 0.2), "counted from where the answer began"
+    assert (m.thinking_tokens("a"), m.thinking_tokens("b"), m.thinking_tokens("unknown")) == (3, 0, 0)
+
+
+def test_without_reports_thinking_ends_where_the_tokens_that_pass_say() -> None:
+    m = mirror()
+    m.accept(thinker("a"), 0.0)
+    m.passed("a", 4, 3.0)
+    m.thinking_over("a", 3, 3.0)
+    m.thinking_over("unknown", 3, 3.0)
+    (a,) = m.view(3.0, MODEL).running
+    assert a.pace_s == 0.2
+    assert a.due_s == pytest.approx(3.2)
+    assert m.thinking_tokens("a") == 3
+
+
+def test_an_engines_word_on_thinking_goes_before_what_passes() -> None:
+    m = mirror()
+    m.accept(thinker("a"), 0.0)
+    ended = report([("a", 104, 5)])
+    ended.thinking_tokens.extend([5])
+    m.thinking_over("a", 3, 3.0)
+    m.apply(ended, 3.1)
+    m.thinking_over("a", 3, 3.2)
+    assert m.thinking_tokens("a") == 5
+    assert m.view(3.2, MODEL).running[0].pace_s == 0.2

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from penstock_core.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
-from penstock_proto.telemetry_pb2 import StepReport
+from penstock_proto.telemetry_pb2 import Drafting, StepReport
 from penstock_runtime.serving import StartError
 from penstock_sidecar.client_body import ClientBody, read_body
 from penstock_sidecar.telemetry import Continuity, TelemetrySocket
@@ -140,3 +140,41 @@ async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, rout
         await router.ended(id)
     first, last = rig.policy.asked[0][0], rig.policy.asked[-1][0]
     assert last.output_tokens < first.output_tokens <= 400
+
+
+async def test_an_event_brings_as_many_tokens_as_a_speculating_engine_has_reported(
+    rig: Rig, engine: Engine, router: Router
+) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    await exchange.begin()
+    drafting = Drafting(max_tokens=4, acceptance=0.7)
+    for step, generated in enumerate((1, 4, 6), 1):
+        rig.reports.receive([held(exchange.key, 2 + generated, generated, step, drafting=drafting)])
+        await exchange.send(TOKEN)
+        await until(lambda step=step: router.data(1) == TOKEN * step)  # type: ignore[misc]
+    await exchange.send(TOKEN + DONE)
+    await exchange.end()
+    finished = (await router.ended(1)).finished
+    assert [event.output.tokens for event in router.events[1] if event.HasField("output")] == [1, 3, 2, 0]
+    assert finished.completion_tokens == 6
+
+
+async def test_where_an_answer_proper_begins_is_told_at_its_end(
+    rig: Rig, engine: Engine, router: Router
+) -> None:
+    """By the engine's reports; without them, by what the tokens of a chat carry."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    thought = b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
+    said = b'data: {"choices":[{"delta":{"content":"yes"}}]}\n\n'
+    for id in (1, 2):
+        await router.submit(id, chat, endpoint=wire.ENDPOINT_CHAT_COMPLETIONS)
+        exchange = await engine.asked(id)
+        await exchange.begin()
+        await exchange.send(thought * 3 + said * 2)
+        await until(lambda id=id: len(router.data(id)) > 0)  # type: ignore[misc]
+        if id == 2:
+            rig.reports.receive([held(exchange.key, 20, 5, thinking_tokens=[4])])
+        await exchange.send(DONE)
+        await exchange.end()
+        assert (await router.ended(id)).finished.thinking_tokens == {1: 3, 2: 4}[id]

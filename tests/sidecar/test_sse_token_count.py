@@ -53,3 +53,33 @@ def test_usage_of_a_whole_answer() -> None:
     assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == Usage(4, 2)
     for nothing in (b"", b"[]", b"{}", b'{"usage":null}', b'{"usage":{"prompt_tokens":-1}}', b"<html>"):
         assert usage_of_body(nothing) is None
+
+
+def delta(fields: str) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{' + fields.encode() + b"}}]}\n\n"
+
+
+THOUGHT, SAID = delta('"reasoning_content":"hm"'), delta('"content":"yes"')
+
+
+@pytest.mark.parametrize(
+    ("events", "thinking_tokens"),
+    [
+        ([OPENING, THOUGHT, THOUGHT, SAID, SAID], 2),
+        ([delta('"role":"assistant","reasoning":"hm"'), THOUGHT, delta('"reasoning":null,"content":"a"')], 2),
+        ([THOUGHT, delta('"reasoning_content":"so","content":"yes"'), SAID], 2),
+        ([THOUGHT, delta('"tool_calls":[{}]')], 1),
+        ([THOUGHT, THOUGHT], 0),
+        ([SAID, THOUGHT, SAID], 0),
+        ([delta('"content":"say \\"reasoning\\":\\"x"'), SAID], 0),
+    ],
+    ids=["apart", "other names", "both in one", "tool call", "still thinking", "none first", "quoted"],
+)
+@pytest.mark.parametrize("size", [1, 10_000], ids=["in bytes", "at once"])
+def test_thinking_ends_where_the_answer_proper_begins(
+    events: list[bytes], thinking_tokens: int, size: int
+) -> None:
+    for stream in (b"".join(events), b"".join(events).replace(b'":', b'": ')):
+        count = counted(*(stream[at : at + size] for at in range(0, len(stream), size)))
+        assert count.thinking_tokens == thinking_tokens
+        assert count.tokens == len(events) - (OPENING in events)

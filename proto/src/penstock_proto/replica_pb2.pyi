@@ -363,11 +363,14 @@ class Finished(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TTFT_S_FIELD_NUMBER: _builtins.int
     TPOT_S_FIELD_NUMBER: _builtins.int
+    THINKING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     ttft_s: _builtins.float
     """as seen by the replica, from submit to the first output"""
     tpot_s: _builtins.float
+    thinking_tokens: _builtins.int
+    """of the completion's, before the answer proper; 0 where none is known of"""
     def __init__(
         self,
         *,
@@ -375,10 +378,11 @@ class Finished(_message.Message):
         completion_tokens: _builtins.int = ...,
         ttft_s: _builtins.float = ...,
         tpot_s: _builtins.float = ...,
+        thinking_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "thinking_tokens", b"thinking_tokens", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

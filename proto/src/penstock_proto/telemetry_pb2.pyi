@@ -134,13 +134,11 @@ class StepReport(_message.Message):
         waiting: _builtins.int = ...,
         thinking_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "drafting", b"drafting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
-    _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafting) -> _WhichOneofReturnType__drafting | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 

@@ -33,8 +33,17 @@ class Carrier(Protocol):
     def send(self, carried: "Carried") -> asyncio.Task[None]:
         """Start to carry it to the engine and back."""
 
+    def tokens_out(self, carried: "Carried") -> int:
+        """Tokens of it that the engine says are out, where one event may hold several; else 0."""
+
     def has_passed(self, carried: "Carried", tokens: int) -> None:
         """Tokens of it have passed."""
+
+    def thinking_over(self, carried: "Carried", thinking_tokens: int) -> None:
+        """After so many tokens that have passed, its answer proper began."""
+
+    def thinking_tokens(self, carried: "Carried") -> int:
+        """Tokens that it thought with before its answer proper; 0 where none is known of."""
 
     def has_ended(self, carried: "Carried") -> None:
         """It is over."""
@@ -61,6 +70,7 @@ class Carried:
 
     __slots__ = (
         "_carrier",
+        "_events",
         "_owner",
         "_task",
         "arrived_s",
@@ -88,7 +98,7 @@ class Carried:
         self.body: ClientBody | None = None
         self.first_s = self.last_s = 0.0
         self.prompt_told = False
-        self.tokens = 0
+        self.tokens = self._events = 0
         self.usage: Usage | None = None
         self._owner, self._carrier = owner, carrier
         self._task: asyncio.Task[None] | None = None
@@ -117,21 +127,28 @@ class Carried:
         self._happens(Event.REFUSED if refused else Event.ACCEPTED)
 
     def output(self, data: bytes, tokens: int, now_s: float) -> None:
-        """Bytes of the answer, with so many tokens in them."""
+        """Bytes of the answer, with so many tokens in them, or more where the engine says so."""
         first = self.state is State.WAITING
         if first:
             self.first_s = now_s
         self.last_s = now_s
+        self._events += tokens
+        tokens = max(self._events, self._carrier.tokens_out(self), self.tokens) - self.tokens
         self.tokens += tokens
         output = wire.Output(data=data, tokens=tokens)
         hurry = Hurry.NONE if not self._streams else Hurry.AT_ONCE if first else Hurry.STEP
         self._happens(Event.OUTPUT, wire.Event(id=self.id, output=output), len(data), hurry)
         self._carrier.has_passed(self, tokens)
 
+    def thinking_over(self, thinking_tokens: int) -> None:
+        """After so many tokens its answer proper has begun."""
+        self._carrier.thinking_over(self, thinking_tokens)
+
     def finished(self, usage: Usage) -> None:
         """The engine has closed the answer as it should."""
-        self.usage = usage
-        told = finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s)
+        self.usage, self.tokens = usage, max(self.tokens, usage.completion_tokens)
+        thinking_tokens = self._carrier.thinking_tokens(self)
+        told = finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s, thinking_tokens)
         self._happens(Event.ENDED, told, hurry=Hurry.NONE if self._streams else Hurry.AT_ONCE)
 
     def engine_refused(self, status: int, body: bytes) -> None:

@@ -46,9 +46,12 @@ async def carry(
 
 
 async def _streamed(carried: Carried, answer: Answer, now_s: Now, _: Bounds) -> Usage | None:
-    count = TokenCount()
+    count, thinks = TokenCount(), True
     async for data in answer.body:
         carried.output(data, count.feed(data), now_s())
+        if thinks and count.thinking_tokens:
+            thinks = False
+            carried.thinking_over(count.thinking_tokens)
     if not count.done:
         raise CutShort
     return count.usage

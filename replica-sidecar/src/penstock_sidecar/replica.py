@@ -139,9 +139,21 @@ class Replica:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def tokens_out(self, carried: Carried) -> int:
+        """Tokens of a request that a speculating engine has reported; 0 where none has."""
+        return self._mirror.tokens_out(carried.key)
+
     def has_passed(self, carried: Carried, tokens: int) -> None:
         """Tokens of a request have passed towards its client."""
         self._mirror.passed(carried.key, tokens, carried.last_s)
+
+    def thinking_over(self, carried: Carried, thinking_tokens: int) -> None:
+        """The tokens that passed say that a request's answer proper has begun."""
+        self._mirror.thinking_over(carried.key, thinking_tokens, carried.last_s)
+
+    def thinking_tokens(self, carried: Carried) -> int:
+        """Tokens that a request thought with, as far as is known."""
+        return self._mirror.thinking_tokens(carried.key)
 
     def has_ended(self, carried: Carried) -> None:
         """A request is over, in whatever way."""

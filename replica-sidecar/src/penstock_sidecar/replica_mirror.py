@@ -14,18 +14,24 @@ Each report is the whole state; a lost one costs nothing but age. Where there ar
 not ours or has fallen silent, progress is inferred from the tokens that pass: a request with output runs and
 has its whole prompt in memory, one without waits. That errs towards too much work left: the safe side.
 
+An engine that speculates brings several tokens of a request out at once, and a thinking model's answer has a
+pace of its own from where the thinking ends: reports tell both, how often drafts are accepted too. Where they
+do not, drafts are taken to be as good as the pool says, and thinking ends where what passes says so.
+
 Times are on the clock of whoever calls, and always passed in.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
-from penstock_core.request import Job, Request, RequestId, advance, new_job
+from penstock_core.request import Job, Request, RequestId, advance, new_job, thinking_ended
 from penstock_core.snapshot import Snapshot, snapshot
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
+
+from penstock_sidecar.report_rows import Row, chunks_of, rows_of, speculation_of
 
 FOREIGN_TIER = "direct"
 """Tier of requests that reached the engine past this sidecar."""
@@ -33,12 +39,17 @@ FOREIGN_TIER = "direct"
 
 @dataclass(slots=True, eq=False)
 class Accepted:
-    """A job that was accepted here. `seen`: number of the last report it stood in, 0 for none."""
+    """A job that was accepted here.
+
+    seen: number of the last report it stood in, 0 for none.
+    thinking_tokens: that it thought with, once the answer proper has begun.
+    """
 
     job: Job
     seen: int = 0
     passed_tokens: int = 0
     prompt_known: bool = False
+    thinking_tokens: int = 0
 
 
 class ReplicaMirror:
@@ -47,13 +58,20 @@ class ReplicaMirror:
     kv: the cache as it is until the engine tells.
     longer: the length to plan with, for a job that outran its prediction.
     silence_s: working and unheard for so long, the engine's reports are not waited for any more.
+    speculation: what the engine drafts, as it is until the engine tells; None where it does not.
     heard_s: when a report or output last came from the engine.
     """
 
     def __init__(
-        self, kv: KvCache, limits: Limits, longer: Callable[[Job], int], silence_s: float = 2.0
+        self,
+        kv: KvCache,
+        limits: Limits,
+        longer: Callable[[Job], int],
+        silence_s: float = 2.0,
+        speculation: Speculation | None = None,
     ) -> None:
         self._kv, self._limits, self._longer, self._silence_s = kv, limits, longer, silence_s
+        self._speculation = speculation
         self._accepted: dict[RequestId, Accepted] = {}
         self._reports = 0
         self._running: list[Accepted] = []
@@ -105,6 +123,24 @@ class ReplicaMirror:
             found.job = self._at_least(advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s))
             self._snapshot = None
 
+    def tokens_out(self, request_id: RequestId) -> int:
+        """Tokens of a job that a speculating engine has reported, which may come several in one event."""
+        found = self._accepted.get(request_id)
+        told = found is not None and self._live and self._speculation is not None
+        return found.job.generated_tokens if found is not None and told else 0
+
+    def thinking_over(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
+        """The tokens that passed say that a job's answer proper has begun. A report's word goes before."""
+        found = self._accepted.get(request_id)
+        if found is not None and not found.thinking_tokens:
+            _end_thinking(found, thinking_tokens, now_s)
+            self._snapshot = None
+
+    def thinking_tokens(self, request_id: RequestId) -> int:
+        """Tokens that a job has thought with; 0 until its answer proper has begun, or where it has not."""
+        found = self._accepted.get(request_id)
+        return found.thinking_tokens if found else 0
+
     def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
         """The engine's report, received at `now_s`. Returns jobs whose true prompt length it has revealed."""
         self._reports += 1
@@ -113,9 +149,11 @@ class ReplicaMirror:
         self._busy_until_s = now_s + report.next_duration_s
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
-        rows = [self._row(row, now_s) for row in _rows(report)]
+        if report.HasField("drafting"):
+            self._speculation = speculation_of(report.drafting)
+        rows = [self._row(row, now_s) for row in rows_of(report)]
         self._running, self._waiting = rows[: report.running], rows[report.running :]
-        self._chunks = _chunks(report)
+        self._chunks = chunks_of(report)
         if report.waiting > len(self._waiting):
             self._keep_unnamed()
         return list(self._revealed())
@@ -146,6 +184,7 @@ class ReplicaMirror:
             kv=KvCache(self._kv.total_blocks, free, self._kv.block_tokens),
             limits=self._limits,
             model=model,
+            speculation=self._speculation,
         )
         return at_iteration_end(view, self._chunks)
 
@@ -176,7 +215,7 @@ class ReplicaMirror:
             if found.seen < self._reports:
                 found.seen = 0
 
-    def _row(self, row: "Row", now_s: float) -> Accepted:
+    def _row(self, row: Row, now_s: float) -> Accepted:
         found = self._accepted.get(row.request_id)
         if found is None:
             return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
@@ -184,6 +223,8 @@ class ReplicaMirror:
         job = found.job
         if job.computed_tokens != row.computed_tokens or job.best_effort != row.best_effort:
             found.job = self._at_least(_moved(job, row, now_s))
+        if row.thinking_tokens:
+            _end_thinking(found, row.thinking_tokens, now_s)
         return found
 
     def _at_least(self, job: Job) -> Job:
@@ -211,27 +252,9 @@ class ReplicaMirror:
         if self._live or not running:
             return max(now_s, self._busy_until_s)
         context_tokens = sum(job.computed_tokens for job in running)
-        return now_s + model.seconds(BatchWork(len(running), context_tokens))
-
-
-class Row(NamedTuple):
-    """One request in a report."""
-
-    request_id: RequestId
-    computed_tokens: int
-    generated_tokens: int
-    best_effort: bool
-
-
-def _rows(report: StepReport) -> Iterator[Row]:
-    columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
-    return map(Row, *columns)
-
-
-def _chunks(report: StepReport) -> dict[RequestId, int]:
-    """What the iteration under way prefills, of rows that the report had room for."""
-    rows = zip(report.prefilling, report.chunk_tokens, strict=False)
-    return {report.request_ids[row]: tokens for row, tokens in rows if row < len(report.request_ids)}
+        drafts = self._speculation.max_tokens if self._speculation is not None else 0
+        work = BatchWork(len(running) * (1 + drafts), context_tokens, spec_steps=drafts)
+        return now_s + model.seconds(work)
 
 
 def _moved(job: Job, row: Row, now_s: float) -> Job:
@@ -243,6 +266,13 @@ def _moved(job: Job, row: Row, now_s: float) -> Job:
     if moved.pending_tokens < 1:  # the prompt was estimated, and is longer than that
         moved = _with_prompt(moved, moved.computed_tokens + 1 - moved.generated_tokens)
     return moved
+
+
+def _end_thinking(found: Accepted, thinking_tokens: int, now_s: float) -> None:
+    """From its last token of thinking on its answer has a pace of its own. Told twice, it ended once."""
+    if not found.thinking_tokens:
+        found.job = thinking_ended(found.job, now_s)
+    found.thinking_tokens = thinking_tokens
 
 
 def _with_prompt(job: Job, prompt_tokens: int) -> Job:

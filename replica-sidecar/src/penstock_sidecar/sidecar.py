@@ -9,6 +9,7 @@ import structlog
 from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import KvCache, Limits
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 from penstock_pool import Pool
 from penstock_runtime.serving import StartError, address_of, listen, serving
@@ -106,13 +107,15 @@ def serving_of(pool: Pool) -> Serving:
 
 
 def mirror_of(pool: Pool, learned: Learned, bounds: Bounds) -> ReplicaMirror:
-    """An empty replica of this pool. Its KV cache is the pool's word for it until the engine tells."""
+    """An empty replica of this pool. Its KV cache and drafter are as the pool says until the engine tells."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     tokens = engine.kv_cache_tokens or kv_cache_tokens(engine.time_model)
     blocks = tokens // engine.block_tokens
     limits = Limits(scheduling.max_batch_tokens, scheduling.max_running)
     kv = KvCache(blocks, blocks, engine.block_tokens)
-    return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s)
+    told = engine.speculation
+    prior = Speculation(told.max_tokens, told.acceptance) if told else None
+    return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
 
 
 @contextlib.asynccontextmanager

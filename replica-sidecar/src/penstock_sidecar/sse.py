@@ -4,8 +4,12 @@ The sidecar passes an engine's bytes on untouched, so it counts what ends events
 stand inside JSON. One event carries one token, except the chat's opening event (a role and empty content),
 the usage at the end and `[DONE]`. Engines that merge tokens into one event are counted low until their usage
 tells; where there is usage, it is what `Finished` reports.
+
+A model that thinks first begins with events that carry `reasoning_content` (also `reasoning`). The first that
+carries none, or an answer's text too, ends the thinking.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,9 @@ EVENT_BYTES = 1 << 20
 _OPENING = b'"content":""'
 _USAGE = b'"usage"'
 
+_THOUGHT = re.compile(rb'"reasoning(?:_content)?": ?"[^"]')
+_SAID = re.compile(rb'"content": ?"[^"]')
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -29,9 +36,12 @@ class Usage:
 
 
 class TokenCount:
-    """Tokens of one streamed answer, and whether it has come whole."""
+    """Tokens of one streamed answer, and whether it has come whole.
 
-    __slots__ = ("_opened", "_rest", "done", "tokens", "usage")
+    thinking_tokens: those before the answer proper, once that has begun; 0 before, and without any.
+    """
+
+    __slots__ = ("_opened", "_rest", "_thinks", "done", "thinking_tokens", "tokens", "usage")
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -39,12 +49,15 @@ class TokenCount:
         self.usage: Usage | None = None
         self._rest = b""  # of an event whose end has not come
         self._opened = False
+        self._thinks = False
+        self.thinking_tokens = 0
 
     def feed(self, data: bytes) -> int:
         """Tokens that `data`, the next bytes of the stream, completes."""
         if self._rest:
             data = self._rest + data
-        if self._opened and _is_one_event(data) and _USAGE not in data and not data.startswith(DONE):
+        plain = self._opened and self.tokens and not self._thinks
+        if plain and _is_one_event(data) and _USAGE not in data and not data.startswith(DONE):
             self._rest = b""
             self.tokens += 1
             return 1
@@ -55,9 +68,19 @@ class TokenCount:
             data = data.replace(b"\r\n", b"\n")  # some servers write CRLF; a lone CR waits for its LF
         *events, rest = data.split(b"\n\n")
         self._rest = rest if len(rest) <= EVENT_BYTES else b""
-        tokens = sum(self._count(event.strip(b"\n")) for event in events)
+        before = self.tokens
+        for event in events:
+            self._take(event.strip(b"\n"))
+        return self.tokens - before
+
+    def _take(self, event: bytes) -> None:
+        tokens = self._count(event)
+        if tokens and not self.tokens:
+            self._thinks = _THOUGHT.search(event) is not None
         self.tokens += tokens
-        return tokens
+        if tokens and self._thinks and (_SAID.search(event) or not _THOUGHT.search(event)):
+            self._thinks = False
+            self.thinking_tokens = self.tokens if _THOUGHT.search(event) else self.tokens - 1
 
     def _count(self, event: bytes) -> int:
         if event.startswith(DONE):

@@ -70,7 +70,9 @@ def failed_event(id: int, failure: wire.Failure.ValueType, status: int, body: by
     return wire.Event(id=id, failed=wire.Failed(failure=failure, status=status, body=body))
 
 
-def finished_event(id: int, usage: Usage, ttft_s: float, tpot_s: float) -> wire.Event:
+def finished_event(
+    id: int, usage: Usage, ttft_s: float, tpot_s: float, thinking_tokens: int = 0
+) -> wire.Event:
     """An end as it should be."""
     return wire.Event(
         id=id,
@@ -79,5 +81,6 @@ def finished_event(id: int, usage: Usage, ttft_s: float, tpot_s: float) -> wire.
             completion_tokens=usage.completion_tokens,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
+            thinking_tokens=thinking_tokens,
         ),
     )

@@ -2,12 +2,16 @@
 
 Times are the router's own, taken when bytes go to the client, because that is what the client sees. An answer
 that is not streamed goes out in one piece, so its pace is the replica's word.
+
+One event may bring several tokens. Replicas tell how many as far as they know; what only the end's count
+reveals is spread over the events. A thinking model's first token is one of thinking.
 """
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock_core.slo import Slo, Targets, Tier, judged_tpot_s
+from penstock_core.judgement import exceeds, judge
+from penstock_core.slo import Slo, Targets, Tier
 from penstock_core.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 
@@ -48,34 +52,46 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations as the client saw them; None where there were too few tokens."""
+    """Durations as the client saw them; None where there were too few tokens.
+
+    tpot_s: of the thinking or of the answer, where each has a pace of its own: the one that fares worse.
+    pace_kept: whether that is within its target.
+    """
 
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float
+    pace_kept: bool = True
 
 
 def measured(outcome: Outcome) -> Measured:
     """The durations of an answered request, its pace as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
+    finished, paces = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
     if not outcome.stream and outcome.finished is not None:
-        several = outcome.finished.completion_tokens > 1
-        return Measured(outcome.finished.ttft_s, outcome.finished.tpot_s if several else None, e2e_s)
-    times_s = outcome.token_times_s
-    ttft_s = times_s[0] - outcome.arrival_s if times_s else None
-    return Measured(ttft_s, judged_tpot_s(times_s, outcome.tier.slo.judge), e2e_s)
+        tpot_s = finished.tpot_s if finished.completion_tokens > 1 else None
+        return Measured(finished.ttft_s, tpot_s, e2e_s, not exceeds(tpot_s, paces.tpot_s))
+    times_s = _each(outcome.token_times_s, finished.completion_tokens)
+    if not times_s:
+        return Measured(None, None, e2e_s)
+    judged = judge(paces, outcome.arrival_s, times_s, finished.thinking_tokens)
+    return Measured(judged.ttft_s, judged.tpot_s, e2e_s, "tpot" not in judged.broken)
+
+
+def _each(times_s: list[float], tokens: int) -> list[float]:
+    """A time for each token, where there were more of them than was seen."""
+    seen = len(times_s)
+    return [times_s[at * seen // tokens] for at in range(tokens)] if 0 < seen < tokens else times_s
 
 
 def misses(targets: Targets, seen: Measured) -> list[str]:
     """Which targets were not met."""
-    pairs = (
-        ("ttft", targets.ttft_s, seen.ttft_s),
-        ("tpot", targets.tpot_s, seen.tpot_s),
-        ("e2e", targets.e2e_s, seen.e2e_s),
-    )
-    return [
-        name for name, target, value in pairs if target is not None and value is not None and value > target
-    ]
+    kept = {
+        "ttft": not exceeds(seen.ttft_s, targets.ttft_s),
+        "tpot": seen.pace_kept,
+        "e2e": not exceeds(seen.e2e_s, targets.e2e_s),
+    }
+    return [name for name, is_kept in kept.items() if not is_kept]
 
 
 def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:

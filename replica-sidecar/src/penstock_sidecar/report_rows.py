@@ -1,0 +1,38 @@
+"""A step report's columns, read row by row."""
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
+from penstock_core.request import RequestId
+from penstock_core.speculation import Speculation
+from penstock_proto.telemetry_pb2 import Drafting, StepReport
+
+
+class Row(NamedTuple):
+    """One request in a report."""
+
+    request_id: RequestId
+    computed_tokens: int
+    generated_tokens: int
+    best_effort: bool
+    thinking_tokens: int
+
+
+def rows_of(report: StepReport) -> Iterator[Row]:
+    """Every request in it, in the engine's order."""
+    columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
+    return map(Row, *columns, report.thinking_tokens or repeat(0))
+
+
+def speculation_of(drafting: Drafting) -> Speculation | None:
+    """What an engine drafts; None where it says that it does not."""
+    if not drafting.max_tokens:
+        return None
+    return Speculation(drafting.max_tokens, drafting.acceptance, dict(drafting.by_tier))
+
+
+def chunks_of(report: StepReport) -> dict[RequestId, int]:
+    """What the iteration under way prefills, of rows that the report had room for."""
+    rows = zip(report.prefilling, report.chunk_tokens, strict=False)
+    return {report.request_ids[row]: tokens for row, tokens in rows if row < len(report.request_ids)}

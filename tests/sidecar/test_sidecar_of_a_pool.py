@@ -1,0 +1,40 @@
+"""What a pool's file makes of the sidecar's picture before its engine has said a word."""
+
+from pathlib import Path
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.speculation import Speculation
+from penstock_pool import load_pool
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.sidecar import mirror_of
+
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {{name: test}}
+spec:
+  model: {{name: tiny}}
+  engine: {{type: simulated, timeModel: llama-3-8b-h100{more}}}
+  tiers: [{{name: chat, slo: {{ttft: 1s, tpot: 100ms}}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "speculation"),
+    [
+        ("", None),
+        (", speculation: {maxTokens: 3, acceptance: 0.6}", Speculation(3, 0.6)),
+        (", speculation: {}", Speculation(4, 0.7)),
+    ],
+    ids=["none", "told", "as usual"],
+)
+def test_drafts_are_expected_as_the_pool_says(
+    more: str, speculation: Speculation | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL.format(more=more))
+    model = time_model("llama-3-8b-h100")
+    view = mirror_of(load_pool(file), Learned(model), Bounds()).view(0.0, model)
+    assert view.speculation == speculation
