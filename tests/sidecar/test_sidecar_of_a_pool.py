@@ -8,7 +8,10 @@ from penstock_core.speculation import Speculation
 from penstock_pool import load_pool
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.learned import Learned
+from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.sidecar import mirror_of
+
+from tests.sidecar.conftest import TIERS, Everybody
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1
@@ -38,3 +41,15 @@ def test_drafts_are_expected_as_the_pool_says(
     model = time_model("llama-3-8b-h100")
     view = mirror_of(load_pool(file), Learned(model), Bounds()).view(0.0, model)
     assert view.speculation == speculation
+
+
+def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL.format(more=""))
+    model = time_model("llama-3-8b-h100")
+    mirror, policy = mirror_of(load_pool(file), Learned(model), Bounds()), Everybody()
+    rehearse(policy, mirror.view(0.0, model), TIERS.values())
+    ((chat, slow, batch),) = policy.asked
+    assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)
+    assert slow.request.targets.ttft_s == pytest.approx(5 * model.prefill_seconds(500))
+    assert mirror.view(0.0, model).waiting == ()

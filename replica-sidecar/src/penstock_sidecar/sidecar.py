@@ -23,6 +23,7 @@ from penstock_sidecar.inspection import inspection_app
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.options import Address, Options
+from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.replica import Replica, Serving
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.service import Identity, ReplicaService
@@ -41,10 +42,11 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     learned = Learned(time_model_of(pool))
-    mirror = mirror_of(pool, learned, bounds)
+    mirror, serves = mirror_of(pool, learned, bounds), serving_of(pool)
+    rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
     async with contextlib.AsyncExitStack() as stack:
         engine = await stack.enter_async_context(EngineClient(options.engine, bounds))
-        replica = Replica(serving_of(pool), mirror, learned, engine, metrics=metrics, bounds=bounds)
+        replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds)
         if options.telemetry is not None:
             reports = StepReports(mirror, learned, metrics, replica.prompt_known)
             stack.callback(TelemetrySocket(options.telemetry, reports.receive).close)

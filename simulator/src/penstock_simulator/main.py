@@ -24,6 +24,7 @@ from penstock_simulator.engine_state import EngineState
 from penstock_simulator.http_api import EngineApi
 from penstock_simulator.metrics import EngineMetrics
 from penstock_simulator.planning import Planning
+from penstock_simulator.rehearsal import rehearse
 from penstock_simulator.report import StateReports
 from penstock_simulator.step_loop import StepLoop
 from penstock_simulator.telemetry import ReportSocket
@@ -78,26 +79,31 @@ async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
 
 def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoop:
     """The engine that a pool describes, at a truth's speed."""
-    engine, scheduling = pool.spec.engine, pool.spec.scheduling
+    engine, scheduling, speculation = pool.spec.engine, pool.spec.scheduling, _speculation(pool)
     model = time_model(engine.time_model)
-    told = engine.speculation
     state = EngineState(
         engine.kv_cache_tokens or kv_cache_tokens(engine.time_model),
         Limits(scheduling.max_batch_tokens, scheduling.max_running),
         engine.block_tokens,
-        Drafter(told.acceptance if told else 0.0, options.seed).accepted,
+        Drafter(speculation.acceptance if speculation else 0.0, options.seed).accepted,
     )
     metrics = EngineMetrics(pool.spec.model.name, state)
     policy = policies.build(scheduling.policy, scheduling.knobs())
+    rehearse(policy, state.limits, model, speculation)
     return StepLoop(
         state=state,
         planning=Planning(policy, policies.build(STAND_IN_POLICY), state, metrics),
         belief=Belief(model),
-        drafting=Drafting(Speculation(told.max_tokens, told.acceptance) if told else None),
+        drafting=Drafting(speculation),
         truth=truth,
         reports=StateReports(ReportSocket(options.telemetry)),
         metrics=metrics,
     )
+
+
+def _speculation(pool: Pool) -> Speculation | None:
+    told = pool.spec.engine.speculation
+    return Speculation(told.max_tokens, told.acceptance) if told else None
 
 
 def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> EngineApi:

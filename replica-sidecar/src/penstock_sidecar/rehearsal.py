@@ -1,0 +1,30 @@
+"""A policy's first decision, made before anybody waits for one.
+
+First calls read modules and set libraries up: slos-serve takes 0.1 s for its first decision and 0.3 ms for
+every other. So before it says that it is ready, a sidecar decides about requests that do not exist: one of
+each tier, at an idle replica. The verdicts are thrown away. A policy that fails here would fail everybody, so
+it raises.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock_core.policy import Policy
+from penstock_core.replica_view import ReplicaView
+from penstock_core.request import Job, Request, new_job
+from penstock_core.slo import Tier
+
+PROMPT_TOKENS, ANSWER_TOKENS = 500, 200
+
+
+def rehearse(policy: Policy[Any], idle: ReplicaView, tiers: Iterable[Tier]) -> None:
+    """Have the policy decide about one request of each tier. Raises what it raises."""
+    policy.admit(idle, [_job(tier, idle) for tier in tiers])
+
+
+def _job(tier: Tier, idle: ReplicaView) -> Job:
+    targets = tier.slo.targets(idle.model.prefill_seconds(PROMPT_TOKENS))
+    request = Request(
+        f"rehearsed-{tier.name}", tier.name, idle.now_s, PROMPT_TOKENS, ANSWER_TOKENS, targets, tier.value
+    )
+    return new_job(request, ANSWER_TOKENS, tier.best_effort)
