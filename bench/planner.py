@@ -10,6 +10,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job
 from penstock_core.slo import Judge, Targets
 from penstock_core.snapshot import snapshot
+from penstock_core.speculation import Speculation
 from penstock_runtime.serving import YOUNG_OBJECTS
 
 PACES_S = (0.05, 0.075, 0.1)
@@ -87,9 +89,12 @@ def admission(
     return make
 
 
-def step(policy: SlosServe | Vllm, decodes: int, prefills: int) -> Case:
+def step(policy: SlosServe | Vllm, decodes: int, prefills: int, drafts: int = 0) -> Case:
+    """`drafts`: most that the engine's drafter makes, where it has one."""
+
     def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, 3.0)
+        view = replace(view, speculation=Speculation(drafts, 0.7) if drafts else None)
         return lambda: policy.step(view, None)
 
     return make
@@ -115,6 +120,9 @@ CASES = {
     "admit 1, 45 running": admission(44, 1, 1, 2.0),
     "step, 256 decodes": step(SlosServe(), 256, 0),
     "step, 250 decodes and 6 prefills": step(SlosServe(), 250, 6),
+    "step, 200 decodes": step(SlosServe(), 200, 0),
+    "step, 200 decodes, drafts": step(SlosServe(), 200, 0, 5),
+    "step, 200 decodes and 6 prefills, drafts": step(SlosServe(), 200, 6, 5),
     "step vllm, 256 decodes": step(Vllm(), 256, 0),
     "snapshot, 250 decodes and 6 prefills": telling(250, 6),
 }

@@ -12,7 +12,9 @@ milestone less what the r - 1 other tokens take in batches that do nothing else.
 answer will last until the window's end (`Job.sure_tokens`), the milestone is the next token.
 
 Acceptance is chance, so a course counts on one token a batch of every decode, whatever it drafts; what comes
-beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average.
+beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average. One
+thing accepted drafts make harder: a window that they fill early ends early, and what it was ahead by is lost.
+So where windows are judged and decodes draft, a promise can break in spite of its course; that is rare.
 
 Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
 If the engine computes the first batch of a course that keeps every promise, the rest of that course is one
@@ -22,33 +24,23 @@ with such a course of its own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock_core.decode_load import Bools, Floats
+from penstock_core.course_loop import MAX, MEAN, WINDOW, Bounds, Engine, Prompts, Rows, carry_out, together_s
+from penstock_core.decode_load import Ints
 from penstock_core.drafting import NO_DRAFTS, Drafting
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
-from penstock_core.slo import NO_ANCHOR, WINDOW_TOKENS, Judge
-from penstock_core.time_model import BatchWork, chunk_work, largest_chunk
-
-STRETCH = 2.0
-"""A batch with prompts in it may last so many times what its decodes take alone, whatever the mode says."""
-
-TIME_ERROR_S = 1e-9
-"""Due times are sums of floats; two that are meant to be equal may differ by this."""
+from penstock_core.slo import NO_ANCHOR, Judge
+from penstock_core.time_model import BatchWork, TimeModel, chunk_work
 
 LEISURE_S = 1e9
 """The pace of whoever was promised none, or one that by now not even a batch of one token keeps."""
 
-MOST_BATCHES = 256
-"""A course that needs more keeps nothing: nobody's first token can wait so long."""
-
-MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
-"""Batches in a row without a token of any prompt, after which there will never be one."""
+_JUDGES = {Judge.MEAN: MEAN, Judge.WINDOW: WINDOW, Judge.MAX: MAX}
 
 
 class Mode(NamedTuple):
@@ -81,198 +73,116 @@ class Course(NamedTuple):
     steady: bool
 
 
-def course(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job], mode: Mode) -> Course:
-    """The course from when the engine is free, of accepted decodes and prompts (by deadline) alone."""
-    return _Rows(view, decodes, prompts, mode).run()
+class Outset(NamedTuple):
+    """Where courses start: when the engine is free, with accepted decodes and prompts (by deadline) alone.
 
-
-@dataclass(slots=True)
-class _Prompt:
-    """What is still to be computed of one. due_s: infinite where it is late whatever is done."""
-
-    row: int
-    pending: int
-    computed: int
-    due_s: float
-
-
-class _Rows:
-    """A course under way. Rows are decodes, then prompts, which decode once they are done.
-
-    due_s: of the row's next token, `since` tokens after its window began. sure, left: tokens still to come,
-    at least and by prediction. drafts: verified beside it in every batch. together_s: a batch of all rows'
-    decodes, also when they have come a window further.
+    It is the same for every mode, and read from the jobs once.
     """
 
-    def __init__(self, view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job], mode: Mode) -> None:
+    engine: Engine
+    rows: Rows
+    prompts: Prompts
+    tiers: Sequence[str]
+    free_s: float
+
+    @staticmethod
+    def of(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> "Outset":
+        """Of these jobs, at the end of the batch under way."""
+        free_s = max(view.now_s, view.busy_until_s)
         jobs = [*decodes, *prompts]
-        self.model, self.mode, self.batch_tokens = view.model, mode, view.limits.batch_tokens
-        self.now_s = max(view.now_s, view.busy_until_s)
-        self._read(jobs, view)
-        self.live = np.arange(len(jobs)) < len(decodes)
-        together = self._decoding(np.ones(len(jobs), np.bool_))
-        grown = together.context_tokens + WINDOW_TOKENS * len(jobs)
-        self.together_s = self.model.seconds(together._replace(context_tokens=grown))
-        if view.busy_until_s > view.now_s:  # a token of every decode in the batch under way
-            self._bring_out(self.live & (self.began_s < self.now_s))
-        self.todo = [
-            _Prompt(row, job.pending_tokens, job.computed_tokens, self._due_s(job))
-            for row, job in enumerate(prompts, len(decodes))
-        ]
-        self.done_s, self.batches = [inf] * len(jobs), [0] * len(jobs)
-        self.first = len(decodes)
-        self._forgive()
-
-    def _read(self, jobs: Sequence[Job], view: ReplicaView) -> None:
-        judges = [job.request.targets.judge for job in jobs]
-        anchors = [job.anchor or NO_ANCHOR for job in jobs]
-        generated = np.array([job.generated_tokens for job in jobs], np.float64)
-        self.due_s = np.array([job.due_s for job in jobs], np.float64)
-        self.began_s = np.array([anchor.at_s for anchor in anchors], np.float64)
-        self.windowed = np.array([judge is Judge.WINDOW for judge in judges], np.bool_)
-        self.strict = np.array([judge is Judge.MAX for judge in judges], np.bool_)
-        paces_s = np.array([LEISURE_S if job.pace_s is None else job.pace_s for job in jobs], np.float64)
-        self.pace_s = np.where(paces_s < self.model.seconds(BatchWork(1)), LEISURE_S, paces_s)
-        self.since = generated - np.array([anchor.tokens for anchor in anchors], np.float64)
-        self.sure = np.array([job.sure_tokens for job in jobs], np.float64) - generated
-        self.left = np.array([job.output_tokens_left for job in jobs], np.float64)
-        self.context = generated + np.array([job.request.prompt_tokens for job in jobs], np.float64)
-        drafts = [self.mode.drafting.get(job.request.tier, 0) for job in jobs]
-        self.drafts = np.array(drafts, np.int64)
-
-    def _due_s(self, job: Job) -> float:
-        """A prompt's deadline, unless not even the next batch could keep it."""
-        pending, done = job.pending_tokens, job.computed_tokens
-        alone_s = self.model.seconds(BatchWork(pending, 0, chunk_work(pending, done)))
-        return job.due_s if self.now_s + alone_s <= job.due_s else inf
-
-    def _forgive(self) -> None:
-        """Decodes that are late, whatever comes, get half of what a period leaves until they are not."""
-        if not self.live.any():
-            return
-        alone = BatchWork(int(self.live.sum()), int(self.context[self.live].sum()))
-        decodes_s = self.model.seconds(alone)
-        behind_s = self.now_s + decodes_s - self._latest_ends_s(decodes_s)
-        late = self.live & (behind_s > TIME_ERROR_S)
-        spare_s = max(min(float(self.pace_s[self.live].min()), self.mode.longest_s) - decodes_s, 0.0) / 2
-        self.due_s[late] += behind_s[late] + spare_s
-
-    def run(self) -> Course:
-        """Batch after batch until no prompt is left, or a promise is broken."""
-        first: tuple[float, Bools] | None = None
-        keeps, batch, idle = True, 0, 0
-        while keeps and self.todo and batch < MOST_BATCHES and idle < MOST_IDLE_BATCHES:
-            keeps, limit_s, skipped = self._limit()
-            first = first or (limit_s, skipped)
-            batch += 1
-            before = sum([prompt.pending for prompt in self.todo])
-            keeps = self._compute(limit_s, self.live & ~skipped, batch) and keeps
-            idle = idle + 1 if sum([prompt.pending for prompt in self.todo]) == before else 0
-        limit_s, skipped = first or self._limit()[1:]
-        return Course(
-            keeps and not self.todo,
-            limit_s,
-            frozenset(np.flatnonzero(skipped).tolist()),
-            self.done_s[self.first :],
-            self.batches[self.first :],
-            self._steady(),
+        live = (np.arange(len(jobs)) < len(decodes)).astype(np.int64)
+        began_s = np.array([(job.anchor or NO_ANCHOR).at_s for job in jobs], np.float64)
+        under_way = live * (began_s < free_s) if view.busy_until_s > view.now_s else np.zeros_like(live)
+        return Outset(
+            _engine(view.model, view.limits.batch_tokens),
+            _rows(jobs, live, under_way, view.model),
+            _prompts(prompts, view.model, free_s),
+            [job.request.tier for job in jobs],
+            free_s,
         )
 
-    def _limit(self) -> tuple[bool, float, Bools]:
-        """Whether no decode is late, how long the next batch may be, and which decodes it leaves out."""
-        none = np.zeros(len(self.live), np.bool_)
-        if not self.live.any():
-            return True, self.mode.longest_s, none
-        decodes_s = self.model.seconds(self._decoding(self.live))
-        longest_s = max(self.mode.longest_s, STRETCH * decodes_s)
-        latest_s = np.where(self.live, self._latest_ends_s(self.together_s), inf)
-        slack_s = float(latest_s.min()) - self.now_s
-        limit_s = min(longest_s, max(slack_s, decodes_s))
-        if slack_s < decodes_s - TIME_ERROR_S:
-            return False, limit_s, none
-        if not self.mode.skips:
-            return True, limit_s, none
-        return True, limit_s, self.live & (latest_s >= self.now_s + limit_s + self.together_s)
 
-    def _latest_ends_s(self, catch_up_s: float) -> Floats:
-        """When a batch may end for every row to reach its milestone, its other tokens taking so long each."""
-        rest = np.where(self.windowed, np.minimum(WINDOW_TOKENS - self.since, self.sure), 1.0)
-        others = np.maximum(rest, 1.0) - 1.0
-        latest_s: Floats = self.due_s + others * np.maximum(self.pace_s - catch_up_s, 0.0)
-        return latest_s
-
-    def _compute(self, limit_s: float, decoding: Bools, batch: int) -> bool:
-        """One batch; whether every prompt that it finishes is in time, and no other one has to be late."""
-        work, finished = self._decoding(decoding), 0
-        for prompt in self.todo:
-            due_in_s = prompt.due_s - self.now_s
-            if due_in_s < 0:
-                return False
-            chunk = self._chunk(prompt, work, limit_s)
-            if chunk == 0:
-                break
-            work = _with_chunk(work, chunk, prompt.computed)
-            prompt.pending, prompt.computed = prompt.pending - chunk, prompt.computed + chunk
-            if prompt.pending:
-                break
-            if self.model.seconds(work) > due_in_s + TIME_ERROR_S:
-                return False
-            limit_s, finished = min(limit_s, due_in_s), finished + 1
-        self.now_s += self.model.seconds(work)
-        self._bring_out(decoding)
-        for prompt in self.todo[:finished]:
-            self._begin_decoding(prompt.row, batch)
-        del self.todo[:finished]
-        return True
-
-    def _chunk(self, prompt: _Prompt, work: BatchWork, limit_s: float) -> int:
-        most = min(prompt.pending, self.batch_tokens - work.tokens)
-        return largest_chunk(self.model, work, most, prompt.computed, limit_s)
-
-    def _begin_decoding(self, row: int, batch: int) -> None:
-        """A prompt is done. One that was preempted before goes on from its old anchor."""
-        self.done_s[row], self.batches[row] = self.now_s, batch
-        self.left[row] -= 1
-        self.sure[row] -= 1
-        self.live[row] = self.left[row] > 0
-        resumed = self.since[row] > 0 and not self.strict[row]
-        self.due_s[row] = (self.due_s[row] if resumed else self.now_s) + self.pace_s[row]
-        self.since[row] = self.since[row] + 1 if resumed else 0
-
-    def _bring_out(self, rows: Bools) -> None:
-        """A token of each of these rows, of the batch that ends now."""
-        came = rows.astype(np.float64)
-        self.due_s[rows] += self.pace_s[rows]
-        self.since += came
-        self.sure -= came
-        self.left -= came
-        self.context += came
-        turned = rows & ((self.windowed & (self.since >= WINDOW_TOKENS)) | self.strict)
-        if turned.any():
-            ahead = np.where(self.strict[turned], 0.0, self.since[turned] % WINDOW_TOKENS)
-            self.since[turned] = ahead
-            self.due_s[turned] = self.now_s + (ahead + 1.0) * self.pace_s[turned]
-        self.live &= self.left > 0
-
-    def _decoding(self, rows: Bools) -> BatchWork:
-        """A batch of these rows' decodes alone."""
-        drafts = self.drafts[rows]
-        if not len(drafts):
-            return BatchWork(0)
-        tokens = len(drafts) + int(drafts.sum())
-        return BatchWork(tokens, int(self.context[rows].sum()), 0.0, int(drafts.max()))
-
-    def _steady(self) -> bool:
-        """Whether decodes keep their paces when nothing but them is computed."""
-        if not self.live.any():
-            return True
-        work, paces_s = self._decoding(self.live), self.pace_s[self.live]
-        if self.mode.skips:
-            share = float((paces_s.min() / paces_s).mean())
-            work = work._replace(tokens=ceil(work.tokens * share))
-        return self.model.seconds(work) <= float(paces_s.min())
+def course(outset: Outset, mode: Mode) -> Course:
+    """The course in this mode."""
+    drafts = np.zeros(len(outset.tiers))
+    if mode.drafting:
+        drafts[:] = [mode.drafting.get(tier, 0) for tier in outset.tiers]
+    before = outset.rows
+    rows = before._replace(
+        live=before.live.copy(),
+        due_s=before.due_s.copy(),
+        since=before.since.copy(),
+        sure=before.sure.copy(),
+        left=before.left.copy(),
+        context=before.context.copy(),
+        drafts=drafts,
+    )
+    prompts = outset.prompts._replace(
+        pending=outset.prompts.pending.copy(),
+        computed=outset.prompts.computed.copy(),
+        done_s=outset.prompts.done_s.copy(),
+        batches=outset.prompts.batches.copy(),
+    )
+    bounds = Bounds(outset.free_s, mode.longest_s, int(mode.skips), together_s(outset.engine, rows))
+    decoding = np.zeros_like(rows.live)
+    keeps, limit_s, steady = carry_out(outset.engine, rows, prompts, bounds, decoding)
+    skipped = np.flatnonzero(before.live > decoding) if mode.skips else ()
+    return Course(
+        bool(keeps),
+        limit_s,
+        frozenset(int(place) for place in skipped),
+        prompts.done_s.tolist(),
+        prompts.batches.tolist(),
+        bool(steady),
+    )
 
 
-def _with_chunk(work: BatchWork, tokens: int, computed: int) -> BatchWork:
-    attention = work.prefill_work + chunk_work(tokens, computed)
-    return work._replace(tokens=work.tokens + tokens, prefill_work=attention)
+def _engine(model: TimeModel, batch_tokens: int) -> Engine:
+    token_s, spec_step_s, fixed_s = np.array(
+        [(term.token_s, term.spec_step_s, term.fixed_s) for term in model.terms], np.float64
+    ).T.copy()
+    return Engine(
+        token_s,
+        spec_step_s,
+        fixed_s,
+        model.context_token_s,
+        model.prefill_work_s,
+        model.overhead_s,
+        model.scale,
+        batch_tokens,
+    )
+
+
+def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) -> Rows:
+    requests = [job.request for job in jobs]
+    paces_s = np.array([LEISURE_S if job.pace_s is None else job.pace_s for job in jobs], np.float64)
+    generated = np.array([job.generated_tokens for job in jobs], np.float64)
+    return Rows(
+        live=live,
+        under_way=under_way,
+        judge=np.array([_JUDGES[request.targets.judge] for request in requests], np.int64),
+        due_s=np.array([job.due_s for job in jobs], np.float64),
+        pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
+        since=generated - np.array([(job.anchor or NO_ANCHOR).tokens for job in jobs], np.float64),
+        sure=np.array([job.sure_tokens for job in jobs], np.float64) - generated,
+        left=np.maximum(np.array([job.output_tokens for job in jobs], np.float64) - generated, 1.0),
+        context=generated + np.array([request.prompt_tokens for request in requests], np.float64),
+        drafts=np.zeros(len(jobs)),
+    )
+
+
+def _prompts(prompts: Sequence[Job], model: TimeModel, free_s: float) -> Prompts:
+    return Prompts(
+        pending=np.array([job.pending_tokens for job in prompts], np.int64),
+        computed=np.array([job.computed_tokens for job in prompts], np.int64),
+        due_s=np.array([_due_s(job, model, free_s) for job in prompts], np.float64),
+        done_s=np.full(len(prompts), inf),
+        batches=np.zeros(len(prompts), np.int64),
+    )
+
+
+def _due_s(job: Job, model: TimeModel, free_s: float) -> float:
+    """A prompt's deadline, unless not even the next batch could keep it."""
+    pending, done = job.pending_tokens, job.computed_tokens
+    alone_s = model.seconds(BatchWork(pending, 0, chunk_work(pending, done)))
+    return job.due_s if free_s + alone_s <= job.due_s else inf

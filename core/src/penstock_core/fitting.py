@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, inf, isfinite
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ FEW_REQUESTS = 4
 """Promised requests below which there is no telling what is usual."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Promised:
     """Requests with a claim. prompts: by deadline."""
 
@@ -41,10 +42,20 @@ class Promised:
         """With these newcomers too."""
         return Promised(self.decodes, tuple(sorted([*self.prompts, *jobs], key=deadline_order)))
 
-    @property
+    @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """All of them."""
         return self.decodes + self.prompts
+
+    @cached_property
+    def usual_memory(self) -> float:
+        """Their memory cost, on average."""
+        return sum([_memory_cost(job) for job in self.jobs]) / len(self.jobs)
+
+    @cached_property
+    def usual_prompt(self) -> float:
+        """Tokens of a prompt for its request's value, on average."""
+        return sum([job.request.prompt_tokens / job.request.value for job in self.jobs]) / len(self.jobs)
 
 
 class Fit(NamedTuple):
@@ -78,7 +89,7 @@ def fit(view: ReplicaView, promised: Promised, new: Sequence[Job]) -> Fit | Misf
     if not foreseen.course.keeps:
         return Misfit(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new))
     peak = _Peak.of(view, together, foreseen)
-    if not peak.fits or not _worth_it(view, promised, new, peak.share):
+    if not peak.fits or not _worth_it(promised, new, peak.share):
         return Misfit(Reason.KV_MEMORY, peak.over_in_steps * _step_s(view, together))
     ids = [job.request.id for job in together.prompts]
     first_token_s = dict(zip(ids, foreseen.course.done_s, strict=True))
@@ -112,13 +123,11 @@ class _Peak(NamedTuple):
         return _Peak(float(blocks.max(initial=0)) / view.kv.total_blocks, last + 1)
 
 
-def _worth_it(view: ReplicaView, promised: Promised, new: Sequence[Job], share: float) -> bool:
+def _worth_it(promised: Promised, new: Sequence[Job], share: float) -> bool:
     """Whether every newcomer is cheap enough for so much memory promised."""
-    there = promised.jobs
-    if len(there) < FEW_REQUESTS:
+    if len(promised.jobs) < FEW_REQUESTS:
         return True
-    usual = sum([_memory_cost(job) for job in there]) / len(there)
-    bearable = usual * exp(MEMORY_STEEPNESS * (1.0 - share))
+    bearable = promised.usual_memory * exp(MEMORY_STEEPNESS * (1.0 - share))
     return all([_memory_cost(job) <= bearable for job in new])
 
 
@@ -126,10 +135,9 @@ def _prompts_worth_it(
     view: ReplicaView, promised: Promised, new: Sequence[Job], first_token_s: Mapping[RequestId, float]
 ) -> bool:
     """Whether every newcomer's prompt is short enough for so much of its time as passes before it is done."""
-    there = promised.jobs
-    if len(there) < FEW_REQUESTS:
+    if len(promised.jobs) < FEW_REQUESTS:
         return True
-    usual = sum([job.request.prompt_tokens / job.request.value for job in there]) / len(there)
+    usual = promised.usual_prompt
     for job in new:
         spent = (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s)
         if job.pending_tokens / job.request.value > usual * exp(PROMPT_STEEPNESS * (1.0 - spent)):

@@ -9,8 +9,8 @@ ways are for when that would break a promise. Admission counts on them, so the e
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock_core.course import Course, Mode, course
-from penstock_core.drafting import NO_DRAFTS, Drafting, fastest
+from penstock_core.course import Course, Mode, Outset, course
+from penstock_core.drafting import NO_DRAFTS, fastest
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
 from penstock_core.time_model import BatchWork
@@ -37,26 +37,25 @@ def ordinary_s(view: ReplicaView) -> float:
     return max(ORDINARY_LEAST_S, ORDINARY_STEPS * view.model.seconds(BatchWork(1)))
 
 
-def modes(view: ReplicaView, drafting: Drafting, may_skip: bool) -> Iterator[Mode]:
+def modes(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Iterator[Mode]:
     """Modes in the order of preference."""
+    drafting = fastest(view.speculation, view.model, [*decodes, *prompts])
     base_s = ordinary_s(view)
     draftings = (drafting, NO_DRAFTS) if drafting else (NO_DRAFTS,)
     for factor in LONGER:
         for drafts in draftings:
             yield Mode(base_s * factor, drafts)
-    if may_skip:
+    if _loose(decodes, prompts) and all_peaks_fit(view, decodes, prompts):
         for drafts in draftings:
             yield Mode(base_s, drafts, skips=True)
 
 
 def way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
     """The first way that keeps every promise; where none does, the last one tried."""
-    drafting = fastest(view.speculation, view.model, [*decodes, *prompts])
+    outset = Outset.of(view, decodes, prompts)
     last: Way | None = None
-    for mode in modes(
-        view, drafting, may_skip=_loose(decodes, prompts) and all_peaks_fit(view, decodes, prompts)
-    ):
-        last = Way(mode, course(view, decodes, prompts, mode))
+    for mode in modes(view, decodes, prompts):
+        last = Way(mode, course(outset, mode))
         if last.course.keeps and last.course.steady:
             return last
     assert last is not None, "there is always a mode"

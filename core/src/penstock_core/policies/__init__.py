@@ -11,15 +11,21 @@ from penstock_core.policies.orca import Orca
 from penstock_core.policies.qoserve import QoServe
 from penstock_core.policies.sarathi import Sarathi
 from penstock_core.policies.sjf import Sjf
-from penstock_core.policies.slos_serve import SlosServe
 from penstock_core.policies.sola import Sola
 from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
 from penstock_core.policy import Knobs, Policy
 
 
+def _slos_serve(knobs: Knobs) -> Policy[Any]:
+    """Imported where it is built: its courses are compiled, and numba takes half a second to import."""
+    from penstock_core.policies.slos_serve import SlosServe
+
+    return SlosServe(aging_s=knobs.aging_s)
+
+
 def _annealing(knobs: Knobs) -> Policy[Any]:
-    """Imported where it is built: its search is compiled, and numba takes half a second to import."""
+    """Imported where it is built, as above."""
     from penstock_core.policies.annealing import Annealing
 
     return Annealing(aging_s=knobs.aging_s)
@@ -27,7 +33,7 @@ def _annealing(knobs: Knobs) -> Policy[Any]:
 
 POLICIES: Mapping[str, Callable[[Knobs], Policy[Any]]] = {
     "annealing": _annealing,
-    "slos-serve": lambda knobs: SlosServe(aging_s=knobs.aging_s),
+    "slos-serve": _slos_serve,
     "sola": lambda knobs: Sola(aging_s=knobs.aging_s),
     "accelgen": lambda knobs: AccelGen(aging_s=knobs.aging_s),
     "vllm": lambda _: Vllm(),

@@ -1,0 +1,341 @@
+"""The batches of a course, one after the other: the loops of `course`, where what they mean is said.
+
+Compiled, since a course has dozens of batches of hundreds of rows, and several courses are tried for every
+batch and every newcomer. Results do not depend on that. The time model's formula stands here once more
+(`time_model` says it), because compiled code can call no Python.
+"""
+
+from math import ceil, inf
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.compiled import FLOAT, FLOATS, INT, INTS, compiled, part, record, results
+from penstock_core.decode_load import Floats, Ints
+from penstock_core.slo import WINDOW_TOKENS
+from penstock_core.time_model import SHORTEST_CHUNK_TOKENS
+
+STRETCH = 2.0
+"""A batch with prompts in it may last so many times what its decodes take alone, whatever the mode says."""
+
+TIME_ERROR_S = 1e-9
+"""Due times are sums of floats; two that are meant to be equal may differ by this."""
+
+MOST_BATCHES = 256
+"""A course that needs more keeps nothing: nobody's first token can wait so long."""
+
+MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
+"""Batches in a row without a token of any prompt, after which there will never be one."""
+
+MEAN, WINDOW, MAX = 0, 1, 2
+"""Judges, as numbers."""
+
+
+class Engine(NamedTuple):
+    """A time model in numbers, and the engine's bound on a batch."""
+
+    token_s: Floats
+    spec_step_s: Floats
+    fixed_s: Floats
+    context_token_s: float
+    prefill_work_s: float
+    overhead_s: float
+    scale: float
+    batch_tokens: int
+
+
+class Rows(NamedTuple):
+    """Decodes, then prompts, which decode once they are done.
+
+    live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
+    due_s: of the row's next token, `since` tokens after its window began.
+    sure, left: tokens still to come, at least and by prediction. drafts: verified beside it in every batch.
+    """
+
+    live: Ints
+    under_way: Ints
+    judge: Ints
+    due_s: Floats
+    pace_s: Floats
+    since: Floats
+    sure: Floats
+    left: Floats
+    context: Floats
+    drafts: Floats
+
+
+class Prompts(NamedTuple):
+    """What is still to be computed, in the order of the rows' end; and what becomes of it.
+
+    due_s: infinite where it is late whatever is done. done_s, batches: when the first token is out.
+    """
+
+    pending: Ints
+    computed: Ints
+    due_s: Floats
+    done_s: Floats
+    batches: Ints
+
+
+class Bounds(NamedTuple):
+    """When the first batch begins, what the mode says of all, and `together_s`."""
+
+    free_s: float
+    longest_s: float
+    skips: int
+    together_s: float
+
+
+class Turn(NamedTuple):
+    """A batch about to be filled: its start, its longest, and the first prompt that is not done."""
+
+    now_s: float
+    limit_s: float
+    todo: int
+
+
+class Work(NamedTuple):
+    """What a batch computes: `time_model.BatchWork` in floats."""
+
+    tokens: float
+    context: float
+    attention: float
+    steps: float
+
+
+@part
+def _seconds(engine: Engine, tokens: float, context: float, attention: float, steps: float) -> float:
+    if tokens == 0.0:
+        return 0.0
+    roofline_s = -inf
+    for line in range(len(engine.token_s)):
+        line_s = engine.token_s[line] * tokens + engine.spec_step_s[line] * steps + engine.fixed_s[line]
+        roofline_s = max(roofline_s, line_s)
+    attention_s = engine.context_token_s * context + engine.prefill_work_s * attention
+    return engine.scale * (roofline_s + attention_s + engine.overhead_s)
+
+
+@part
+def _of(engine: Engine, work: Work) -> float:
+    return _seconds(engine, work.tokens, work.context, work.attention, work.steps)
+
+
+@part
+def _decoding(rows: Rows, chosen: Ints) -> Work:
+    """A batch of these rows' decodes alone."""
+    tokens, context, steps = 0.0, 0.0, 0.0
+    for row in range(len(chosen)):
+        if chosen[row]:
+            tokens += 1.0 + rows.drafts[row]
+            context += rows.context[row]
+            steps = max(steps, rows.drafts[row])
+    return Work(tokens, context, 0.0, steps)
+
+
+@part
+def _attention(chunk: int, computed: int) -> float:
+    return max(chunk, SHORTEST_CHUNK_TOKENS) * (computed + chunk / 2)
+
+
+@part
+def _with_chunk(work: Work, chunk: int, computed: int) -> Work:
+    return Work(work.tokens + chunk, work.context, work.attention + _attention(chunk, computed), work.steps)
+
+
+@part
+def _largest_chunk(engine: Engine, work: Work, most: int, computed: int, limit_s: float) -> int:
+    """As `time_model.largest_chunk`."""
+    if most <= 0 or _of(engine, _with_chunk(work, most, computed)) <= limit_s:
+        return max(most, 0)
+    fitting, too_many = 0, most
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if _of(engine, _with_chunk(work, middle, computed)) <= limit_s:
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting
+
+
+@part
+def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
+    """When a batch may end for a row to reach its milestone, its other tokens taking so long each."""
+    others = 0.0
+    if rows.judge[row] == WINDOW:
+        others = max(min(WINDOW_TOKENS - rows.since[row], rows.sure[row]), 1.0) - 1.0
+    latest_s: float = rows.due_s[row] + others * max(rows.pace_s[row] - catch_up_s, 0.0)
+    return latest_s
+
+
+@part
+def _bring_out(rows: Rows, chosen: Ints, now_s: float) -> None:
+    """A token of each of these rows, of the batch that ends now."""
+    for row in range(len(chosen)):
+        if not chosen[row]:
+            continue
+        rows.due_s[row] += rows.pace_s[row]
+        rows.since[row] += 1.0
+        rows.sure[row] -= 1.0
+        rows.left[row] -= 1.0
+        rows.context[row] += 1.0
+        if rows.judge[row] == MAX:
+            rows.since[row] = 0.0
+            rows.due_s[row] = now_s + rows.pace_s[row]
+        elif rows.judge[row] == WINDOW and rows.since[row] >= WINDOW_TOKENS:
+            rows.since[row] = rows.since[row] % WINDOW_TOKENS
+            rows.due_s[row] = now_s + (rows.since[row] + 1.0) * rows.pace_s[row]
+        if rows.left[row] <= 0:
+            rows.live[row] = 0
+
+
+@part
+def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
+    """Decodes that are late, whatever comes, get half of what a period leaves until they are not."""
+    count, context, tightest_s = 0.0, 0.0, inf
+    for row in range(len(rows.live)):
+        if rows.live[row]:
+            count += 1.0
+            context += rows.context[row]
+            tightest_s = min(tightest_s, rows.pace_s[row])
+    decodes_s = _seconds(engine, count, context, 0.0, 0.0)
+    spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
+    for row in range(len(rows.live)):
+        if rows.live[row]:
+            behind_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
+            if behind_s > TIME_ERROR_S:
+                rows.due_s[row] += behind_s + spare_s
+
+
+@part
+def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: Ints) -> tuple[bool, float]:
+    """Whether no decode is late, and how long the next batch may be; `decoding` takes who is in it."""
+    decoding[:] = rows.live
+    decodes_s = _of(engine, _decoding(rows, rows.live))
+    if decodes_s == 0.0:
+        return True, bounds.longest_s
+    soonest_s = inf
+    for row in range(len(decoding)):
+        if decoding[row]:
+            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s))
+    slack_s = soonest_s - now_s
+    limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(slack_s, decodes_s))
+    if slack_s < decodes_s - TIME_ERROR_S:
+        return False, limit_s
+    if bounds.skips:
+        again_s = now_s + limit_s + bounds.together_s
+        for row in range(len(decoding)):
+            if decoding[row] and _latest_end_s(rows, row, bounds.together_s) >= again_s:
+                decoding[row] = 0
+    return True, limit_s
+
+
+@part
+def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
+    """A prompt is done. One that was preempted before goes on from its old anchor."""
+    rows.left[row] -= 1.0
+    rows.sure[row] -= 1.0
+    rows.live[row] = 1 if rows.left[row] > 0 else 0
+    if rows.since[row] > 0 and rows.judge[row] != MAX:
+        rows.due_s[row] += rows.pace_s[row]
+        rows.since[row] += 1.0
+    else:
+        rows.due_s[row] = now_s + rows.pace_s[row]
+        rows.since[row] = 0.0
+
+
+@part
+def _compute(engine: Engine, prompts: Prompts, work: Work, turn: Turn) -> tuple[float, int]:
+    """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not done then.
+
+    -1 where one that it finishes is late, or another has to be.
+    """
+    now_s, limit_s, todo = turn
+    while todo < len(prompts.pending):
+        due_in_s = prompts.due_s[todo] - now_s
+        if due_in_s < 0:
+            return 0.0, -1
+        pending, computed = prompts.pending[todo], prompts.computed[todo]
+        most = min(pending, engine.batch_tokens - int(work.tokens))
+        chunk = _largest_chunk(engine, work, most, computed, limit_s)
+        if chunk == 0:
+            break
+        work = _with_chunk(work, chunk, computed)
+        prompts.pending[todo] = pending - chunk
+        prompts.computed[todo] = computed + chunk
+        if chunk < pending:
+            break
+        if _of(engine, work) > due_in_s + TIME_ERROR_S:
+            return 0.0, -1
+        limit_s, todo = min(limit_s, due_in_s), todo + 1
+    return _of(engine, work), todo
+
+
+@part
+def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
+    """Whether decodes keep their paces when nothing but them is computed."""
+    work = _decoding(rows, rows.live)
+    tightest_s = inf
+    for row in range(len(rows.live)):
+        if rows.live[row]:
+            tightest_s = min(tightest_s, rows.pace_s[row])
+    if skips and work.tokens > 0:
+        share, count = 0.0, 0.0
+        for row in range(len(rows.live)):
+            if rows.live[row]:
+                share += tightest_s / rows.pace_s[row]
+                count += 1.0
+        work = Work(float(ceil(work.tokens * (share / count))), work.context, 0.0, work.steps)
+    return _of(engine, work) <= tightest_s
+
+
+_ENGINE = record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT)
+_ROWS = record(Rows, INTS, INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS)
+
+
+@compiled(FLOAT, _ENGINE, _ROWS)
+def together_s(engine: Engine, rows: Rows) -> float:
+    """A batch of all rows' decodes, also when they have come a window further."""
+    together = _decoding(rows, np.ones(len(rows.live), np.int64))
+    grown = together.context + WINDOW_TOKENS * len(rows.live)
+    return _seconds(engine, together.tokens, grown, 0.0, together.steps)
+
+
+@compiled(
+    results(INT, FLOAT, INT),
+    _ENGINE,
+    _ROWS,
+    record(Prompts, INTS, INTS, FLOATS, FLOATS, INTS),
+    record(Bounds, FLOAT, FLOAT, INT, FLOAT),
+    INTS,
+)
+def carry_out(
+    engine: Engine, rows: Rows, prompts: Prompts, bounds: Bounds, first: Ints
+) -> tuple[int, float, int]:
+    """Batch after batch until no prompt is left, or a promise is broken; rows and prompts change in place.
+
+    first: takes who decodes in the first batch. Whether all is kept, that batch's limit, and whether it is
+    steady then (1 or 0).
+    """
+    left, now_s = len(prompts.pending), bounds.free_s
+    _bring_out(rows, rows.under_way, now_s)
+    _forgive(engine, rows, now_s, bounds.longest_s)
+    keeps, first_limit_s = _limit(engine, rows, bounds, now_s, first)
+    limit_s, decoding = first_limit_s, first.copy()
+    todo, batch, idle = 0, 0, 0
+    while todo < left and batch < MOST_BATCHES and idle < MOST_IDLE_BATCHES:
+        batch += 1
+        begun, pending = todo, prompts.pending[todo]
+        batch_s, todo = _compute(engine, prompts, _decoding(rows, decoding), Turn(now_s, limit_s, begun))
+        if todo < 0:
+            break
+        now_s += batch_s
+        _bring_out(rows, decoding, now_s)
+        for prompt in range(begun, todo):
+            prompts.done_s[prompt], prompts.batches[prompt] = now_s, batch
+            _begin_decoding(rows, len(rows.live) - left + prompt, now_s)
+        if not keeps:
+            break
+        idle = idle + 1 if todo == begun and prompts.pending[begun] == pending else 0
+        if todo < left:
+            keeps, limit_s = _limit(engine, rows, bounds, now_s, decoding)
+    return int(keeps and todo == left), first_limit_s, int(_steady(engine, rows, bounds.skips))

@@ -1,0 +1,282 @@
+"""Courses: what is foreseen, batch by batch."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_core.builtin_time_models import time_model
+from penstock_core.compiled import interpreted
+from penstock_core.course import Course, Mode, Outset, course
+from penstock_core.course_loop import MOST_BATCHES, Bounds, Engine, Prompts, Rows, carry_out, together_s
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, deadline_order, new_job, preempted
+from penstock_core.slo import Judge, Targets
+from penstock_core.time_model import TimeModel
+
+OPT = time_model("slos-serve-opt-6.7b-a100")
+LLAMA = time_model("llama-3-8b-a100")
+NOW_S = 10.0
+STEP_S = OPT.prefill_seconds(1)
+ORDINARY = Mode(0.1)
+
+
+def prompt(
+    name: str,
+    tokens: int,
+    due_in_s: float,
+    *,
+    output: int = 50,
+    pace_s: float | None = 0.1,
+    judge: Judge = Judge.MEAN,
+) -> Job:
+    request = Request(name, "tier", NOW_S, tokens, 4096, Targets(due_in_s, pace_s, None, judge))
+    return new_job(request, output, False, output)
+
+
+def decode(
+    name: str,
+    *,
+    due_in_s: float = 0.1,
+    pace_s: float | None = 0.1,
+    came: int = 1,
+    output: int = 60,
+    sure: int = 0,
+    judge: Judge = Judge.MEAN,
+    context: int = 300,
+) -> Job:
+    """One of which `came` tokens came out, on its pace so far."""
+    request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, pace_s, None, judge))
+    first_s = NOW_S + due_in_s - came * (pace_s or 0.0)
+    job = advance(new_job(request, output, False, sure), context, 1, first_s)
+    for token in range(1, came):
+        job = advance(job, 1, 1, first_s + token * (pace_s or 0.0))
+    return job
+
+
+def replica(model: TimeModel = OPT, busy_s: float = 0.0, batch_tokens: int = 8192) -> ReplicaView:
+    kv, limits = KvCache(10_000, 10_000, 16), Limits(batch_tokens)
+    return ReplicaView(NOW_S, NOW_S + busy_s, (), (), kv, limits, model)
+
+
+def foreseen(
+    decodes: list[Job], prompts: list[Job], mode: Mode = ORDINARY, view: ReplicaView | None = None
+) -> Course:
+    return course(Outset.of(view or replica(), decodes, prompts), mode)
+
+
+def test_nothing_to_do_is_kept() -> None:
+    assert foreseen([], []) == Course(True, 0.1, frozenset(), [], [], True)
+
+
+def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
+    told = foreseen([], [prompt("p", 500, 1.0)])
+    assert told.keeps
+    assert told.done_s[0] == pytest.approx(NOW_S + OPT.prefill_seconds(500))
+    assert told.batches == [1]
+
+
+def test_it_starts_when_the_batch_under_way_ends() -> None:
+    told = foreseen([], [prompt("p", 500, 1.0)], view=replica(busy_s=0.03))
+    assert told.done_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
+
+
+def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
+    """So what is due before the one after that is not late; who began in it has none yet."""
+    nearly_due, busy = [decode("d", due_in_s=0.04)], replica(busy_s=0.03)
+    assert foreseen(nearly_due, [prompt("p", 500, 1.0)], view=busy).limit_s == pytest.approx(0.1)
+    began = [decode("d", due_in_s=0.13)]
+    assert foreseen(began, [], view=busy).limit_s == pytest.approx(0.1)
+
+
+def test_a_long_prompt_takes_as_many_batches_as_the_mode_makes_of_it() -> None:
+    slow, fast = (foreseen([], [prompt("p", 3000, 9.0)], Mode(longest)) for longest in (0.06, 0.3))
+    assert slow.batches[0] > fast.batches[0] == 1
+    assert slow.done_s[0] > fast.done_s[0]
+
+
+def test_a_course_that_is_late_keeps_nothing() -> None:
+    pair = [prompt("a", 1500, 0.15), prompt("b", 1500, 0.16)]
+    assert foreseen([], pair[:1], Mode(0.3)).keeps
+    assert not foreseen([], pair, Mode(0.3)).keeps
+    assert not foreseen([], [prompt("a", 3000, 0.24)], Mode(0.06)).keeps
+
+
+def test_who_is_late_whatever_is_done_is_not_waited_for() -> None:
+    assert foreseen([], [prompt("late", 3000, 0.05), prompt("b", 500, 1.0)]).keeps
+
+
+def test_a_prompt_due_shortens_the_batch_that_finishes_it() -> None:
+    due_s = OPT.prefill_seconds(200) + 0.001
+    told = foreseen([], [prompt("a", 200, due_s), prompt("b", 2000, 5.0)])
+    assert told.keeps
+    assert told.done_s[0] <= NOW_S + due_s + 1e-9
+
+
+def test_batches_last_until_the_first_token_due() -> None:
+    assert foreseen([decode("d", due_in_s=0.04)], [prompt("p", 900, 1.0)]).limit_s == pytest.approx(0.04)
+
+
+def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
+    told = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
+    assert told.keeps
+    assert told.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
+
+
+def test_a_pace_that_no_batch_keeps_binds_nobody() -> None:
+    told = foreseen([decode("d", pace_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
+    assert told.keeps
+    assert told.steady
+
+
+def test_windows_lend_what_surely_comes() -> None:
+    def limit_s(came: int, sure: int) -> float:
+        decodes = [decode("d", came=came, due_in_s=0.05, judge=Judge.WINDOW, sure=sure)]
+        return foreseen(decodes, [prompt("p", 3000, 5.0)], Mode(1.0)).limit_s
+
+    catch_up_s = STEP_S + 0.002
+    assert limit_s(1, 60) == pytest.approx(0.05 + 9 * (0.1 - catch_up_s), abs=0.02)
+    assert limit_s(8, 60) == pytest.approx(0.05 + 2 * (0.1 - catch_up_s), abs=0.01)
+    assert limit_s(8, 10) == pytest.approx(0.05 + 1 * (0.1 - catch_up_s), abs=0.01)
+    assert limit_s(8, 0) == pytest.approx(0.05)
+    assert limit_s(10, 60) == pytest.approx(0.05)
+
+
+def test_a_decode_that_can_wait_is_skipped_where_the_mode_says_so() -> None:
+    decodes = [decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", pace_s=0.3, due_in_s=0.3)]
+    prompts = [prompt("p", 3000, 5.0)]
+    assert foreseen(decodes, prompts).skipped == frozenset()
+    told = foreseen(decodes, prompts, Mode(0.1, skips=True))
+    assert told.skipped == {1}
+    assert told.keeps
+
+
+def test_more_decodes_than_a_pace_has_room_for_are_not_steady() -> None:
+    many = [decode(f"d{i}", pace_s=0.05, due_in_s=0.05) for i in range(400)]
+    few = many[:1] + [decode(f"l{i}", pace_s=0.5, due_in_s=0.5) for i in range(399)]
+    assert not foreseen(many, []).steady
+    assert not foreseen(few, []).steady
+    assert foreseen(few, [], Mode(0.1, skips=True)).steady
+
+
+def test_drafts_are_in_every_batch() -> None:
+    decodes, prompts = [decode(f"d{i}") for i in range(20)], [prompt("p", 3000, 5.0)]
+    plain, drafting = (foreseen(decodes, prompts, Mode(0.1, {"tier": drafts})) for drafts in (0, 4))
+    assert drafting.done_s[0] > plain.done_s[0]
+
+
+def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
+    """It resumes late in its pace, so its next token is due sooner than a new one's would be."""
+    gone = preempted(decode("d", came=5, due_in_s=0.3))
+    behind, ahead = prompt("p", 1000, 0.6), prompt("p", 1000, 9.0)
+    assert foreseen([], [gone, ahead]).keeps
+    assert foreseen([], sorted([gone, behind], key=deadline_order)).keeps
+    strict = preempted(decode("d", came=5, due_in_s=0.3, judge=Judge.MAX))
+    assert foreseen([], [strict, ahead]).keeps
+
+
+def test_an_answer_of_one_token_never_decodes() -> None:
+    told = foreseen([], [prompt("a", 200, 1.0, output=1, pace_s=0.0249), prompt("b", 5000, 9.0)])
+    assert told.keeps
+
+
+def test_what_would_take_for_ever_keeps_nothing() -> None:
+    endless = [prompt("p", 40 * (MOST_BATCHES + 1), inf, pace_s=None)]
+    assert not foreseen([], endless, view=replica(batch_tokens=40)).keeps
+    crowd = [decode(f"d{i}", pace_s=None, output=500) for i in range(40)]
+    assert not foreseen(crowd, [prompt("p", 300, inf)], view=replica(batch_tokens=40)).keeps
+
+
+def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
+    """Any jobs at all, also those that admission would not have led to."""
+    judges = list(Judge)
+    decodes = [
+        decode(
+            f"d{i}",
+            due_in_s=random.uniform(-0.1, 0.4),
+            pace_s=random.choice((None, 0.02, 0.04, 0.1, 0.3)),
+            came=random.randint(1, 25),
+            output=random.randint(1, 60),
+            sure=random.choice((0, 40)),
+            judge=random.choice(judges),
+            context=random.randint(1, 1500),
+        )
+        for i in range(random.randint(0, 20))
+    ]
+    prompts = [
+        prompt(
+            f"p{i}",
+            random.randint(1, 3000),
+            random.uniform(0.01, 3.0),
+            output=random.randint(1, 60),
+            pace_s=random.choice((None, 0.05, 0.2)),
+            judge=random.choice(judges),
+        )
+        for i in range(random.randint(0, 4))
+    ]
+    if decodes and random.random() < 0.3:
+        prompts.append(preempted(decodes.pop()))
+    view = replica(random.choice((OPT, LLAMA)), random.choice((0.0, 0.05)), random.choice((30, 512, 8192)))
+    return view, decodes, sorted(prompts, key=deadline_order)
+
+
+Numbers = tuple[int, float, int, list[float], list[int], list[int]]
+
+
+def carried_out(outset: Outset, mode: Mode, *, compiled: bool) -> Numbers:
+    engine: Engine = outset.engine
+    rows = Rows(*[column.copy() for column in outset.rows])  # type: ignore[arg-type]
+    rows.drafts[:] = mode.drafting.get("tier", 0)
+    prompts = Prompts(*[column.copy() for column in outset.prompts])  # type: ignore[arg-type]
+    run, together = (carry_out, together_s) if compiled else (interpreted(carry_out), interpreted(together_s))
+    bounds = Bounds(outset.free_s, mode.longest_s, int(mode.skips), together(engine, rows))
+    first = np.zeros_like(rows.live)
+    keeps, limit_s, steady = run(engine, rows, prompts, bounds, first)
+    return keeps, limit_s, steady, prompts.done_s.tolist(), prompts.batches.tolist(), first.tolist()
+
+
+MODES = [
+    Mode(longest_s, drafting, skips)
+    for longest_s in (0.1, 0.4)
+    for drafting in ({}, {"tier": 3})
+    for skips in (False, True)
+]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_compiled_and_interpreted_courses_are_the_same(seed: int) -> None:
+    random = Random(seed)
+    outset, mode = Outset.of(*any_replica(random)), random.choice(MODES)
+    assert carried_out(outset, mode, compiled=True) == carried_out(outset, mode, compiled=False)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_what_a_kept_course_foresees_is_in_time(seed: int) -> None:
+    random = Random(seed)
+    view, decodes, prompts = any_replica(random)
+    outset = Outset.of(view, decodes, prompts)
+    told = course(outset, random.choice(MODES))
+    due_s = outset.prompts.due_s.tolist()
+    assert not told.keeps or all(done <= due + 1e-6 for done, due in zip(told.done_s, due_s, strict=True))
+    milestones_s = [job.due_s for i, job in enumerate(decodes) if i in told.skipped]
+    assert all(due_s >= outset.free_s + told.limit_s for due_s in milestones_s) or any(
+        job.request.targets.judge is Judge.WINDOW for job in decodes
+    )
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
+    """Who leaves only leaves room."""
+    random = Random(seed)
+    view, _, prompts = any_replica(random)
+    told = foreseen([], prompts, Mode(9.0), replace(view, model=OPT))
+    if told.keeps and max(told.batches, default=1) == 1 and prompts:
+        left = [*prompts]
+        left.remove(random.choice(prompts))
+        assert foreseen([], left, Mode(9.0), replace(view, model=OPT)).keeps
