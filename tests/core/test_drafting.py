@@ -1,0 +1,63 @@
+"""How much is drafted: what brings out most tokens a second."""
+
+from random import Random
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.drafting import NO_DRAFTS, fastest
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.speculation import Speculation, tokens_expected
+from penstock_core.time_model import BatchWork, Term, TimeModel
+
+OPT = time_model("slos-serve-opt-6.7b-a100")
+MOST = 8
+
+
+def decodes(tier: str, count: int, context: int = 300) -> list[Job]:
+    requests = [Request(f"{tier}{i}", tier, 0.0, context, 4096) for i in range(count)]
+    return [advance(new_job(request, 100, False), context, 1, 0.0) for request in requests]
+
+
+def rate(speculation: Speculation, model: TimeModel, jobs: list[Job], drafts: int) -> float:
+    """Tokens a second where all draft so many."""
+    tokens = sum(tokens_expected(speculation.acceptance_of(job.request.tier), drafts) for job in jobs)
+    context = sum(job.computed_tokens + 1 for job in jobs)
+    return tokens / model.seconds(BatchWork(len(jobs) * (1 + drafts), context, 0.0, drafts))
+
+
+def test_without_a_drafter_or_decodes_nothing_is_drafted() -> None:
+    assert fastest(None, OPT, decodes("a", 3)) == NO_DRAFTS
+    assert fastest(Speculation(MOST, 0.7), OPT, []) == NO_DRAFTS
+
+
+def test_a_drafter_that_is_never_right_is_not_asked() -> None:
+    assert fastest(Speculation(MOST, 0.0), OPT, decodes("a", 3)) == NO_DRAFTS
+
+
+def test_of_one_tier_it_is_the_best_of_all_numbers() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        terms = (
+            Term(random.uniform(1e-5, 1e-4), 0.0, random.uniform(0, 4e-3)),
+            Term(random.uniform(0, 2e-5), random.uniform(0.005, 0.03), random.uniform(0, 4e-3)),
+        )
+        model = TimeModel("drawn", terms, 1e-8)
+        speculation = Speculation(MOST, random.uniform(0.05, 0.95))
+        jobs = decodes("a", random.choice((1, 4, 40, 200)))
+        rates = [rate(speculation, model, jobs, drafts) for drafts in range(MOST + 1)]
+        chosen = fastest(speculation, model, jobs).get("a", 0)
+        assert rates[chosen] == pytest.approx(max(rates), rel=1e-9), seed
+
+
+def test_tiers_share_the_longest_and_trim_it_by_their_own_acceptance() -> None:
+    speculation = Speculation(MOST, 0.5, {"code": 0.9, "poem": 0.15})
+    chosen = fastest(speculation, OPT, decodes("code", 20) + decodes("poem", 20))
+    assert chosen["code"] > chosen.get("poem", 0)
+    assert max(chosen.values()) <= MOST
+
+
+def test_fewer_drafts_where_more_decode() -> None:
+    speculation = Speculation(MOST, 0.7)
+    drafts = [fastest(speculation, OPT, decodes("a", count)).get("a", 0) for count in (1, 30, 200, 2000)]
+    assert drafts == sorted(drafts, reverse=True)
+    assert drafts[0] > drafts[-1] == 0

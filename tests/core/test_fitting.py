@@ -1,0 +1,144 @@
+"""Whether newcomers fit: courses, blocks, seats and the price."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_core.builtin_time_models import time_model
+from penstock_core.fitting import FEW_REQUESTS, Fit, Misfit, Promised, fit
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Targets
+from penstock_core.speculation import Speculation
+from penstock_core.verdict import Reason
+
+OPT = time_model("slos-serve-opt-6.7b-a100")
+
+
+def asks(
+    name: str, prompt: int = 500, output: int = 50, ttft_s: float | None = 1.0, value: float = 1.0
+) -> Job:
+    request = Request(name, "tier", 0.0, prompt, 4096, Targets(ttft_s, 0.1), value)
+    return new_job(request, output, False)
+
+
+def decodes(count: int, prompt: int = 300, output: int = 60) -> list[Job]:
+    return [advance(asks(f"d{i}", prompt, output), prompt, 1, 0.0) for i in range(count)]
+
+
+def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
+    kv = KvCache(blocks, blocks, 16)
+    return ReplicaView(0.0, busy_s, (), (), kv, Limits(8192, seats), replace(OPT, scale=scale))
+
+
+def test_who_fits_is_told_when_its_first_token_is_out() -> None:
+    answer = fit(replica(busy_s=0.02), Promised.of([]), [asks("a")])
+    assert isinstance(answer, Fit)
+    assert answer.first_token_s == {"a": pytest.approx(0.02 + OPT.prefill_seconds(500))}
+    assert answer.step_s == pytest.approx(OPT.prefill_seconds(1))
+
+
+@pytest.mark.parametrize(
+    ("view", "promised", "new", "reason"),
+    [
+        pytest.param(replica(seats=3), decodes(3), asks("a"), Reason.DECODE_BUDGET, id="seats"),
+        pytest.param(replica(busy_s=0.97), [], asks("a"), Reason.PREFILL_BUDGET, id="no-time-at-all"),
+        pytest.param(
+            replica(),
+            [asks("w", 2500, ttft_s=0.3)],
+            asks("a", 2500, ttft_s=0.4),
+            Reason.PREFILL_BUDGET,
+            id="queue",
+        ),
+        pytest.param(replica(), [], asks("a", ttft_s=None, output=9), None, id="no-deadline"),
+        pytest.param(replica(60), decodes(2), asks("a"), Reason.KV_MEMORY, id="blocks"),
+        pytest.param(
+            replica(scale=3.9), decodes(60), asks("a", ttft_s=9.0), Reason.DECODE_BUDGET, id="decodes"
+        ),
+    ],
+)
+def test_what_stands_in_the_way(
+    view: ReplicaView, promised: list[Job], new: Job, reason: Reason | None
+) -> None:
+    answer = fit(view, Promised.of(promised), [new])
+    if reason is None:
+        assert isinstance(answer, Fit)
+    else:
+        assert isinstance(answer, Misfit)
+        assert answer.reason is reason
+        assert answer.earliest_s is not None
+        assert 0 < answer.earliest_s < inf
+
+
+def test_a_price_is_asked_only_where_it_is_known_what_is_usual() -> None:
+    costly = asks("a", 1000, 3000)
+    few, many = decodes(FEW_REQUESTS - 1), decodes(FEW_REQUESTS)
+    assert isinstance(fit(replica(400), Promised.of(few), [costly]), Fit)
+    answer = fit(replica(400), Promised.of(many), [costly])
+    assert isinstance(answer, Misfit)
+    assert answer.reason is Reason.KV_MEMORY
+
+
+def test_a_long_prompt_is_taken_only_where_it_is_soon_done_or_worth_much() -> None:
+    """Behind prompts whose time is nearly over it would spend most of its own waiting."""
+    queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
+    for value, taken in ((1.0, False), (9.0, True)):
+        long = asks("long", 2500, 20, 1.0, value)
+        assert isinstance(fit(replica(), Promised.of(queue), [long]), Fit) is taken
+    assert isinstance(fit(replica(), Promised.of(queue), [asks("short", 400, 20)]), Fit)
+
+
+def test_drafts_of_the_way_count_in_the_peak() -> None:
+    """A decode that drafts holds blocks for tokens that may be thrown away."""
+    view = replace(replica(42), speculation=Speculation(9, 0.9))
+    grown = [advance(asks("d", 300, 20), 300, 1, 0.0)]
+    assert isinstance(fit(replica(42), Promised.of(grown), [asks("a", 320, 3)]), Fit)
+    answer = fit(view, Promised.of(grown), [asks("a", 320, 3)])
+    assert isinstance(answer, Misfit)
+    assert answer.reason is Reason.KV_MEMORY
+
+
+def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
+    """Promised ones, too few for a price, and newcomers."""
+    promised = decodes(random.randint(0, FEW_REQUESTS - 1), random.randint(1, 900), random.randint(2, 300))
+    new = [
+        asks(f"n{i}", random.randint(1, 2500), random.randint(1, 400), random.uniform(0.1, 2.0))
+        for i in range(random.randint(1, 4))
+    ]
+    return promised, new
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
+    random = Random(seed)
+    promised, new = few_requests(random)
+    blocks, seats = random.randint(20, 600), random.randint(1, 8)
+    if isinstance(fit(replica(blocks, seats=seats), Promised.of(promised), new), Fit):
+        for more, at_more in ((random.randint(1, 900), 0), (0, 1)):
+            view = replica(blocks + more, seats=seats + at_more)
+            assert isinstance(fit(view, Promised.of(promised), new), Fit)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> None:
+    random = Random(seed)
+    promised, new = few_requests(random)
+    busy_s = random.uniform(0.0, 0.4)
+    if isinstance(fit(replica(busy_s=busy_s), Promised.of([]), new), Fit):
+        assert isinstance(fit(replica(busy_s=busy_s * random.random()), Promised.of([]), new), Fit)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
+    random = Random(seed)
+    promised, new = few_requests(random)
+    scale = random.uniform(0.5, 2.0)
+    if isinstance(fit(replica(scale=scale), Promised.of(promised), new), Fit):
+        faster = replica(scale=scale * random.uniform(0.3, 1.0))
+        assert isinstance(fit(faster, Promised.of(promised), new), Fit)
