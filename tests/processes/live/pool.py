@@ -9,13 +9,14 @@ Ports are whatever was free at the first start; a process that is started again 
 would behind a service's address.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import openai
 from live.pool_file import MODEL, write_pool
-from live.process import Process
+from live.process import Process, Started
 from live.waiting import until
 
 Kind = Literal["engine", "sidecar", "router"]
@@ -24,16 +25,29 @@ ROUTER: tuple[Kind, str] = ("router", "main")
 
 
 class LivePool:
-    """Engines and sidecars `r0`, `r1`, …; routers `main` and any that a test adds."""
+    """Engines and sidecars `r0`, `r1`, …; routers `main` and any that a test adds.
+
+    each: what replicas are told beside the rest, in their order; nothing for those past its end.
+    start: how a process is started.
+    """
 
     model = MODEL
 
-    def __init__(self, folder: Path, replicas: int = 1, **changes: Any) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        replicas: int = 1,
+        each: Sequence[dict[str, Any]] = (),
+        start: Callable[[str, list[str], Path], Started] = Process,
+        **changes: Any,
+    ) -> None:
+        self.folder, self._start = folder, start
         self._changes: dict[str, Any] = {"replicas": replicas, **changes}
         self._files = {"main": write_pool(folder / "pool.yaml", **self._changes)}
         self.replicas = [f"r{number}" for number in range(replicas)]
-        self._running: dict[tuple[Kind, str], Process] = {}
+        for name, own in zip(self.replicas, each, strict=False):
+            self._files[name] = write_pool(folder / f"pool-{name}.yaml", **{**self._changes, **own})
+        self._running: dict[tuple[Kind, str], Started] = {}
         self._addresses: dict[tuple[Kind, str], str] = {}
 
     def open(self) -> None:
@@ -61,7 +75,7 @@ class LivePool:
         until(lambda: self.ready_replicas() == set(self.replicas), "every replica in rotation")
         until(lambda: self.running() == 0, "engines idle")
 
-    def start(self, kind: Kind, name: str, *flags: str) -> Process:
+    def start(self, kind: Kind, name: str, *flags: str) -> Started:
         """Start one process, at its old address where it had one, and wait until it serves."""
         process = self._spawn(kind, name, *flags)
         self._addresses[kind, name] = process.wait_ready()
@@ -77,7 +91,7 @@ class LivePool:
         """kill -9."""
         self._running.pop((kind, name)).kill()
 
-    def ask_to_stop(self, kind: Kind, name: str) -> Process:
+    def ask_to_stop(self, kind: Kind, name: str) -> Started:
         """SIGTERM; the process, to wait for its exit code."""
         process = self._running[kind, name]
         process.ask_to_stop()
@@ -124,12 +138,12 @@ class LivePool:
         """(process, what it printed), for a failing test's report."""
         return [(path.stem, path.read_text(errors="replace")) for path in sorted(self.folder.glob("*.log"))]
 
-    def _spawn(self, kind: Kind, name: str, *flags: str) -> Process:
+    def _spawn(self, kind: Kind, name: str, *flags: str) -> Started:
         previous = self._running.pop((kind, name), None)
         if previous is not None:
             previous.kill()
         log = self.folder / f"{kind}-{name}-{len(list(self.folder.glob(f'{kind}-{name}-*.log')))}.log"
-        process = Process(f"{kind} {name}", [*self.command(kind, name), *flags], log)
+        process = self._start(f"{kind} {name}", [*self.command(kind, name), *flags], log)
         self._running[kind, name] = process
         return process
 

@@ -1,9 +1,10 @@
-"""One operating-system process of a pool, started by its console script, its log in a file."""
+"""One operating-system process of a pool, its log in a file."""
 
 import re
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from live.waiting import PATIENCE_S, until
@@ -12,22 +13,26 @@ BIN = Path(sys.executable).parent
 READY = re.compile(r"^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)", re.MULTILINE)
 
 
-class Process:
-    """A child. `address` is where it serves, known once it is ready."""
+class Started(ABC):
+    """A process. `address` is where it serves, known once it is ready."""
+
+    pid: int
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name, self.command, self.log = name, command, log
         self.address = ""
-        with log.open("ab") as out:
-            self._child = subprocess.Popen([BIN / command[0], *command[1:]], stdout=out, stderr=out)
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    @abstractmethod
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
 
     @property
     def alive(self) -> bool:
-        return self._child.poll() is None
+        return self.poll() is None
 
     @property
     def said(self) -> str:
@@ -38,8 +43,8 @@ class Process:
         """Its address, once it says that it is ready."""
 
         def ready() -> re.Match[str] | None:
-            if self._child.poll() is not None:
-                raise AssertionError(f"{self.name} exited {self._child.returncode}:\n{self.said}")
+            if not self.alive:
+                raise AssertionError(f"{self.name} exited {self.poll()}:\n{self.said}")
             return READY.search(self.said)
 
         self.address = until(ready, f"{self.name} ready")[1]
@@ -47,16 +52,32 @@ class Process:
 
     def ask_to_stop(self) -> None:
         """SIGTERM, as every supervisor sends it."""
-        self._child.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def exit_code(self) -> int:
         """Its exit code, once it has ended."""
-        try:
-            return self._child.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not stop within {PATIENCE_S:g} s:\n{self.said}") from None
+        until(lambda: not self.alive, f"{self.name} stopped; it said:\n{self.said}", PATIENCE_S)
+        code = self.poll()
+        assert code is not None
+        return code
 
     def kill(self) -> None:
         """SIGKILL: gone without a word."""
-        self._child.kill()
-        self._child.wait()
+        self.signal(signal.SIGKILL)
+        until(lambda: not self.alive, f"{self.name} gone")
+
+
+class Process(Started):
+    """A child, started by its console script."""
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        super().__init__(name, command, log)
+        with log.open("ab") as out:
+            self._child = subprocess.Popen([BIN / command[0], *command[1:]], stdout=out, stderr=out)
+        self.pid = self._child.pid
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._child.send_signal(number)
