@@ -35,6 +35,18 @@ def test_chat_is_answered_whole(pool: LivePool) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
+def test_thinking_is_streamed_before_the_answer(pool: LivePool) -> None:
+    long = {"simulated_output_tokens": 12, "simulated_thinking_tokens": 5}
+    with pool.client() as client:
+        stream = client.chat.completions.create(
+            model=pool.model, messages=HELLO, max_tokens=20, stream=True, extra_body={"vllm_xargs": long}
+        )
+        deltas = [chunk.choices[0].delta for chunk in stream]
+    thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    said = "".join(delta.content or "" for delta in deltas)
+    assert (len(thought.split()), len(said.split())) == (5, 7)
+
+
 def test_chat_is_streamed_word_by_word(pool: LivePool) -> None:
     with pool.client() as client:
         chunks = list(

@@ -158,6 +158,7 @@ async def test_an_event_brings_as_many_tokens_as_a_speculating_engine_has_report
     finished = (await router.ended(1)).finished
     assert [event.output.tokens for event in router.events[1] if event.HasField("output")] == [1, 3, 2, 0]
     assert finished.completion_tokens == 6
+    assert rig.metric("draft_acceptance_ratio") == 0.7
 
 
 async def test_where_an_answer_proper_begins_is_told_at_its_end(

@@ -32,6 +32,7 @@ class Metrics:
             "time_model_error_ratio", "How far an iteration was from its prediction.", _RATIOS
         )
         self.time_scale = gauge("time_model_scale", "The online correction of the time model.")
+        self.acceptance = gauge("draft_acceptance_ratio", "Drafts that are accepted, as the engine measures.")
         self.running = gauge("running", "Requests that hold KV memory.")
         self.waiting = gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = gauge("best_effort", "Best-effort requests held.")

@@ -51,6 +51,7 @@ class StepReports:
             log.warning("engine restarted", instance=report.engine_instance)
 
     def _measure(self, report: StepReport) -> None:
+        self._metrics.acceptance.set(report.drafting.acceptance)
         if not 0 < report.duration_s < float("inf"):  # 0: the engine was idle
             return
         work = BatchWork(report.tokens, report.context_tokens, report.prefill_work, report.spec_steps)
