@@ -40,3 +40,9 @@ def test_a_last_chunk_brings_the_first_token_out_at_the_end() -> None:
 def test_a_chunk_past_an_estimated_prompt_ends_with_it() -> None:
     (a,) = at_iteration_end(view(job("a", 40)), {"a": 90}).running
     assert (a.pending_tokens, a.generated_tokens) == (1, 1)
+
+
+def test_decodes_that_the_iteration_leaves_out_are_known_by_name() -> None:
+    before = view(job("a", 40))
+    assert at_iteration_end(before, {}).resting == frozenset()
+    assert at_iteration_end(before, {}, frozenset({"a"})).resting == {"a"}

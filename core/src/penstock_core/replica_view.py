@@ -46,6 +46,7 @@ class ReplicaView:
     running: jobs that hold KV, in the order they were started.
     waiting: jobs that hold none, in order of arrival; preempted ones too.
     speculation: what the engine can draft, and how well by what was seen so far; None where it cannot.
+    resting: running decodes that the iteration under way leaves out: its end brings no token of theirs.
     """
 
     now_s: float
@@ -56,14 +57,19 @@ class ReplicaView:
     limits: Limits
     model: TimeModel
     speculation: Speculation | None = None
+    resting: frozenset[RequestId] = frozenset()
 
 
-def at_iteration_end(view: ReplicaView, chunks: Mapping[RequestId, int]) -> ReplicaView:
+def at_iteration_end(
+    view: ReplicaView, chunks: Mapping[RequestId, int], resting: frozenset[RequestId] = frozenset()
+) -> ReplicaView:
     """The view with the prefills of the iteration under way done, as they will be at `busy_until_s`.
 
     chunks: tokens that it computes of each, by id. What cannot be interrupted need not be planned again. Its
-    decodes are left as they are, a token short, which errs to the safe side.
+    decodes are left as they are, a token short, which errs to the safe side. resting: those it leaves out.
     """
+    if resting:
+        view = replace(view, resting=resting)
     if not chunks:
         return view
     running = tuple(

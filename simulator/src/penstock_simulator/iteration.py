@@ -1,6 +1,6 @@
 """One iteration of an engine, as values: what it computes while it runs and what it brings out at its end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -96,6 +96,14 @@ class Iteration:
     def chunks(self) -> dict[RequestId, int]:
         """Tokens that it prefills of each request. Read before its end."""
         return {g.seat.job.request.id: g.tokens for g in self.grants if not g.seat.decoding}
+
+    def resting(self, running: Iterable[Job]) -> frozenset[RequestId]:
+        """Decodes among those that run which it leaves out. Read before its end."""
+        computed = {seat.job.request.id for seat in self.decodes}
+        computed.update([grant.seat.job.request.id for grant in self.grants])
+        return frozenset(
+            [job.request.id for job in running if job.decoding and job.request.id not in computed]
+        )
 
     def shape(self) -> BatchShape:
         """As the GPU sees it. Read before the iteration's end, which moves its jobs on."""

@@ -19,6 +19,7 @@ from penstock_core.verdict import BestEffort, Rejected, Verdict
 from penstock_simulator.drafter import Drafter
 from penstock_simulator.drafting import Drafting
 from penstock_simulator.engine_state import EngineState, no_drafts
+from penstock_simulator.iteration import Iteration
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.journey import Journey
@@ -47,7 +48,7 @@ class Replica:
         self._lengths = answer_lengths(fleet.lengths)
         self._drafting = Drafting(fleet.speculation)
         self._engine = _engine(fleet, self._lengths, seed)
-        self._chunks: dict[RequestId, int] = {}
+        self._under_way = Iteration()
         self._moved_s = 0.0
         self._holds = Holds(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
         self._best_effort: set[RequestId] = set()
@@ -62,7 +63,9 @@ class Replica:
 
     def outlook(self, now_s: float) -> ReplicaView:
         """The view as of the end of the iteration under way, which newcomers and routers plan by."""
-        return at_iteration_end(self.view(now_s), self._chunks)
+        view, under_way = self.view(now_s), self._under_way
+        resting = under_way.resting(view.running) if self.busy else frozenset[RequestId]()
+        return at_iteration_end(view, under_way.chunks(), resting)
 
     def admit(self, now_s: float) -> Iterator[tuple[Journey, Verdict]]:
         """Verdicts for the newcomers, decided together. Whoever is not refused stays."""
@@ -84,13 +87,13 @@ class Replica:
             self._engine.finish(now_s)
             self._check_moving(now_s)
             return None
-        self.busy, self._chunks = True, iteration.chunks()
+        self.busy, self._under_way = True, iteration
         return self._pace.begin(shape, now_s)
 
     def finish(self, now_s: float) -> list[Journey]:
         """End the iteration: tokens come out, the replica learns. Returns those whose answer is whole."""
         outcome = self._engine.finish(now_s)
-        self.busy, self._chunks, self._moved_s = False, {}, now_s
+        self.busy, self._under_way, self._moved_s = False, Iteration(), now_s
         self._pace.end(now_s)
         self._drafting.observe(outcome.drafted)
         for job_id, tokens in outcome.tokens.items():
