@@ -14,7 +14,7 @@ answer will last until the window's end (`Job.sure_tokens`), the milestone is th
 Acceptance is chance, so a course counts on one token a batch of every decode, whatever it drafts; what comes
 beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average. One
 thing accepted drafts make harder: a window that they fill early ends early, and what it was ahead by is lost.
-So where windows are judged and decodes draft, a promise can break in spite of its course; that is rare.
+So a window that drafts is taken to stand where they can have left it at worst.
 
 Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
 If the engine computes the first batch of a course that keeps every promise, the rest of that course is one
@@ -29,7 +29,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_core.course_loop import MAX, MEAN, WINDOW, Bounds, Engine, Prompts, Rows, carry_out, together_s
+from penstock_core.course_loop import (
+    MAX,
+    MEAN,
+    WINDOW,
+    Bounds,
+    Engine,
+    Prompts,
+    Rows,
+    Worst,
+    carry_out,
+    together_s,
+)
 from penstock_core.decode_load import Ints
 from penstock_core.drafting import NO_DRAFTS, Drafting
 from penstock_core.replica_view import ReplicaView
@@ -93,6 +104,8 @@ class Outset(NamedTuple):
         live = (np.arange(len(jobs)) < len(decodes)).astype(np.int64)
         began_s = np.array([(job.anchor or NO_ANCHOR).at_s for job in jobs], np.float64)
         under_way = live * (began_s < free_s) if view.busy_until_s > view.now_s else np.zeros_like(live)
+        if view.resting:
+            under_way *= np.array([job.request.id not in view.resting for job in jobs], np.int64)
         return Outset(
             _engine(view.model, view.limits.batch_tokens),
             _rows(jobs, live, under_way, view.model),
@@ -116,6 +129,7 @@ def course(outset: Outset, mode: Mode) -> Course:
         left=before.left.copy(),
         context=before.context.copy(),
         drafts=drafts,
+        worst=Worst(before.due_s.copy(), before.since.copy(), before.sure.copy(), before.since.copy()),
     )
     prompts = outset.prompts._replace(
         pending=outset.prompts.pending.copy(),
@@ -157,6 +171,7 @@ def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) ->
     requests = [job.request for job in jobs]
     paces_s = np.array([LEISURE_S if job.pace_s is None else job.pace_s for job in jobs], np.float64)
     generated = np.array([job.generated_tokens for job in jobs], np.float64)
+    nobody = np.zeros(len(jobs))
     return Rows(
         live=live,
         under_way=under_way,
@@ -167,7 +182,8 @@ def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) ->
         sure=np.array([job.sure_tokens for job in jobs], np.float64) - generated,
         left=np.maximum(np.array([job.output_tokens for job in jobs], np.float64) - generated, 1.0),
         context=generated + np.array([request.prompt_tokens for request in requests], np.float64),
-        drafts=np.zeros(len(jobs)),
+        drafts=nobody,
+        worst=Worst(nobody, nobody, nobody, nobody),
     )
 
 

@@ -44,12 +44,25 @@ class Engine(NamedTuple):
     batch_tokens: int
 
 
+class Worst(NamedTuple):
+    """Where windows stand that accepted drafts fill at the worst moments: columns as in `Rows`.
+
+    most: tokens that may have come since its window began, at most.
+    """
+
+    due_s: Floats
+    since: Floats
+    sure: Floats
+    most: Floats
+
+
 class Rows(NamedTuple):
     """Decodes, then prompts, which decode once they are done.
 
     live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
     due_s: of the row's next token, `since` tokens after its window began.
     sure, left: tokens still to come, at least and by prediction. drafts: verified beside it in every batch.
+    worst: of windowed rows that draft, what can have become of them.
     """
 
     live: Ints
@@ -62,6 +75,7 @@ class Rows(NamedTuple):
     left: Floats
     context: Floats
     drafts: Floats
+    worst: Worst
 
 
 class Prompts(NamedTuple):
@@ -158,17 +172,28 @@ def _largest_chunk(engine: Engine, work: Work, most: int, computed: int, limit_s
 
 
 @part
-def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
-    """When a batch may end for a row to reach its milestone, its other tokens taking so long each."""
-    others = 0.0
-    if rows.judge[row] == WINDOW:
-        others = max(min(WINDOW_TOKENS - rows.since[row], rows.sure[row]), 1.0) - 1.0
-    latest_s: float = rows.due_s[row] + others * max(rows.pace_s[row] - catch_up_s, 0.0)
-    return latest_s
+def _milestone_s(rows: Rows, row: int, since: float, sure: float, catch_up_s: float) -> float:
+    """From when its next token is due, how much later a batch may end for a row to reach its window's end."""
+    others = max(min(WINDOW_TOKENS - since, sure), 1.0) - 1.0
+    lent_s: float = others * max(rows.pace_s[row] - catch_up_s, 0.0)
+    return lent_s
 
 
 @part
-def _bring_out(rows: Rows, chosen: Ints, now_s: float) -> None:
+def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
+    """When a batch may end for a row to reach its milestone, its other tokens taking so long each."""
+    due_s: float = rows.due_s[row]
+    if rows.judge[row] != WINDOW:
+        return due_s
+    if rows.drafts[row] == 0.0:
+        return due_s + _milestone_s(rows, row, rows.since[row], rows.sure[row], catch_up_s)
+    worst = rows.worst
+    due_s = worst.due_s[row]
+    return due_s + _milestone_s(rows, row, worst.since[row], worst.sure[row], catch_up_s)
+
+
+@part
+def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
     """A token of each of these rows, of the batch that ends now."""
     for row in range(len(chosen)):
         if not chosen[row]:
@@ -181,11 +206,30 @@ def _bring_out(rows: Rows, chosen: Ints, now_s: float) -> None:
         if rows.judge[row] == MAX:
             rows.since[row] = 0.0
             rows.due_s[row] = now_s + rows.pace_s[row]
-        elif rows.judge[row] == WINDOW and rows.since[row] >= WINDOW_TOKENS:
-            rows.since[row] = rows.since[row] % WINDOW_TOKENS
-            rows.due_s[row] = now_s + (rows.since[row] + 1.0) * rows.pace_s[row]
+        elif rows.judge[row] == WINDOW:
+            if rows.since[row] >= WINDOW_TOKENS:
+                rows.since[row] = rows.since[row] % WINDOW_TOKENS
+                rows.due_s[row] = now_s + (rows.since[row] + 1.0) * rows.pace_s[row]
+            if rows.drafts[row]:
+                _fill_early(rows, row, now_s, catch_up_s)
         if rows.left[row] <= 0:
             rows.live[row] = 0
+
+
+@part
+def _fill_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
+    """The worst that can have come of this row: one token, or as many as end its window just now."""
+    worst, tokens = rows.worst, 1.0 + rows.drafts[row]
+    worst.due_s[row] += rows.pace_s[row]
+    worst.since[row] += 1.0
+    worst.sure[row] -= tokens
+    worst.most[row] += tokens
+    if worst.most[row] < WINDOW_TOKENS:
+        return
+    sure, ended_s = worst.sure[row], now_s + rows.pace_s[row]
+    early_s = ended_s + _milestone_s(rows, row, 0.0, sure, catch_up_s)
+    if worst.since[row] >= WINDOW_TOKENS or early_s < _latest_end_s(rows, row, catch_up_s):
+        worst.due_s[row], worst.since[row] = ended_s, 0.0
 
 
 @part
@@ -204,6 +248,7 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
             behind_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
             if behind_s > TIME_ERROR_S:
                 rows.due_s[row] += behind_s + spare_s
+                rows.worst.due_s[row] += behind_s + spare_s
 
 
 @part
@@ -241,6 +286,8 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
     else:
         rows.due_s[row] = now_s + rows.pace_s[row]
         rows.since[row] = 0.0
+    rows.worst.due_s[row], rows.worst.since[row] = rows.due_s[row], rows.since[row]
+    rows.worst.sure[row], rows.worst.most[row] = rows.sure[row], rows.since[row]
 
 
 @part
@@ -289,7 +336,8 @@ def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
 
 
 _ENGINE = record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT)
-_ROWS = record(Rows, INTS, INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS)
+_WORST = record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)
+_ROWS = record(Rows, INTS, INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, _WORST)
 
 
 @compiled(FLOAT, _ENGINE, _ROWS)
@@ -317,7 +365,7 @@ def carry_out(
     steady then (1 or 0).
     """
     left, now_s = len(prompts.pending), bounds.free_s
-    _bring_out(rows, rows.under_way, now_s)
+    _bring_out(rows, rows.under_way, now_s, bounds.together_s)
     _forgive(engine, rows, now_s, bounds.longest_s)
     keeps, first_limit_s = _limit(engine, rows, bounds, now_s, first)
     limit_s, decoding = first_limit_s, first.copy()
@@ -329,7 +377,7 @@ def carry_out(
         if todo < 0:
             break
         now_s += batch_s
-        _bring_out(rows, decoding, now_s)
+        _bring_out(rows, decoding, now_s, bounds.together_s)
         for prompt in range(begun, todo):
             prompts.done_s[prompt], prompts.batches[prompt] = now_s, batch
             _begin_decoding(rows, len(rows.live) - left + prompt, now_s)
