@@ -16,7 +16,7 @@ def jobs(draw: st.DrawFn) -> Job:
         draw(seconds), draw(seconds), draw(seconds), draw(st.sampled_from(Judge)), draw(seconds)
     )
     request = Request("r-1", "chat", 100.0, draw(st.integers(1, 9000)), 500, targets, draw(st.floats(0.1, 9)))
-    return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()))
+    return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()), draw(st.integers(0, 500)))
 
 
 @given(jobs(), st.floats(0, 5))
@@ -31,8 +31,9 @@ def test_engine_sees_the_job_the_sidecar_planned(job: Job, spent_s: float) -> No
     )
     assert seen.request.arrival_s == pytest.approx(7.0)
     assert (seen.request.id, seen.request.targets) == (job.request.id, job.request.targets)
-    assert (seen.output_tokens, seen.best_effort, seen.pace_s) == (
+    assert (seen.output_tokens, seen.sure_tokens, seen.best_effort, seen.pace_s) == (
         job.output_tokens,
+        job.sure_tokens,
         job.best_effort,
         job.pace_s,
     )
@@ -56,6 +57,8 @@ def test_request_that_came_directly_is_best_effort() -> None:
 
 def test_prediction_never_passes_the_bound() -> None:
     assert engine_sees({"penstock_output_tokens": 900}).output_tokens == 20
+    assert engine_sees({"penstock_sure_tokens": 900}).sure_tokens == 20
+    assert engine_sees({}).sure_tokens == 0
 
 
 @pytest.mark.parametrize("field", ["penstock_ttft_s", "penstock_judge", "penstock_output_tokens"])

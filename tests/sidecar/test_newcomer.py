@@ -32,6 +32,14 @@ def test_targets_that_are_not_there_stay_away() -> None:
     assert less(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
 
 
+def test_what_is_sure_of_an_answer_is_less_than_what_is_planned_for() -> None:
+    learned = Learned(MODEL)
+    for tokens in range(10, 20):
+        learned.answer(newcomer(Tier("chat"), learned).request, 1000, tokens)
+    job = newcomer(Tier("chat"), learned)
+    assert 0 <= job.sure_tokens < job.output_tokens <= 20
+
+
 def test_what_was_spent_before_counts() -> None:
     job = newcomer(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
     assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)

@@ -24,6 +24,7 @@ def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
         "penstock_judge": targets.judge.value,
         "penstock_value": request.value,
         "penstock_output_tokens": job.output_tokens,
+        "penstock_sure_tokens": job.sure_tokens,
         "penstock_best_effort": job.best_effort,
     }
     budgets = {
@@ -64,8 +65,10 @@ def from_fields(
         value=float(fields.get("penstock_value", 1.0)),
     )
     output_tokens = int(fields.get("penstock_output_tokens", max_output_tokens))
+    sure_tokens = int(fields.get("penstock_sure_tokens", 0))
+    best_effort = bool(fields.get("penstock_best_effort", True))
     return new_job(
-        request, min(output_tokens, max_output_tokens), bool(fields.get("penstock_best_effort", True))
+        request, min(output_tokens, max_output_tokens), best_effort, min(sure_tokens, max_output_tokens)
     )
 
 

@@ -3,7 +3,7 @@
 Holds the values; how each learns is core's. All of it is sane before anything has been seen.
 """
 
-from penstock_core.length_predictor import LengthPredictor
+from penstock_core.length_predictor import SURE_QUANTILE, LengthPredictor
 from penstock_core.prompt_length import PromptLength
 from penstock_core.request import Job, Request
 from penstock_core.time_model import BatchWork, TimeModel
@@ -49,6 +49,12 @@ class Learned:
         """The length to plan an answer with, when so much of it is there."""
         return self._lengths.predict(
             request.tier, request.prompt_tokens, generated_tokens, request.max_output_tokens
+        )
+
+    def sure_tokens(self, request: Request) -> int:
+        """What its answer is almost surely not shorter than."""
+        return self._lengths.predict(
+            request.tier, request.prompt_tokens, 0, request.max_output_tokens, quantile=SURE_QUANTILE
         )
 
     def longer(self, job: Job) -> int:

@@ -38,7 +38,8 @@ def job_of(
         targets=less(targets_of(submit, tier, learned.fitted.prefill_seconds(prompt_tokens)), delivery_s),
         value=tier.value,
     )
-    return new_job(request, learned.output_tokens(request, 0), tier.best_effort or submit.backup)
+    best_effort = tier.best_effort or submit.backup
+    return new_job(request, learned.output_tokens(request, 0), best_effort, learned.sure_tokens(request))
 
 
 def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:

@@ -185,5 +185,6 @@ def _xargs(body: dict[str, Any]) -> dict[str, Scalar]:
         number(xargs, f"penstock_{name}_s", 0, prefix=where)
     number(xargs, "penstock_value", 0, prefix=where)
     whole(xargs, "penstock_output_tokens", 1, prefix=where)
+    whole(xargs, "penstock_sure_tokens", 0, prefix=where)
     flag(xargs, "penstock_best_effort", where)
     return {name: value for name, value in xargs.items() if value is not None}
