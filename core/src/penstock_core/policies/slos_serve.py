@@ -5,13 +5,14 @@ early: another replica, a retry, the best-effort tier. Among requests with a pro
 the only policy here that keeps every promise it makes, exactly so far as the time model and the predicted
 lengths are right.
 
-Costs: it refuses, and plans for the worst case within its predictions, so a little of what it refuses
-would have been in time. An admission takes most of a millisecond. Batches end early (60 ms, or twice what
-decodes take) so that arrivals need not wait, at a few percent of throughput. Best effort gets surplus
-only, but the oldest always moves.
+Costs: it refuses, past capacity costly requests first: the fuller memory is, the less a newcomer may take
+for its value. It plans for the worst case within its predictions, one token a batch though decodes draft,
+so a little of what it refuses would have been in time. An admission takes a millisecond. Batches end early
+(60 ms, or four of the shortest) so that arrivals need not wait, at a few percent of throughput. Best effort
+gets surplus only, but the oldest always moves, and who can be promised its targets later is.
 
-Knobs: `pacing`, how long a batch may be; `aging_s`, how long best effort waits before newcomers must fit
-around it.
+Knobs: `aging_s`, how long best effort waits before newcomers must fit around it; a tier's value. `pacing` is
+the period of the fluid by which the program proposes sets.
 """
 
 from collections.abc import Sequence
