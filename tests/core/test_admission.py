@@ -179,6 +179,21 @@ def test_a_decode_that_is_nearly_due_delays_everything_else() -> None:
     assert admitted(answer(nearly_due, urgent)) == 0
 
 
+def test_several_newcomers_wait_for_what_is_nearly_due() -> None:
+    """Each would have been in time alone; the program takes as many as the next period has room for."""
+    nearly_due = replica((decodes("d", tpot_s=0.06),), now_s=0.02)
+    crowd = [asks(f"{i}", 1000, ttft_s=0.3) for i in range(6)]
+    assert 0 < admitted(answer(nearly_due, *crowd)) < 6
+    late = replica((decodes("d", tpot_s=0.06),), now_s=0.2)
+    assert admitted(answer(late, *crowd)) < 6
+
+
+def test_several_newcomers_of_whom_none_is_in_time_are_all_refused() -> None:
+    crowd = [asks(f"{i}", 2500, ttft_s=0.5) for i in range(3)]
+    verdicts = answer(replica(now_s=0.45), *crowd)
+    assert [reason(verdict) for verdict in verdicts] == [Reason.PREFILL_BUDGET] * 3
+
+
 def test_requests_without_targets_are_admitted_and_cost_capacity() -> None:
     free = asks("free", ttft_s=None, tpot_s=None)
     first = answer(replica(), free)[0]

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from penstock_core.admission_program import Item, Program, possible, solve, without
+from penstock_core.admission_program import Item, Program, all_possible, solve, without
 from penstock_core.decode_load import Load, Pacing, rates, work_s
 from penstock_core.pace_classes import MOST_CLASSES, class_of, kept_paces_s, states
 from penstock_core.time_model import Term, TimeModel, chunk_work
@@ -107,12 +107,12 @@ def test_ten_newcomers_are_solved_exactly(crowded: bool) -> None:
         assert worth(program, solve(program)) == best_by_brute_force(program)[0], f"seed {seed}"
 
 
-def test_a_set_is_possible_where_carrying_it_out_is() -> None:
+def test_everyone_is_possible_where_carrying_that_out_is() -> None:
     for seed in range(300):
         program = instance(seed, new=5, equal=True, crowded=seed % 2 == 0)
         everyone = frozenset(range(5))
         feasible = feasible_end_s(program, everyone, without(program)) is not None
-        assert possible(program, everyone, without(program)) == feasible, f"seed {seed}"
+        assert all_possible(program, without(program)) == feasible, f"seed {seed}"
 
 
 @pytest.mark.parametrize("equal", [True, False])

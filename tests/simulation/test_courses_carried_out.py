@@ -1,6 +1,6 @@
 """What is foreseen is what happens: batches formed one after the other keep what a course keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -21,12 +21,12 @@ OPT = time_model("slos-serve-opt-6.7b-a100")
 ERROR_S = 1e-6
 
 
-def drawn(random: Random, name: str, now_s: float) -> Job:
+def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge]) -> Job:
     """A request of any SLO; its length is known."""
     prompt, answer = random.randint(1, 2500), random.randint(1, 60)
     ttft_s = OPT.prefill_seconds(prompt) * random.uniform(1.0, 6.0)
     pace_s = random.choice((None, 0.03, 0.05, 0.1, 0.3))
-    targets = Targets(ttft_s, pace_s, None, random.choice(list(Judge)))
+    targets = Targets(ttft_s, pace_s, None, random.choice(judges))
     return new_job(Request(name, "tier", now_s, prompt, 4096, targets), answer, False, answer)
 
 
@@ -45,6 +45,7 @@ class Served:
 
     seed: int
     speculation: Speculation | None
+    judges: Sequence[Judge] = tuple(Judge)
     times_s: dict[str, list[float]] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
 
@@ -55,7 +56,7 @@ class Served:
         while come < 40 or engine.running or engine.waiting:
             for _ in range(random.choice((0, 0, 1, 3)) if come < 40 else 0):
                 come += 1
-                job = drawn(random, f"{come:02d}", now_s)
+                job = drawn(random, f"{come:02d}", now_s, self.judges)
                 view = engine.view(now_s, now_s, OPT, self.speculation)
                 if kept_and_steady(view, job):
                     engine.add(job, job.output_tokens)
@@ -93,7 +94,8 @@ def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 1 << 20))
 def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
-    served = Served(seed, Speculation(8, 0.7))
+    """But for windows, which accepted drafts can fill early: see `course`."""
+    served = Served(seed, Speculation(8, 0.7), (Judge.MEAN, Judge.MAX))
     served.run()
     assert served.jobs
     assert served.late() == []

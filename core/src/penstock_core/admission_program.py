@@ -76,10 +76,9 @@ class Program:
 
 def solve(program: Program) -> frozenset[int]:
     """The newcomers worth most together; of equally good sets the one whose prefills end first."""
-    everyone = frozenset(range(len(program.values)))
     base_s = without(program)
-    if possible(program, everyone, base_s):
-        return everyone
+    if all_possible(program, base_s):
+        return frozenset(range(len(program.values)))
     hopeful = _hopeful(program)
     if not hopeful:
         return hopeful
@@ -94,15 +93,13 @@ def solve(program: Program) -> frozenset[int]:
     return _labels(program, items, binding, BEAM_LABELS if len(hopeful) > EXACT_ITEMS else 1 << EXACT_ITEMS)
 
 
-def possible(program: Program, taken: frozenset[int], base_s: Sequence[float]) -> bool:
-    """Whether one set can be carried out. `base_s`: see `without`."""
-    if not (program.claims[sorted(taken)].sum(axis=0) <= program.room).all():
+def all_possible(program: Program, base_s: Sequence[float]) -> bool:
+    """Whether every newcomer can be taken. `base_s`: see `without`."""
+    if not (program.claims.sum(axis=0) <= program.room).all():
         return False
     state, now_s = 0, program.start_s
     rate = program.at.beside(state)
     for item, alone_s in zip(program.items, base_s, strict=True):
-        if item.newcomer is not None and item.newcomer not in taken:
-            continue
         now_s += rate.prefill_s(item.lines_s, item.tokens)
         in_time = now_s + rate.period_s <= item.due_s
         if item.newcomer is None:

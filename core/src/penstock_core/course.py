@@ -14,7 +14,9 @@ answer will last until the window's end (`Job.sure_tokens`), the milestone is th
 Acceptance is chance, so a course counts on one token a batch of every decode, whatever it drafts; what comes
 beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average. One
 thing accepted drafts make harder: a window that they fill early ends early, and what it was ahead by is lost.
-So a window that drafts is taken to stand where they can have left it at worst.
+So a window that drafts is taken to stand where they can have left it at worst, but for the answer's own end:
+counting on that to come early too would cost a quarter of what is admitted at predicted lengths. There a
+promise can break in spite of its course; fewer than one in a thousand does.
 
 Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
 If the engine computes the first batch of a course that keeps every promise, the rest of that course is one

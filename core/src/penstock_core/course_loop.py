@@ -218,11 +218,14 @@ def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> Non
 
 @part
 def _fill_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
-    """The worst that can have come of this row: one token, or as many as end its window just now."""
+    """The worst that can have come of this row: one token, or as many as end its window just now.
+
+    `sure` counts one token all the same: an answer that is nearly over is hardly ever ahead by much.
+    """
     worst, tokens = rows.worst, 1.0 + rows.drafts[row]
     worst.due_s[row] += rows.pace_s[row]
     worst.since[row] += 1.0
-    worst.sure[row] -= tokens
+    worst.sure[row] -= 1.0
     worst.most[row] += tokens
     if worst.most[row] < WINDOW_TOKENS:
         return
