@@ -1,5 +1,6 @@
 """Batches: who is in, how long they are, who gives way."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,6 +10,7 @@ from penstock_core.policy import Step
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job, preempted
 from penstock_core.slo import Judge, Targets
+from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
@@ -166,6 +168,22 @@ def test_a_window_lends_the_time_of_its_tokens_where_the_answer_surely_lasts() -
     assert batch([window_decode("w", 9, 100, 0.03)], [hurried]).duration_s <= 0.03
 
 
+def drafted(view: ReplicaView) -> dict[str, int]:
+    return dict(form_batch(replace(view, speculation=Speculation(4, 0.9))).drafts)
+
+
+def test_decodes_draft_as_far_as_tokens_blocks_and_time_allow() -> None:
+    pair = [decode("a"), decode("b")]
+    assert drafted(replica(pair, [])) == {"a": 4, "b": 4}
+    assert drafted(replica(pair, [], limits=Limits(batch_tokens=7))) == {"a": 4, "b": 1}
+    assert drafted(replica(pair, [], limits=Limits(batch_tokens=6))) == {"a": 4}
+    brim = [decode("a", 511), decode("b", 511)]
+    assert drafted(replica(brim, [], free_blocks=1)) == {"a": 4}
+    assert drafted(replica([decode("a", due_in_s=0.025)], [])) == {}
+    ends = [decode("a")._replace(output_tokens=3)]
+    assert drafted(replica(ends, [])) == {"a": 1}
+
+
 def test_a_late_decode_leaves_prefill_half_of_the_period() -> None:
     step = batch([decode("late", due_in_s=-0.02)], [prompt("p", 5000)])
     alone_s = MODEL.prefill_seconds(1)
@@ -265,14 +283,18 @@ def random_replica(random: Random) -> ReplicaView:
         waiting.append(prompt(f"w{i}", random.randint(1, 3000), **kind))  # type: ignore[arg-type]
     limits = Limits(random.choice((8, 512, 8192)), random.choice((len(running), len(running) + 2, 256)))
     model = random.choice((MODEL, LONG_CONTEXT))
-    return replica(running, waiting, free_blocks=random.choice((0, 3, 60, 2000)), limits=limits, model=model)
+    view = replica(running, waiting, free_blocks=random.choice((0, 3, 60, 2000)), limits=limits, model=model)
+    return replace(view, speculation=random.choice((None, None, Speculation(6, 0.8))))
 
 
 def blocks_after(view: ReplicaView, step: Step) -> int:
     """Blocks held once the step has begun."""
     jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
     held = {job.request.id: job.computed_tokens for job in view.running if job.request.id not in step.preempt}
-    held |= {name: jobs[name].computed_tokens + tokens for name, tokens in step.tokens.items()}
+    held |= {
+        name: jobs[name].computed_tokens + tokens + step.drafts.get(name, 0)
+        for name, tokens in step.tokens.items()
+    }
     return sum(view.kv.blocks_for(tokens) for tokens in held.values())
 
 
@@ -281,7 +303,8 @@ def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
         view = random_replica(Random(seed))
         step = form_batch(view)
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
-        assert sum(step.tokens.values()) <= view.limits.batch_tokens, seed
+        assert sum((*step.tokens.values(), *step.drafts.values())) <= view.limits.batch_tokens, seed
+        assert step.drafts.keys() <= step.tokens.keys(), seed
         assert all(0 < n <= jobs[name].pending_tokens for name, n in step.tokens.items()), seed
         assert blocks_after(view, step) <= view.kv.total_blocks, seed
         assert not set(step.preempt) & step.tokens.keys(), seed

@@ -89,10 +89,21 @@ def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
 
 def _draft(batch: OpenBatch, decodes: Sequence[Job], drafting: Drafting, limit_s: float) -> None:
     """Drafts for decodes in the batch, as far as tokens, blocks and its length allow."""
-    for job in decodes:
-        drafts = min(drafting.get(job.request.tier, 0), job.output_tokens_left - 1, batch.left_tokens)
-        if drafts <= 0 or job.request.id not in batch.tokens:
-            continue
+    if not drafting:
+        return
+    wanted = [
+        (job, drafts)
+        for job in decodes
+        if (drafts := min(drafting.get(job.request.tier, 0), job.output_tokens - job.generated_tokens - 1))
+        > 0
+        and job.request.id in batch.tokens
+    ]
+    if batch.draft_all(wanted, limit_s):
+        return
+    for job, most in wanted:
+        drafts = min(most, batch.left_tokens)
+        if drafts == 0:
+            return
         blocks = batch.blocks_wanted(job, 1 + drafts) - batch.blocks_wanted(job, 1)
         if blocks <= batch.free_blocks and batch.seconds_drafting(drafts) <= limit_s:
             batch.draft(job, drafts)

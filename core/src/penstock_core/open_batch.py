@@ -54,6 +54,26 @@ class OpenBatch:
         self.drafts[job.request.id] = drafts
         self.work = BatchWork(batch_tokens + drafts, context, attention, max(spec_steps, drafts))
 
+    def draft_all(self, wanted: Sequence[tuple[Job, int]], limit_s: float) -> bool:
+        """So many drafts for each of these decodes, where there is room for all; whether there is."""
+        drafts, size = [drafts for _, drafts in wanted], self.view.kv.block_tokens
+        blocks = sum(
+            [
+                -(-(job.computed_tokens + 1 + n) // size) + -(job.computed_tokens + 1) // size
+                for job, n in wanted
+            ]
+        )
+        batch_tokens, context, attention, spec_steps = self.work
+        tokens = batch_tokens + sum(drafts)
+        work = BatchWork(tokens, context, attention, max([spec_steps, *drafts]))
+        fits = tokens <= self.view.limits.batch_tokens and blocks <= self.free_blocks
+        if not fits or self.view.model.seconds(work) > limit_s:
+            return False
+        self.drafts.update([(job.request.id, n) for job, n in wanted])
+        self.free_blocks -= blocks
+        self.work = work
+        return True
+
     def seconds_drafting(self, drafts: int) -> float:
         """Duration with this many drafts more, of one decode."""
         work = self.work
