@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from admitted_load import log_normal
-from claims import Contender, Load, attainment, exact, highest_rates, served
+from claims import Contender, Load, attainment, exact, highest_rates, log_normal, served
 from penstock_core.accelgen_budget import READING_TBT_S
 from penstock_core.builtin_time_models import builtin
 from penstock_core.policies.accelgen import AccelGen

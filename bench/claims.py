@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import log, sqrt
 from random import Random
 from typing import Any
 
@@ -82,3 +83,9 @@ def highest_rates(
             low, high = (middle, high) if known(middle) >= target else (low, middle)
         rates.append(low)
     return rates
+
+
+def log_normal(random: Random, mean: float, spread: float, most: int) -> int:
+    """A length of lognormal distribution with this mean and deviation, from 2 to `most`."""
+    variance = log(1 + (spread / mean) ** 2)
+    return max(2, min(most, int(random.lognormvariate(log(mean) - variance / 2, sqrt(variance)))))
