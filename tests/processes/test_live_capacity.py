@@ -12,7 +12,7 @@ CHILDREN = "/proc/{pid}/task/{pid}/children"
 
 
 def interrupted(search: "subprocess.Popen[str]") -> str:
-    """What it says after Ctrl-C, pressed again where Python lost it (in a destructor it only warns)."""
+    """What it says after Ctrl-C. The first was seen to be lost, once: as a person would, press again."""
     for _ in range(6):
         search.send_signal(signal.SIGINT)
         try:
