@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
-  vllm-env test-vllm-real bench-vllm-real \
+  vllm-env test-vllm-real bench-vllm-real cluster-api \
   bench-router bench-planner bench-engine bench-routing bench-capacity
 
 help: ## what there is to make
@@ -29,7 +29,7 @@ endef
 demo: setup ## serve a real trace on this machine, beside vLLM's own policy
 	@$(BIN)/penstock demo
 
-test: setup lint types contracts proto-check units ## everything that must be green
+test: setup lint types contracts proto-check cluster-api units ## everything that must be green
 
 fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 	@e2e/fresh_clone
@@ -48,6 +48,9 @@ units: setup # core apart, with its coverage: decisions are tested in full, by d
 	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real -n 2 --dist loadfile
+
+cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
+	@e2e/cluster/build control helm >/dev/null
 
 vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real: half a minute and 4.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment
