@@ -1,0 +1,69 @@
+"""What to do about the difference between what is wanted and what is there.
+
+Three rules. Apply what is missing, changed or drifted. Delete what this pool owns and no longer wants. Touch
+nothing else: an object of a wanted name that this pool does not own is a conflict for a person to solve, and
+says so in the pool's status.
+
+Ownership is the ownerReference with this pool's uid (a name alone could be an earlier pool's). To be deleted
+an object has to carry the operator's label besides: two marks that no accident makes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock_operator.manifest import Manifest, Owner, Ref
+
+
+class Reason(StrEnum):
+    """Why an action is taken; the same word is in events, logs and conditions."""
+
+    MISSING = "missing"  # wanted, and not there
+    CHANGED = "changed"  # the pool or the operator wants something else than it did
+    DRIFTED = "drifted"  # the same is wanted, somebody changed the object
+    ORPHANED = "orphaned"  # this pool's, and no longer wanted
+    NOT_OURS = "not_ours"  # wanted, but the name is taken by somebody else's object
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply this manifest, server side, by force: what it names is the operator's.
+
+    drift: paths of the fields that differ, for the event; empty where the object is missing or changed.
+    """
+
+    manifest: Manifest
+    reason: Reason
+    drift: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete this object, in the background. uid: a precondition, so that a namesake made since is safe."""
+
+    ref: Ref
+    uid: str
+    reason: Reason = Reason.ORPHANED
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Do nothing: the name belongs to somebody else. message: for the status, in words."""
+
+    ref: Ref
+    message: str
+    reason: Reason = Reason.NOT_OURS
+
+
+Action = Apply | Delete | Conflict
+
+
+def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -> tuple[Action, ...]:
+    """Actions that turn what is seen into what is wanted; none where that is so already.
+
+    seen: every object in the pool's namespace that carries the label `penstock.dev/pool` of this pool, and
+        every object, whosever, that has the kind and name of a wanted one.
+    Applies come first and in the order of `wanted`, then deletions, conflicts last. An object that is being
+    deleted is left alone until it is gone.
+    """
+    raise NotImplementedError

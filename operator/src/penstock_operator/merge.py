@@ -1,0 +1,1 @@
+"""A pod template laid over another, as Kubernetes' strategic merge does it."""

@@ -1,0 +1,1 @@
+"""When pods are replaced, and how many at a time."""
