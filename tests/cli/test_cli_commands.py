@@ -71,13 +71,22 @@ def test_an_answer_with_its_own_pace_is_shown(penstock: Penstock, tmp_path: Path
 
 def test_a_bad_pool_exits_2_with_a_line_each(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
-    path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50").replace("replicas: 2", "replicas: 0"))
+    path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50").replace("replicas: 2", "replicas: -1"))
     done = penstock("validate", "-f", path)
     assert done.code == 2
     assert done.err.splitlines() == [
-        f"{path}: spec.replicas: 0 is too small; at least 1",
+        f"{path}: spec.replicas: -1 is too small; at least 0",
         f'{path}: spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s',
     ]
+
+
+def test_a_pool_scaled_to_nothing_is_for_a_cluster(penstock: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(DEMO.read_text().replace("replicas: 2", "replicas: 0"))
+    assert "on 0 replicas" in penstock("validate", "-f", path).out
+    done = penstock("up", "-f", path)
+    said = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+    assert (done.code, done.err) == (2, f"{path}: {said}\n")
 
 
 def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -> None:

@@ -146,13 +146,14 @@ def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
         ("simulated, timeModel: slos-serve-opt-6.7b-a100", "vllm", [], "spec.engine.timeModel: auto is mea"),
         ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" needs another'),
         ("replicas: 2", "replicas: 65", [], "spec.replicas: 65 are more than the 64 that can be simulated"),
+        ("replicas: 2", "replicas: 0", [], "spec.replicas: 0 is for a cluster; nothing would serve here"),
         ("", "", ["--replicas", "65"], "--replicas"),
         ("", "", ["--rate", "0"], "--rate 0: has to be above 0"),
         ("", "", ["--trace", "none.csv"], "none.csv: No such file or directory"),
         ("", "", ["--requests", "no/where.csv"], "--requests no/where.csv: No such file or directory"),
         ("name: coder", "name: code", [], 'trace.csv: tier "coder" is none of the pool\'s chat, code, batch'),
     ],
-    ids=["policy", "auto", "offload", "pool's replicas", "replicas", "rate", "trace", "rows", "tier"],
+    ids=["policy", "auto", "offload", "pool's replicas", "none", "replicas", "rate", "trace", "rows", "tier"],
 )
 def test_bad_input_exits_2_and_says_what(
     simulate: Simulate, before: str, after: str, flags: list[str], said: str

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_pool.durations import LONGEST_S, UNIT_S, parse_duration_s
+from penstock_pool.durations import LONGEST_S, UNIT_S, format_duration, parse_duration_s
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,11 @@ def test_parts_add_up(parts: list[tuple[int, str]]) -> None:
     text = "".join(f"{number}{unit}" for number, unit in parts)
     if seconds <= LONGEST_S:
         assert parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["0s", "5ms", "0.5ms", "1.5s", "60s", "90s", "2m", "5m", "1440m"])
+def test_a_duration_is_written_as_people_write_it(text: str) -> None:
+    assert format_duration(parse_duration_s(text)) == text
 
 
 @given(st.text(max_size=12))

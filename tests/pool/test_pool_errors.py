@@ -160,13 +160,131 @@ TABLE: list[tuple[str, object, str]] = [
         {"acceptance": 1},
         "spec.engine.speculation.acceptance: 1 is too large; has to be below 1.0",
     ),
-    ("spec/replicas", 0, "spec.replicas: 0 is too small; at least 1"),
+    ("spec/replicas", -1, "spec.replicas: -1 is too small; at least 0"),
+    ("spec/replicas", 1001, "spec.replicas: 1001 is too large; at most 1000"),
     ("spec/replicas", "2", 'spec.replicas: "2" is no whole number'),
     ("spec/replicas", 1.5, "spec.replicas: 1.5 is no whole number"),
     (
         "spec/autoscaling",
         {"minReplicas": 4, "maxReplicas": 2},
         "spec.autoscaling.minReplicas: 4 is above maxReplicas 2; at most that",
+    ),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 3, "maxReplicas": 8},
+        "spec.replicas: 2 is outside autoscaling's minReplicas 3 to maxReplicas 8; start with one of these",
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "by": "keda"},
+        "spec.autoscaling.prometheusUrl: missing; by: keda has to know the Prometheus to ask",
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "prometheusUrl": "http://prometheus:9090"},
+        "spec.autoscaling.prometheusUrl: would not be used; write by: keda, or remove it",
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "by": "keda", "prometheusUrl": "prometheus"},
+        'spec.autoscaling.prometheusUrl: "prometheus" is no URL; write for example '
+        "http://prometheus.monitoring:9090",
+    ),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 0, "maxReplicas": 8, "by": "hpa"},
+        "spec.autoscaling.minReplicas: 0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "targetAttainment": 99},
+        "spec.autoscaling.targetAttainment: 99 is too large; at most 1.0",
+    ),
+    (
+        "spec/ingress",
+        {"host": "llama3.example.com/v1"},
+        'spec.ingress.host: "llama3.example.com/v1" is no host name; write for example llama3.example.com',
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "kind": "HTTPRoute"},
+        "spec.ingress.gateway: missing; kind: HTTPRoute has to name the Gateway that it hangs on",
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "gateway": {"name": "public"}},
+        "spec.ingress.gateway: would not be used; write kind: HTTPRoute, or remove it",
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "kind": "HTTPRoute", "gateway": {"name": "g"}, "className": "traefik"},
+        "spec.ingress.className: would not be used; write kind: Ingress, or remove it",
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "kind": "HTTPRoute", "gateway": {"name": "g"}, "tlsSecret": "tls"},
+        "spec.ingress.tlsSecret: would not be used; the Gateway has its own, or write kind: Ingress",
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "annotations": {"no name": "x"}},
+        'spec.ingress.annotations.no name: "no name" is no name of a label; write for example release or '
+        "example.com/team",
+    ),
+    (
+        "spec/monitoring",
+        {"labels": {"release": "kube prometheus"}},
+        'spec.monitoring.labels.release: "kube prometheus" is no value of a label; letters, digits, inner '
+        "dashes, dots and underscores",
+    ),
+    (
+        "spec/engine/resources",
+        {"limits": {"memory": "40 GB"}},
+        'spec.engine.resources.limits.memory: "40 GB" is no quantity; write for example 40Gi, 500m or 1',
+    ),
+    (
+        "spec/router/podTemplate",
+        {"nodeSelector": {"gpu": "a100"}},
+        'spec.router.podTemplate: a mapping has a field "nodeSelector"; '
+        "a pod's template has metadata and spec",
+    ),
+    (
+        "spec/engine/podTemplate",
+        {"spec": "gpu"},
+        "spec.engine.podTemplate: a mapping has a spec that is no mapping; write it as in a Deployment's "
+        "template",
+    ),
+    (
+        "spec/tiers/1/slo/e2e",
+        "500ms",
+        "spec.tiers[1].slo.e2e: is shorter than ttft; the last token is not due before the others",
+    ),
+    (
+        "spec/applications/0/keys",
+        {"secret": "Ide_Keys"},
+        'spec.applications[0].keys.secret: "Ide_Keys" is no name; lower-case letters, digits and inner '
+        "dashes, dots between parts",
+    ),
+    (
+        "spec/applications/0/name",
+        "i" * 64,
+        f'spec.applications[0].name: "{"i" * 56}… is too long; at most 63 characters',
+    ),
+    (
+        "metadata/name",
+        "p" * 41,
+        f'metadata.name: "{"p" * 41}" is too long; at most 40 characters',
+    ),
+    (
+        "metadata/name",
+        "8b",
+        'metadata.name: "8b" is no name; lower-case letters, digits and inner dashes, a letter first, '
+        "at most 40",
+    ),
+    (
+        "spec/engine/args",
+        ["x"] * 257,
+        "spec.engine.args: a list has 257 entries; at most 256",
     ),
     (
         "spec/scheduling/policy",
@@ -215,7 +333,7 @@ def test_a_wrong_field_has_one_line(path: str, value: object, line: str) -> None
 
 
 def test_every_wrong_field_is_told_at_once() -> None:
-    document = with_change("spec/replicas", 0)
+    document = with_change("spec/replicas", -1)
     document["spec"]["tiers"][1]["slo"]["tpot"] = 50
     document["spec"]["defaultTier"] = "nobody"
     assert [line.split(": ")[1] for line in lines_of(document)] == [

@@ -12,6 +12,9 @@ from penstock_cli.replay.report import aligned
 
 PoolFile = Annotated[Path, typer.Option("-f", "--file", metavar="POOL.YAML", help="The pool file.")]
 
+NO_REPLICAS = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+"""Why commands that run a pool refuse one that is scaled to nothing."""
+
 
 def validate(file: PoolFile) -> None:
     """Check a pool file: one line for each wrong field, or a summary of what it promises.
@@ -27,7 +30,7 @@ def validate(file: PoolFile) -> None:
 def headline(pool: Pool) -> str:
     """A pool in one line."""
     spec = pool.spec
-    replicas = f"{spec.replicas} replica{'s' if spec.replicas > 1 else ''}"
+    replicas = f"{spec.replicas} replica{'' if spec.replicas == 1 else 's'}"
     return (
         f"pool {pool.metadata.name}, {spec.model.name} on {replicas} ({spec.engine.type}, time model "
         f"{spec.engine.time_model}), policy {spec.scheduling.policy}, then {spec.routing.backup}"

@@ -1,22 +1,24 @@
 """Applications: who may use the pool, by their API keys, and under which tiers."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.scalars import Name, Text, wrong_at
+from penstock_pool.scalars import Name, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
 
 class KeySource(Spec):
     """Where an application's API keys are: exactly one of these."""
 
-    secret: Text | None = Field(
-        default=None, description="Kubernetes Secret; every value in it is a key.", examples=["ide-keys"]
+    secret: ObjectName | None = Field(
+        default=None,
+        description="Secret in the pool's namespace: its entry `keys` holds one key a line. For a cluster.",
+        examples=["ide-keys"],
     )
     file: Text | None = Field(
         default=None,
-        description="File with one key a line, beside the pool file. For local tools.",
+        description="File with one key a line, beside the pool file. For local tools; a cluster refuses it.",
         examples=["keys.txt"],
     )
 
@@ -32,7 +34,7 @@ class Application(Spec):
 
     name: Name = Field(description="Unique in the pool.", examples=["ide"])
     tier: Name = Field(description="The tier of its requests that name none.", examples=["coder"])
-    allow: tuple[Name, ...] = Field(
+    allow: Annotated[tuple[Name, ...], Field(max_length=32)] = Field(
         default=(), description="Other tiers it may ask for.", examples=[["batch"]]
     )
     keys: KeySource = Field(description="Its API keys.")

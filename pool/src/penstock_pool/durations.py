@@ -28,6 +28,13 @@ def parse_duration_s(text: str) -> float:
     return seconds
 
 
+def format_duration(seconds: float) -> str:
+    """A duration as people write it: `5ms`, `1.5s`, `60s`, `5m`."""
+    if seconds >= 120 and seconds % 60 == 0:
+        return f"{seconds / 60:g}m"
+    return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"
+
+
 def _what_is_wrong(text: str) -> str:
     if not _NUMBER.fullmatch(text):
         return f'"{text}" is no duration; write for example 800ms, 1.5s or 2m'

@@ -1,15 +1,19 @@
 """Which model a pool serves, and the engine that runs it."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock_pool.known import known_time_model
-from penstock_pool.scalars import Count, Duration, Number, Text, wrong_at
+from penstock_pool.pod_spec import PodTemplate, Resources
+from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
 AUTO = "auto"
 """The time model that is measured at start instead of named."""
+
+Argument = Annotated[str, Field(max_length=4096)]
+"""One argument of a command."""
 
 
 class ModelSource(Spec):
@@ -18,7 +22,7 @@ class ModelSource(Spec):
     hub: Text | None = Field(
         default=None, description="Hugging Face hub id.", examples=["meta-llama/Llama-3.1-8B-Instruct"]
     )
-    persistent_volume_claim: Text | None = Field(
+    persistent_volume_claim: ObjectName | None = Field(
         default=None, description="PersistentVolumeClaim with the weights.", examples=["llama3-weights"]
     )
     image: Text | None = Field(
@@ -46,17 +50,6 @@ class ModelSpec(Spec):
     source: ModelSource | None = Field(default=None, description="Where the weights come from.")
 
 
-class Resources(Spec):
-    """Kubernetes resources of a replica's engine container."""
-
-    limits: dict[str, str | int] = Field(
-        default_factory=dict, description="At most.", examples=[{"nvidia.com/gpu": "1"}]
-    )
-    requests: dict[str, str | int] = Field(
-        default_factory=dict, description="At least.", examples=[{"memory": "40Gi"}]
-    )
-
-
 class Speculation(Spec):
     """Speculative decoding."""
 
@@ -81,7 +74,7 @@ class EngineSpec(Spec):
     image: Text | None = Field(
         default=None, description="Container image of the engine.", examples=["vllm/vllm-openai:v0.33.0"]
     )
-    args: tuple[str, ...] = Field(
+    args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
         default=(), description="Passed to the engine as they are.", examples=[["--enable-prefix-caching"]]
     )
     tensor_parallel_size: Count = Field(default=1, description="GPUs that one replica spans.", examples=[1])
@@ -110,7 +103,7 @@ class EngineSpec(Spec):
         description="An engine that sends nothing for a request it has started for so long counts as lost.",
         examples=["60s"],
     )
-    pod_template: dict[str, Any] | None = Field(
+    pod_template: PodTemplate | None = Field(
         default=None,
         description="Merged into the replica's pod: tolerations, volumes, node selection.",
         examples=[{"spec": {"nodeSelector": {"gpu": "a100"}}}],

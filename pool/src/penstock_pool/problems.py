@@ -10,9 +10,21 @@ from pydantic_core import ErrorDetails
 
 from penstock_pool.known import did_you_mean
 from penstock_pool.references import Problem
+from penstock_pool.scalars import HOST, LABEL_NAME, LABEL_VALUE, NAME, OBJECT_NAME, POOL_NAME, URL
 
 Location = Sequence[str | int]
-NAME_RULE = "lower-case letters, digits and inner dashes, at most 63"
+NAME_RULE = "lower-case letters, digits and inner dashes"
+
+PATTERNS = {
+    NAME: f"is no name; {NAME_RULE}, at most 63",
+    POOL_NAME: f"is no name; {NAME_RULE}, a letter first, at most 40",
+    OBJECT_NAME: f"is no name; {NAME_RULE}, dots between parts",
+    HOST: "is no host name; write for example llama3.example.com",
+    LABEL_NAME: "is no name of a label; write for example release or example.com/team",
+    LABEL_VALUE: "is no value of a label; letters, digits, inner dashes, dots and underscores",
+    URL: "is no URL; write for example http://prometheus.monitoring:9090",
+}
+"""What a text has to be, by the pattern that it does not match."""
 
 RULES = {
     "string_type": "is no text; put it in quotes",
@@ -23,9 +35,9 @@ RULES = {
     "tuple_type": "is no list",
     "dict_type": "is no mapping",
     "too_short": "is empty; at least one entry",
+    "too_long": "has {actual_length} entries; at most {max_length}",
     "string_too_short": "is empty; it has to say something",
-    "string_too_long": f"is no name; {NAME_RULE}",
-    "string_pattern_mismatch": f"is no name; {NAME_RULE}",
+    "string_too_long": "is too long; at most {max_length} characters",
     "greater_than": "is too small; has to be above {gt}",
     "greater_than_equal": "is too small; at least {ge}",
     "less_than": "is too large; has to be below {lt}",
@@ -77,7 +89,7 @@ def _message(detail: ErrorDetails, location: Location, root: type[BaseModel]) ->
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         return f"{shown(given)} is not known; one of {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
-    rule = RULES.get(kind)
+    rule = PATTERNS[context["pattern"]] if kind == "string_pattern_mismatch" else RULES.get(kind)
     return f"{shown(given)}: {detail['msg']}" if rule is None else f"{shown(given)} {rule.format(**context)}"
 
 
@@ -107,8 +119,8 @@ def _fields(model: type[BaseModel] | None) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Whether pydantic added this part for a union, so that it is not in the file."""
-    return isinstance(part, str) and part.startswith("<")
+    """Whether pydantic added this part, for a union or a mapping's key, so that it is not in the file."""
+    return isinstance(part, str) and (part.startswith("<") or part == "[key]")
 
 
 def _field_at(root: type[BaseModel], location: Location) -> FieldInfo | None:

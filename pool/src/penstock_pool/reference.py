@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from penstock_pool.durations import format_duration
 from penstock_pool.serving_pool import PoolSpec
 from penstock_pool.spec import Spec, file_name
 
@@ -17,6 +18,10 @@ INTRO = """# The pool file
 
 Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file
 and names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
+
+The same file is what `kubectl apply` takes: `crds/servingpools.yaml` is generated from the same schema, and
+`kubectl explain servingpool.spec` reads like this page. Fields that say "for a cluster" local tools check and
+then leave alone.
 
     apiVersion: penstock.dev/v1alpha1
     kind: ServingPool
@@ -58,7 +63,7 @@ def _default(name: str, field: FieldInfo) -> str:
 
 def _value(name: str, value: Any) -> str:
     if name.endswith("_s") and isinstance(value, float):
-        return f"`{value:g}s`" if value >= 1 else f"`{value * 1000:g}ms`"
+        return f"`{format_duration(value)}`"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

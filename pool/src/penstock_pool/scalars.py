@@ -7,8 +7,14 @@ from pydantic_core import PydanticCustomError
 
 from penstock_pool.durations import parse_duration_s
 
-Count = Annotated[int, Strict(), Field(ge=1)]
+LARGEST_COUNT = 2**31 - 1
+"""What Kubernetes' own counts hold."""
+
+Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST_COUNT)]
 """A whole number of at least one."""
+
+Replicas = Annotated[int, Strict(), Field(ge=0, le=1000)]
+"""How many of something run; none is allowed."""
 
 Flag = Annotated[bool, Strict()]
 """true or false, nothing that resembles them."""
@@ -16,10 +22,36 @@ Flag = Annotated[bool, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 """A finite number."""
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+POOL_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+HOST = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+LABEL_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+URL = r"^https?://[^\s/]+(/\S*)?$"
+
+Name = Annotated[str, Field(pattern=NAME, max_length=63)]
 """A name that is also a Kubernetes label: lower-case letters, digits, inner dashes, at most 63."""
 
-Text = Annotated[str, Field(min_length=1)]
+PoolName = Annotated[str, Field(pattern=POOL_NAME, max_length=40)]
+"""A name that leaves room for the names made from it, such as its Services'; those start with a letter."""
+
+ObjectName = Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)]
+"""The name of some other Kubernetes object."""
+
+Host = Annotated[str, Field(pattern=HOST, max_length=253)]
+"""A host name; `*.` may stand for its first part."""
+
+LabelName = Annotated[str, Field(pattern=LABEL_NAME, max_length=317)]
+"""The name of a Kubernetes label or annotation."""
+
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
+"""The value of a Kubernetes label."""
+
+Url = Annotated[str, Field(pattern=URL, max_length=1024)]
+"""An http or https URL."""
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
 """Text that says something."""
 
 
@@ -48,10 +80,12 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
-Duration = Annotated[
+Window = Annotated[
     float,
     BeforeValidator(_seconds),
-    AfterValidator(_positive),
     WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"}),
 ]
-"""Written like `800ms`, read as seconds, positive, at most a day."""
+"""Written like `800ms`, read as seconds, at most a day; `0s` is allowed."""
+
+Duration = Annotated[Window, AfterValidator(_positive)]
+"""The same, positive."""

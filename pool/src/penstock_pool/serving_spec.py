@@ -1,4 +1,4 @@
-"""How requests travel: scheduling inside a replica, routing between replicas, the router's bounds."""
+"""How requests travel: scheduling inside a replica, routing between replicas, the routers."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,7 +6,8 @@ from penstock_core.policy import Knobs
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock_pool.known import known_order, known_policy
-from penstock_pool.scalars import Count, Duration, Name, Text, wrong_at
+from penstock_pool.pod_spec import PodTemplate, Resources
+from penstock_pool.scalars import Count, Duration, PoolName, Text, wrong_at
 from penstock_pool.spec import Spec
 
 
@@ -64,7 +65,7 @@ class Routing(Spec):
         "`reject`ed with 429, or `offload`ed to another pool.",
         examples=["best-effort"],
     )
-    pool: Name | None = Field(
+    pool: PoolName | None = Field(
         default=None, description="The pool that takes what is offloaded.", examples=["llama3-8b-spot"]
     )
 
@@ -114,18 +115,16 @@ class RouterSpec(Spec):
     drain_timeout_s: Duration = Field(
         default=30.0, description="A router told to stop finishes its requests for so long.", examples=["30s"]
     )
-
-
-class Autoscaling(Spec):
-    """Between how many replicas the pool may move."""
-
-    min_replicas: Count = Field(default=1, description="Fewest replicas.", examples=[1])
-    max_replicas: Count = Field(description="Most replicas.", examples=[8])
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise wrong_at(
-                "minReplicas", f"{self.min_replicas} is above maxReplicas {self.max_replicas}; at most that"
-            )
-        return self
+    image: Text | None = Field(
+        default=None,
+        description="Container image of the routers; absent: the operator's own version. For a cluster.",
+        examples=["registry.example/penstock/router:0.1.0"],
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="Of the router's container. For a cluster."
+    )
+    pod_template: PodTemplate | None = Field(
+        default=None,
+        description="Merged into the router's pod: tolerations, node selection, annotations. For a cluster.",
+        examples=[{"spec": {"nodeSelector": {"pool": "cpu"}}}],
+    )

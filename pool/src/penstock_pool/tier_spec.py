@@ -62,6 +62,16 @@ class SloSpec(Spec):
             raise wrong_at("", "has no target; give at least one of ttft, tpot, answerTpot, e2e")
         return self
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.e2e_s is None:
+            return self
+        sooner = {"ttft": self.ttft, "tpot": self.tpot_s, "answerTpot": self.answer_tpot_s}
+        later = [name for name, due_s in sooner.items() if isinstance(due_s, float) and due_s > self.e2e_s]
+        if later:
+            raise wrong_at("e2e", f"is shorter than {later[0]}; the last token is not due before the others")
+        return self
+
     def to_core(self) -> Slo:
         """The SLO as the core knows it."""
         judge = Judge(self.judge)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from penstock_pool import Pool
 
 from penstock_cli.failure import Failure
+from penstock_cli.validate_command import NO_REPLICAS
 
 ANSWER_TIMEOUT_S = 5.0
 
@@ -38,6 +39,8 @@ def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int |
             "URL of one that runs with --engine, or write --engine simulated",
             bad_input=True,
         )
+    if not urls and replicas is None and pool.spec.replicas == 0:
+        raise Failure(f"{file}: {NO_REPLICAS}", bad_input=True)
     if urls and replicas is not None and replicas != len(urls):
         raise Failure(f"--replicas {replicas}: --engine names {len(urls)} engines", bad_input=True)
     for url in urls:

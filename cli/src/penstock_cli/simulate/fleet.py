@@ -13,6 +13,7 @@ from penstock_simulator.simulation.run import MOST_REPLICAS
 from penstock_simulator.truth import TruthKind
 
 from penstock_cli.failure import Failure
+from penstock_cli.validate_command import NO_REPLICAS
 
 AUTO = "auto"
 
@@ -67,6 +68,8 @@ def _check(pool: Pool, file: Path, conditions: Conditions) -> None:
             f'{file}: spec.routing.backup: "{spec.routing.backup}" needs another pool, and a simulation has '
             f"one; write {' or '.join(Backup)}"
         )
+    if conditions.replicas is None and spec.replicas == 0:
+        wrong.append(f"{file}: {NO_REPLICAS}")
     if conditions.replicas is None and spec.replicas > MOST_REPLICAS:
         wrong.append(
             f"{file}: spec.replicas: {spec.replicas} are more than the {MOST_REPLICAS} that can be "

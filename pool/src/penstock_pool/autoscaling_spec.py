@@ -1,0 +1,98 @@
+"""Autoscaling: between how many replicas a pool moves in a cluster, for what, and how hastily."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window, wrong_at
+from penstock_pool.spec import Spec
+
+
+class ScaleUp(Spec):
+    """Adding replicas."""
+
+    stabilization_window_s: Window = Field(
+        default=15.0,
+        description="More replicas only after the demand has asked for more for so long.",
+        examples=["15s"],
+    )
+    max_step: Count | None = Field(
+        default=None, description="Most replicas added at once; absent: as many as are needed.", examples=[2]
+    )
+
+
+class ScaleDown(Spec):
+    """Removing replicas."""
+
+    stabilization_window_s: Window = Field(
+        default=300.0,
+        description="Fewer replicas only after the demand has been met by fewer for so long.",
+        examples=["5m"],
+    )
+    max_step: Count | None = Field(
+        default=None,
+        description="Most replicas removed at once; absent: as many as are not needed.",
+        examples=[1],
+    )
+
+
+class Autoscaling(Spec):
+    """Between how many replicas the pool moves, and by what."""
+
+    min_replicas: Replicas = Field(
+        default=1,
+        description="Fewest replicas. 0: none while nothing is asked; the first request wakes one.",
+        examples=[1],
+    )
+    max_replicas: Annotated[Replicas, Field(ge=1)] = Field(description="Most replicas.", examples=[8])
+    target_attainment: Annotated[Number, Field(gt=0, le=1)] = Field(
+        default=0.99,
+        description="Share of each tier's requests whose SLOs are to be met, above 0 to 1; below it replicas "
+        "are added.",
+        examples=[0.99],
+    )
+    scale_up: ScaleUp = Field(default=ScaleUp(), description="How hastily replicas are added.")
+    scale_down: ScaleDown = Field(default=ScaleDown(), description="How hastily replicas are removed.")
+    idle_timeout_s: Duration = Field(
+        default=600.0,
+        description="With minReplicas 0: the last replica goes after nothing was asked for so long.",
+        examples=["10m"],
+    )
+    wake_timeout_s: Duration = Field(
+        default=120.0,
+        description="Longest that a router holds a request while no replica is up; longer is answered 503.",
+        examples=["2m"],
+    )
+    by: Literal["penstock", "hpa", "keda"] = Field(
+        default="penstock",
+        description="Who scales: `penstock` on what admission knows; or a HorizontalPodAutoscaler (`hpa`) or "
+        "a ScaledObject (`keda`), which the operator makes, on Penstock's metrics.",
+        examples=["penstock"],
+    )
+    prometheus_url: Url | None = Field(
+        default=None,
+        description="The Prometheus that KEDA asks; with `by: keda`.",
+        examples=["http://prometheus.monitoring:9090"],
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise wrong_at(
+                "minReplicas", f"{self.min_replicas} is above maxReplicas {self.max_replicas}; at most that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keda_is_told_its_prometheus(self) -> Self:
+        if self.by == "keda" and self.prometheus_url is None:
+            raise wrong_at("prometheusUrl", "missing; by: keda has to know the Prometheus to ask")
+        if self.by != "keda" and self.prometheus_url is not None:
+            raise wrong_at("prometheusUrl", "would not be used; write by: keda, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _hpa_keeps_one(self) -> Self:
+        if self.by == "hpa" and self.min_replicas == 0:
+            raise wrong_at("minReplicas", "0 is more than by: hpa can do; write by: penstock, by: keda, or 1")
+        return self

@@ -1,0 +1,52 @@
+"""What a pool says of its pods in Kubernetes' own terms: resources, and a template to merge."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from penstock_pool.scalars import LabelName, wrong
+from penstock_pool.spec import Spec
+
+QUANTITY = (
+    r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+    r"([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+)
+_QUANTITY = re.compile(QUANTITY, re.ASCII)
+TEMPLATE_PARTS = ("metadata", "spec")
+
+
+def _known_quantity(given: Any) -> str | int:
+    if isinstance(given, str | int) and not isinstance(given, bool) and _QUANTITY.fullmatch(str(given)):
+        return given
+    raise wrong(f'"{given}" is no quantity; write for example 40Gi, 500m or 1')
+
+
+Quantity = Annotated[str | int, PlainValidator(_known_quantity)]
+"""An amount of a resource, as Kubernetes writes it."""
+
+
+class Resources(Spec):
+    """Kubernetes resources of a container."""
+
+    limits: Annotated[dict[LabelName, Quantity], Field(max_length=64)] = Field(
+        default_factory=dict, description="At most.", examples=[{"nvidia.com/gpu": "1"}]
+    )
+    requests: Annotated[dict[LabelName, Quantity], Field(max_length=64)] = Field(
+        default_factory=dict, description="At least.", examples=[{"memory": "40Gi"}]
+    )
+
+
+def _template(given: dict[str, Any]) -> dict[str, Any]:
+    """A pod's template has two parts. What is inside is Kubernetes' own, and Kubernetes checks it."""
+    for part, content in given.items():
+        if part not in TEMPLATE_PARTS:
+            raise wrong(f'has a field "{part}"; a pod\'s template has metadata and spec')
+        if not isinstance(content, Mapping):
+            raise wrong(f"has a {part} that is no mapping; write it as in a Deployment's template")
+    return given
+
+
+PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
+"""Parts of a pod's template, to be merged into what Penstock makes."""

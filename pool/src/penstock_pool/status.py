@@ -1,0 +1,104 @@
+"""A ServingPool's status: what a cluster observed, as its operator writes it and `kubectl` shows it.
+
+Written by one operator only, read by people and programs. Names follow Kubernetes' own where it has one:
+conditions are `metav1.Condition`, replica counts are a Deployment's.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock_pool.scalars import Name
+from penstock_pool.spec import Spec
+
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+CONDITIONS = {
+    "Ready": "the pool answers requests: a replica and a router are ready",
+    "ReplicasReady": "all replicas that are wanted are ready",
+    "RouterReady": "all routers that are wanted are ready",
+    "Progressing": "a change is on its way to the pods",
+    "Degraded": "something is wrong that needs somebody, or has not healed yet",
+    "Autoscaling": "the number of replicas follows the demand; absent without spec.autoscaling",
+}
+"""What each condition type means when its status is True."""
+
+
+class Condition(Spec):
+    """One fact about the pool, with its reason."""
+
+    type: Annotated[str, Field(max_length=316)] = Field(description="What it is about.", examples=["Ready"])
+    status: ConditionStatus = Field(description="Whether it is so.", examples=["True"])
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)] = (
+        Field(description="Why, in one word for programs.", examples=["ReplicasStarting"])
+    )
+    message: Annotated[str, Field(max_length=32768)] = Field(
+        default="", description="Why, in a sentence for people."
+    )
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
+        description="When its status changed last.", examples=["2026-01-02T03:04:05Z"]
+    )
+    observed_generation: Whole = Field(
+        default=0, description="The metadata.generation of the spec that it is about."
+    )
+
+
+class TierStatus(Spec):
+    """How one tier's promises were kept."""
+
+    name: Name = Field(description="The tier.")
+    attainment: Share | None = Field(
+        default=None,
+        description="Share of its requests whose SLO was met since the routers started, 0 to 1; absent while "
+        "there is none to judge.",
+    )
+    requests: Whole = Field(default=0, description="Its requests that were judged.")
+
+
+class AutoscalingStatus(Spec):
+    """What autoscaling decided last."""
+
+    replicas: Whole = Field(description="How many replicas it wants.")
+    reason: str = Field(default="", description="Why, in one word.")
+    message: str = Field(default="", description="Why, with the figures that it rests on.")
+    last_scale_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
+        default=None, description="When it changed the number last."
+    )
+    started_from: Whole | None = Field(
+        default=None,
+        description="The spec.replicas that it began with; another one there, and it begins from that anew.",
+    )
+    memory: Annotated[str, Field(max_length=65536)] = Field(
+        default="", description="What it has to know after a restart of its operator; JSON, for it alone."
+    )
+
+
+class PoolStatus(Spec):
+    """What was observed of a pool."""
+
+    observed_generation: Whole = Field(
+        default=0, description="The metadata.generation of the spec that this is about."
+    )
+    replicas: Whole = Field(default=0, description="Replicas that there are.")
+    ready_replicas: Whole = Field(default=0, description="Replicas that take requests.")
+    updated_replicas: Whole = Field(default=0, description="Replicas that run what the spec says now.")
+    selector: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Label selector of the replicas' pods, for autoscalers."
+    )
+    policy: str = Field(default="", description="The scheduling policy that replicas run.")
+    attainment: str = Field(
+        default="",
+        description="Share of all requests whose SLO was met since the routers started, for people.",
+        examples=["98.2%"],
+    )
+    tiers: Annotated[tuple[TierStatus, ...], Field(max_length=32)] = Field(
+        default=(), description="The same for each tier."
+    )
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
+        default=(), description="; ".join(f"{name}: {means}" for name, means in CONDITIONS.items()) + "."
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="What autoscaling decided last; absent without spec.autoscaling."
+    )
