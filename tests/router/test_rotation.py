@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 
+import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_router.backoff import Backoff
-from penstock_router.discovery import ReplicaSet
+from penstock_router.discovery import Place, ReplicaSet, Standing
 from penstock_router.exchange import Exchange
 from penstock_router.replica_link import LinkState
 from penstock_router.rotation import Rotation
@@ -18,13 +20,19 @@ from scripted.replica import ScriptedReplica, is_silent
 class Announced:
     """A source of replica sets that a test speaks through."""
 
+    connected = True
+
     def __init__(self) -> None:
         self._sets: asyncio.Queue[ReplicaSet] = asyncio.Queue()
 
-    def say(self, *replicas: ScriptedReplica) -> None:
-        self._sets.put_nowait({replica.name: replica.address for replica in replicas})
+    def say(self, *replicas: ScriptedReplica, **standings: Standing) -> None:
+        """These replicas, in service where nothing else is said of them."""
+        in_service = Standing.IN_SERVICE
+        self._sets.put_nowait(
+            {one.name: Place(one.address, standings.get(one.name, in_service)) for one in replicas}
+        )
 
-    async def __aiter__(self) -> AsyncIterator[ReplicaSet]:
+    async def sets(self) -> AsyncIterator[ReplicaSet]:
         while True:
             yield await self._sets.get()
 
@@ -43,7 +51,7 @@ async def test_the_set_is_followed() -> None:
     )
     await r0.start()
     await r1.start()
-    following = asyncio.create_task(rotation.follow(aiter(announced)))
+    following = asyncio.create_task(rotation.follow(announced))
     announced.say(r0)
     await until(lambda: rotation.ready)
     announced.say(r0, r1)
@@ -60,7 +68,7 @@ async def test_the_set_is_followed() -> None:
 async def test_a_replica_that_leaves_finishes_what_it_carries() -> None:
     r0, announced, rotation = ScriptedReplica("r0", is_silent), Announced(), Rotation(make_link)
     await r0.start()
-    following = asyncio.create_task(rotation.follow(aiter(announced)))
+    following = asyncio.create_task(rotation.follow(announced))
     announced.say(r0)
     await until(lambda: rotation.ready)
     exchange = ask(rotation, "r0")
@@ -99,7 +107,7 @@ async def test_a_request_taken_back_before_it_was_sent_is_never_sent() -> None:
     replica, rotation = ScriptedReplica("r0", is_silent), Rotation(make_link)
     announced = Announced()
     await replica.start()
-    following = asyncio.create_task(rotation.follow(aiter(announced)))
+    following = asyncio.create_task(rotation.follow(announced))
     announced.say(replica)
     await until(lambda: rotation.ready)
     taken_back = ask(rotation, "r0")
@@ -110,3 +118,89 @@ async def test_a_request_taken_back_before_it_was_sent_is_never_sent() -> None:
     following.cancel()
     await asyncio.wait([following])
     await replica.die()
+
+
+@asynccontextmanager
+async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIterator[Rotation]:
+    """A rotation that follows what is announced, beginning with these replicas, which take work."""
+    rotation = Rotation(make_link)
+    for replica in replicas:
+        await replica.start()
+    following = asyncio.create_task(rotation.follow(announced))
+    announced.say(*replicas)
+    await until(lambda: len(rotation.loads()) == len(replicas))
+    yield rotation
+    following.cancel()
+    await asyncio.wait([following])
+    for replica in replicas:
+        await replica.die()
+
+
+@pytest.mark.parametrize(
+    ("standing", "state"),
+    [(Standing.NOT_READY, LinkState.NOT_READY), (Standing.TERMINATING, LinkState.TERMINATING)],
+)
+async def test_a_replica_that_is_set_aside_gets_nothing_new_and_finishes_what_it_carries(
+    standing: Standing, state: LinkState
+) -> None:
+    r0, r1, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r1"), Announced()
+    async with followed(announced, r0, r1) as rotation:
+        exchange = ask(rotation, "r0")
+        await until(lambda: len(r0.parts) == 1)
+        announced.say(r0, r1, r0=standing)
+        await until(lambda: rotation["r0"].state is state)
+        assert [load.name for load in rotation.loads()] == ["r1"]
+        r0.parts[0].admit()
+        r0.parts[0].output(b"kept")
+        r0.parts[0].finish()
+        await until(lambda: exchange.end is not None)
+        assert exchange.take().data == b"kept"
+        assert r0.sessions == r0.open_sessions == 1
+
+
+async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_it_had() -> None:
+    r0, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, r0) as rotation:
+        announced.say(r0, r0=Standing.NOT_READY)
+        await until(lambda: not rotation.ready)
+        announced.say(r0)
+        await until(lambda: rotation.ready)
+        assert r0.sessions == 1
+
+
+async def test_a_replica_that_says_more_than_its_owner_keeps_its_own_word() -> None:
+    """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
+    r0, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, r0) as rotation:
+        r0.tell(draining=True)
+        announced.say(r0, r0=Standing.TERMINATING)
+        await until(lambda: rotation["r0"].standing is Standing.TERMINATING)
+        await until(lambda: rotation["r0"].state is LinkState.DRAINING)
+
+
+async def test_nobody_connects_to_a_replica_that_is_already_leaving() -> None:
+    r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
+    await r1.start()
+    async with followed(announced, r0) as rotation:
+        announced.say(r0, r1, r1=Standing.TERMINATING)
+        announced.say(r0, r0=Standing.NOT_READY)
+        await until(lambda: not rotation.ready)
+        assert [link.name for link in rotation.links] == ["r0"]
+        assert r1.sessions == 0
+    await r1.die()
+
+
+async def test_the_same_name_at_another_address_is_another_replica() -> None:
+    old, new, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r0"), Announced()
+    await new.start()
+    async with followed(announced, old) as rotation:
+        carried = ask(rotation, "r0")
+        await until(lambda: len(old.parts) == 1)
+        announced.say(new)
+        await until(lambda: rotation.ready and rotation["r0"].address == new.address)
+        assert carried.end is None
+        old.parts[0].admit()
+        old.parts[0].finish()
+        await until(lambda: carried.end is not None)
+        await until(lambda: old.open_sessions == 0)
+    await new.die()

@@ -1,16 +1,65 @@
 """Where the replicas are.
 
-A source is an asynchronous iterator of whole sets, name to address; each replaces the one before. A source
-that ends leaves its last set standing. The only one so far is a fixed set, from the command line; one that
-watches a cluster's EndpointSlices yields whenever they change.
+A source says whole sets, name to place; each replaces the one before. A source that ends or falls silent
+leaves its last set standing. `Fixed` is a set from the command line; `endpoint_watch` follows a cluster.
+
+A place also says what its owner wants with the replica. New requests go to those in service only. One that is
+not ready, or terminating, keeps its link, so that what it carries comes back.
 """
 
 from collections.abc import AsyncIterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
-ReplicaSet = Mapping[str, str]
-"""Addresses, `host:port`, by replica name."""
+
+class Service(NamedTuple):
+    """A Service in a cluster, whose endpoints are the replicas."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
-async def fixed(replicas: ReplicaSet) -> AsyncIterator[ReplicaSet]:
-    """These, for ever."""
-    yield replicas
+class Standing(StrEnum):
+    """What the replica's owner wants with it."""
+
+    IN_SERVICE = "in_service"
+    NOT_READY = "not_ready"  # it may be again
+    TERMINATING = "terminating"  # it finishes what it has, and goes
+
+
+class Place(NamedTuple):
+    """Where a replica is. address: `host:port`."""
+
+    address: str
+    standing: Standing = Standing.IN_SERVICE
+
+
+ReplicaSet = Mapping[str, Place]
+"""Places by replica name."""
+
+
+class Source(Protocol):
+    """Says replica sets, the present one first, then each that differs."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a change would be heard now."""
+
+    def sets(self) -> AsyncIterator[ReplicaSet]:
+        """The sets, for as long as somebody listens."""
+
+
+class Fixed:
+    """These replicas, for ever."""
+
+    connected = True
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._set = {name: Place(address) for name, address in addresses.items()}
+
+    async def sets(self) -> AsyncIterator[ReplicaSet]:
+        """The one set."""
+        yield self._set

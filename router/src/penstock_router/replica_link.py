@@ -22,6 +22,8 @@ from penstock_proto.replica_pb2_grpc import ReplicaStub
 
 from penstock_router import wire_words
 from penstock_router.backoff import Backoff
+from penstock_router.connecting import Connect
+from penstock_router.discovery import Standing
 from penstock_router.exchange import Exchange, Lost
 from penstock_router.session_writer import Attempt, SessionWriter
 
@@ -32,7 +34,6 @@ DESCRIBE_AGAIN_S = 15.0
 """The engine behind a replica may be another one by now; this often the router asks again what it is."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
-Connect = Callable[[str], grpc.aio.Channel]
 log = structlog.get_logger()
 
 
@@ -43,12 +44,22 @@ class LinkState(StrEnum):
     READY = "ready"
     ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
     DRAINING = "draining"  # it finishes what it has
+    NOT_READY = "not_ready"  # it would take work, and its owner says not now
+    TERMINATING = "terminating"  # as well, and that it goes
     LOST = "lost"  # there was a session
+
+
+SET_ASIDE = {
+    Standing.NOT_READY: LinkState.NOT_READY,
+    Standing.TERMINATING: LinkState.TERMINATING,
+}
+"""What a replica is that would take work and is not to get any."""
 
 
 class ReplicaLink:
     """One replica.
 
+    standing: what its owner wants with it.
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
     heard_s: when the last frame came.
@@ -56,6 +67,7 @@ class ReplicaLink:
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
         self.name, self.address = name, address
+        self.standing = Standing.IN_SERVICE
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
@@ -73,7 +85,8 @@ class ReplicaLink:
     @property
     def state(self) -> LinkState:
         """Whether it takes work."""
-        return self._state
+        state = self._state
+        return SET_ASIDE.get(self.standing, state) if state is LinkState.READY else state
 
     @property
     def load(self) -> ReplicaLoad:
@@ -114,6 +127,8 @@ class ReplicaLink:
                 why = f"{error.code().name.lower()}: {error.details()}"
             except asyncio.InvalidStateError:
                 why = "the session broke while a frame was written"
+            except OSError as error:  # a certificate; the file will be there again
+                why = f"{error.filename}: {error.strerror}"
             finally:
                 self._lose("the session ended")
             await self._again(why)

@@ -1,27 +1,30 @@
 """The replicas that this router knows, each with its link, following a source of replica sets.
 
 A replica that leaves the set gets nothing more and finishes what it carries; then its link is closed. One
-whose address changed is a new replica under an old name.
+whose address changed is a new replica under an old name. One that its owner has set aside stays, and gets
+nothing new; where it is terminating and there is no link yet, there will be none.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from penstock_core.replica_load import ReplicaLoad
 
-from penstock_router.discovery import ReplicaSet
+from penstock_router.discovery import Place, ReplicaSet, Source, Standing
 from penstock_router.replica_link import LinkState, ReplicaLink
 
 MakeLink = Callable[[str, str], ReplicaLink]
 
 
 class Rotation:
-    """Links by replica name."""
+    """Links by replica name. known: whether the source has said any set, even an empty one."""
 
     def __init__(self, make_link: MakeLink) -> None:
         self._make_link = make_link
         self._links: dict[str, ReplicaLink] = {}
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
+        self._source: Source | None = None
+        self.known = False
 
     def __getitem__(self, name: str) -> ReplicaLink:
         return self._links[name]
@@ -40,25 +43,39 @@ class Rotation:
         """Whether any replica takes work."""
         return any(link.state is LinkState.READY for link in self._links.values())
 
-    async def follow(self, source: AsyncIterator[ReplicaSet]) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether a change of the set would be heard now."""
+        return self._source is not None and self._source.connected
+
+    async def follow(self, source: Source) -> None:
         """Keep to the source until cancelled; then every link is closed."""
+        self._source = source
         try:
             async with asyncio.TaskGroup() as group:
-                async for replicas in source:
+                async for replicas in source.sets():
                     self._apply(replicas, group)
+                    self.known = True
         finally:
             self._links.clear()
             self._tasks.clear()
 
     def _apply(self, replicas: ReplicaSet, group: asyncio.TaskGroup) -> None:
         for name, link in list(self._links.items()):
-            if replicas.get(name) != link.address:
+            if name not in replicas or replicas[name].address != link.address:
                 del self._links[name]
                 group.create_task(_retire(link, self._tasks.pop(link)))
-        for name, address in replicas.items():
-            if name not in self._links:
-                link = self._links[name] = self._make_link(name, address)
-                self._tasks[link] = group.create_task(link.run())
+        for name, place in replicas.items():
+            if name in self._links:
+                self._links[name].standing = place.standing
+            elif place.standing is not Standing.TERMINATING:
+                self._links[name] = self._join(name, place, group)
+
+    def _join(self, name: str, place: Place, group: asyncio.TaskGroup) -> ReplicaLink:
+        link = self._make_link(name, place.address)
+        link.standing = place.standing
+        self._tasks[link] = group.create_task(link.run())
+        return link
 
 
 async def _retire(link: ReplicaLink, running: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from penstock_pool import Application, Pool, parse_pool
 from penstock_router.app import RouterApp
 from penstock_router.backoff import Backoff
-from penstock_router.discovery import fixed
+from penstock_router.discovery import Fixed
 from penstock_router.replica_link import LinkState, ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.settings import settings_of
@@ -105,7 +105,7 @@ async def house(
             stack.push_async_callback(replica.die)
         rotation = Rotation(make_link)
         app = RouterApp(pool, settings_of(pool, keys or {}), rotation)
-        following = asyncio.create_task(rotation.follow(fixed({r.name: r.address for r in replicas})))
+        following = asyncio.create_task(rotation.follow(Fixed({r.name: r.address for r in replicas})))
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)
         listener = listen("127.0.0.1", 0)

@@ -1,0 +1,84 @@
+"""How to speak to a cluster's API server: as the pod's own account, or by a kubeconfig.
+
+Everything is read anew for each connection, because all of it is renewed in place: the account's token every
+hour, the cluster's authorities and a kubeconfig now and then. lightkube knows the forms that these take; its
+tokens are also read again when the server does not know them any more.
+
+A server that vanishes without closing its connections is found by TCP itself: a watch may be silent for
+minutes, so silence says nothing.
+"""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from lightkube.config.client_adapter import user_auth, verify_cluster
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+ANSWER_S = 10.0
+"""Longest wait for a connection, and for an answer to begin."""
+
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A peer that is gone is noticed within 25 s."""
+
+
+class AccessError(Exception):
+    """There is no way to the cluster; the message says what is wrong with what was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """kubeconfig: None for the pod's own account."""
+
+    kubeconfig: Path | None
+
+    def check(self) -> None:
+        """Raises AccessError where there is no way to the cluster as things are."""
+        self.client()
+
+    def client(self) -> httpx2.AsyncClient:
+        """A client of the API server with the credentials of this moment. Blocks. Raises AccessError."""
+        config = self._config()
+        try:
+            user = config.user or User()
+            verify = verify_cluster(config.cluster, user, config.abs_file)
+            auth = user_auth(config.user)
+        except (OSError, ValueError, ConfigError) as error:
+            raise AccessError(f"{self._where}: {error}") from None
+        transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=KEEP_ALIVE)
+        return httpx2.AsyncClient(
+            base_url=config.cluster.server,
+            auth=auth,
+            transport=transport,
+            timeout=httpx2.Timeout(ANSWER_S, read=None),
+            headers={"accept-encoding": "identity", "user-agent": "penstock-router"},
+        )
+
+    @property
+    def _where(self) -> str:
+        return str(self.kubeconfig or SERVICE_ACCOUNT)
+
+    def _config(self) -> SingleConfig:
+        try:
+            if self.kubeconfig is None:
+                config = KubeConfig.from_service_account().get()
+            else:
+                config = KubeConfig.from_file(self.kubeconfig).get()
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+            raise AccessError(f"{self._where}: {_said(error)}") from None
+        assert config is not None
+        return config
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"has no {error}"
+    return str(error)

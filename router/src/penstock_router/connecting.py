@@ -1,0 +1,47 @@
+"""Channels to replicas, in the clear or under TLS.
+
+Certificates are renewed in place, so they are read anew for every connection; those that stand go on with
+what they began with. A read that falls between two halves of a renewal makes a connection that fails, and the
+next one reads again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from penstock_runtime.grpc_options import CLIENT_OPTIONS
+
+Connect = Callable[[str], grpc.aio.Channel]
+"""From an address to a channel. Raises OSError where a certificate cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """ca: who signs replicas' certificates. cert, key: this router's own, for mutual TLS.
+
+    server_name: whom replicas' certificates name; None for the address that is connected to.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """From the files as they are now. Raises OSError."""
+        return grpc.ssl_channel_credentials(
+            self.ca.read_bytes(),
+            self.key.read_bytes() if self.key else None,
+            self.cert.read_bytes() if self.cert else None,
+        )
+
+
+def connect_by(tls: Tls | None) -> Connect:
+    """How replicas are connected to."""
+    if tls is None:
+        return lambda address: grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    options: tuple[tuple[str, int | str], ...] = CLIENT_OPTIONS
+    if tls.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return lambda address: grpc.aio.secure_channel(address, tls.credentials(), options=options)

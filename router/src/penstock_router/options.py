@@ -1,0 +1,157 @@
+"""The router's flags: what is this process's own. Everything else is in the pool file."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_runtime.flags import port
+
+from penstock_router.connecting import Tls
+from penstock_router.discovery import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One router's own settings.
+
+    replicas: their addresses by name, where they are told.
+    service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
+        None for the pod's own account.
+    drain_s: None takes the pool's.
+    """
+
+    pool: Path
+    host: str
+    port: int
+    replicas: dict[str, str]
+    service: Service | None
+    kubeconfig: Path | None
+    drain_s: float | None
+    lame_duck_s: float
+    tls: Tls | None
+    log_level: str
+    log_json: bool
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if problem := _problem(given):
+        parser.error(problem)
+    tls = None
+    if given.tls_ca:
+        tls = Tls(given.tls_ca, given.tls_cert, given.tls_key, given.tls_server_name)
+    return Options(
+        pool=given.file,
+        host=given.host,
+        port=given.port,
+        replicas=dict(given.replica),
+        service=given.discover,
+        kubeconfig=given.kubeconfig,
+        drain_s=given.drain_s,
+        lame_duck_s=given.lame_duck_s,
+        tls=tls,
+        log_level=given.log_level,
+        log_json=given.log_json,
+    )
+
+
+def _problem(given: argparse.Namespace) -> str | None:
+    if bool(given.replica) == bool(given.discover):
+        return "say where the replicas are: --replica once for each, or --discover"
+    if given.kubeconfig and not given.discover:
+        return "--kubeconfig is for --discover"
+    if bool(given.tls_cert) != bool(given.tls_key):
+        return "--tls-cert and --tls-key belong together"
+    if not given.tls_ca and (given.tls_cert or given.tls_server_name):
+        return "TLS to the replicas needs --tls-ca"
+    return None
+
+
+def _replica(text: str) -> tuple[str, str]:
+    name, equals, address = text.partition("=")
+    host, colon, given_port = address.rpartition(":")
+    if not (name and equals and host and colon and given_port.isdigit() and 0 < int(given_port) < 65536):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=HOST:PORT, like r0=127.0.0.1:7001")
+    return name, address
+
+
+def _service(text: str) -> Service:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not NAMESPACE/SERVICE, like default/llama3-8b-replicas"
+        )
+    return Service(namespace, name)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock-router",
+        description="OpenAI-compatible HTTP in front of a pool's replicas: asks one, walks to the next.",
+    )
+    add = parser.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    add(
+        "--drain-s", type=_seconds, help="finish open requests for so long when stopped (default: the pool's)"
+    )
+    add(
+        "--lame-duck-s",
+        type=_seconds,
+        default=0.0,
+        help="when stopped, first go on serving for so long while /ready says no (default: %(default)s)",
+    )
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--log-json", action="store_true", help="one JSON object a line")
+    _add_replicas(parser)
+    _add_tls(parser)
+    return parser
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("where the replicas are").add_argument
+    add(
+        "--replica",
+        type=_replica,
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help="a replica's sidecar; once for each",
+    )
+    add(
+        "--discover",
+        type=_service,
+        metavar="NAMESPACE/SERVICE",
+        help="follow this Kubernetes Service's endpoints, those of its port 'replica'",
+    )
+    add(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="reach the cluster by it, not by the pod's own account",
+    )
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "TLS to the replicas (off without --tls-ca)", "Files are read anew for every connection."
+    )
+    add = group.add_argument
+    add("--tls-ca", type=Path, metavar="PEM", help="authorities that sign replicas' certificates")
+    add("--tls-cert", type=Path, metavar="PEM", help="this router's certificate, for mutual TLS")
+    add("--tls-key", type=Path, metavar="PEM", help="its key")
+    add("--tls-server-name", metavar="NAME", help="whose certificate replicas show, whatever their address")
