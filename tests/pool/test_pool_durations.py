@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_pool.durations import LONGEST_S, UNIT_S, format_duration, parse_duration_s
+from penstock_pool.durations import LONGEST_S, UNIT_S, exact_duration, format_duration, parse_duration_s
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,8 @@ def test_any_text_is_a_duration_or_one_line(text: str) -> None:
         assert 0 <= parse_duration_s(text) <= LONGEST_S
     except ValueError as error:
         assert text in str(error)
+
+
+@given(st.floats(min_value=1e-9, max_value=LONGEST_S))
+def test_an_exact_duration_reads_back_as_the_same_number(seconds: float) -> None:
+    assert parse_duration_s(exact_duration(seconds)) == seconds

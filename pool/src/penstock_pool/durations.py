@@ -5,6 +5,7 @@ within fifty seconds, and few write 0.05 for milliseconds.
 """
 
 import re
+from decimal import Decimal
 
 UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_S = 24 * 3600.0
@@ -33,6 +34,11 @@ def format_duration(seconds: float) -> str:
     if seconds >= 120 and seconds % 60 == 0:
         return f"{seconds / 60:g}m"
     return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"
+
+
+def exact_duration(seconds: float) -> str:
+    """A duration that reads back as the very same number."""
+    return f"{Decimal(repr(float(seconds))).normalize():f}s"
 
 
 def _what_is_wrong(text: str) -> str:

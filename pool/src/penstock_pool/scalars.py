@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from penstock_pool.durations import parse_duration_s
+from penstock_pool.durations import exact_duration, parse_duration_s
 
 LARGEST_COUNT = 2**31 - 1
 """What Kubernetes' own counts hold."""
@@ -83,6 +83,7 @@ def _positive(seconds: float) -> float:
 Window = Annotated[
     float,
     BeforeValidator(_seconds),
+    PlainSerializer(exact_duration, return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"}),
 ]
 """Written like `800ms`, read as seconds, at most a day; `0s` is allowed."""
