@@ -4,9 +4,9 @@ Written by one operator only, read by people and programs. Names follow Kubernet
 conditions are `metav1.Condition`, replica counts are a Deployment's.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from penstock_pool.scalars import Name
 from penstock_pool.spec import Spec
@@ -26,7 +26,13 @@ CONDITIONS = {
 """What each condition type means when its status is True."""
 
 
-class Condition(Spec):
+class Observed(Spec):
+    """One object of the status. Code writes it, so fields go by their names in Python too."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+
+class Condition(Observed):
     """One fact about the pool, with its reason."""
 
     type: Annotated[str, Field(max_length=316)] = Field(description="What it is about.", examples=["Ready"])
@@ -45,7 +51,7 @@ class Condition(Spec):
     )
 
 
-class TierStatus(Spec):
+class TierStatus(Observed):
     """How one tier's promises were kept."""
 
     name: Name = Field(description="The tier.")
@@ -57,7 +63,7 @@ class TierStatus(Spec):
     requests: Whole = Field(default=0, description="Its requests that were judged.")
 
 
-class AutoscalingStatus(Spec):
+class AutoscalingStatus(Observed):
     """What autoscaling decided last."""
 
     replicas: Whole = Field(description="How many replicas it wants.")
@@ -75,7 +81,7 @@ class AutoscalingStatus(Spec):
     )
 
 
-class PoolStatus(Spec):
+class PoolStatus(Observed):
     """What was observed of a pool."""
 
     observed_generation: Whole = Field(
@@ -102,3 +108,7 @@ class PoolStatus(Spec):
     autoscaling: AutoscalingStatus | None = Field(
         default=None, description="What autoscaling decided last; absent without spec.autoscaling."
     )
+
+    def document(self) -> dict[str, Any]:
+        """The status as Kubernetes stores it."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
