@@ -5,7 +5,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_core.policies import POLICIES, build
 from penstock_simulator.real_vllm import VllmMissing
+from penstock_simulator.rehearsal import rehearse
 from penstock_simulator.simulation import Arrival, Fleet, simulate
 from penstock_simulator.simulation import Outcome as Simulated
 from penstock_simulator.simulation.replica import Stuck
@@ -53,6 +55,8 @@ def run(
     """
     requests, span_s = count(schedule)
     tally, clock = Tally(), PlannerClock()
+    if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
+        rehearse(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
         outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
     except VllmMissing as missing:
