@@ -50,7 +50,7 @@ units: setup # core apart, with its coverage: decisions are tested in full, by d
 	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real -n 2 --dist loadfile
 
 cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
-	@e2e/cluster/build control helm >/dev/null
+	@e2e/cluster/build control helm kube-score >/dev/null
 
 vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real: half a minute and 4.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment
