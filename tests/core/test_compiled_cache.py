@@ -1,0 +1,74 @@
+"""What an image's build compiled is read where nothing may be written, and never for another source."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba import config
+from penstock_core.compiled_cache import ShippedCacheLocator
+
+SOURCE = """
+from penstock_core.compiled import FLOAT, compiled
+
+@compiled(FLOAT, FLOAT)
+def twice(number):
+    return 2 * number
+"""
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import loops
+print(loops.twice(4.0), sum(loops.twice.stats.cache_hits.values()))
+"""
+
+
+def run(folder: Path, cache: Path) -> tuple[float, int]:
+    """What the compiled function says in a new process, and how often the cache had it."""
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(cache),
+        "NUMBA_CACHE_LOCATOR_CLASSES": "penstock_core.compiled_cache.ShippedCacheLocator",
+    }
+    command = [sys.executable, "-B", "-c", PROGRAM, str(folder)]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    result, hits = printed.split()
+    return float(result), int(hits)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "src" / "loops.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    return path
+
+
+def locator(source: Path) -> ShippedCacheLocator:
+    return ShippedCacheLocator.from_function(test_another_source_is_another_version, str(source))
+
+
+def test_compiled_code_is_read_whatever_the_date_of_its_source(source: Path, tmp_path: Path) -> None:
+    assert run(source.parent, tmp_path / "cache") == (8.0, 0)
+    os.utime(source, (0, 0))
+    assert run(source.parent, tmp_path / "cache") == (8.0, 1)
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(source: Path) -> None:
+    assert run(source.parent, Path("/proc/none")) == (8.0, 0)
+
+
+def test_another_source_is_another_version(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(source.parent))
+    before = locator(source).get_source_stamp()
+    source.write_text(SOURCE.replace("2 *", "3 *"))
+    assert locator(source).get_source_stamp() != before
+
+
+def test_a_folder_that_cannot_be_written_is_no_cache(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", "/proc/none")
+    with pytest.raises(RuntimeError, match="cannot keep compiled code"):
+        locator(source).ensure_cache_path()
+    monkeypatch.setattr(config, "CACHE_DIR", str(source.parent / "cache"))
+    locator(source).ensure_cache_path()
+    assert (source.parent / "cache").is_dir()
