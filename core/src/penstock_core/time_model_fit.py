@@ -1,21 +1,19 @@
-"""A time model from measured iterations [SLOs-Serve, §3.1.1: "regression on profiled data"].
+"""A time model from measured iterations: what `penstock profile` and `timeModel: auto` learn an engine by.
 
-What is fitted is the larger of two lines, plus attention:
+The model is linear but for its roofline, whose two lines meet at some batch size. For a given meeting point
+it is a least-squares problem, so each is tried, and the one whose model is closest to the measurements wins.
+Errors count relative to the time measured: a millisecond matters more in a decode step of 10 ms than in a
+prefill of a second. No coefficient may be negative, since more work never takes less time: a column that
+comes out below zero is dropped, the lowest first, and the rest is solved again. The one exception is the
+fixed part of the compute-bound line, an extrapolation to batches that are never bound by compute.
 
-    T = max over lines of (k·tokens + s·spec_steps + b) + kd·context_tokens + kp·prefill_work
+Two lines need a reason: each must have points to rest on, and together they must do better than one line.
 
-If it were known which line binds in each sample, this would be one linear least-squares problem. So it is
-solved by turns: assign each sample to the line that is larger for it, solve, until nothing changes. That
-finds a local optimum, so it starts from several guesses of where the lines cross and keeps the best.
-
-Errors are relative, because iterations span two decades and noise grows with them. A real engine stalls now
-and then, so residuals past a few deviations count only as much as those at the bound (Huber). Slopes are held
-at zero or above: an engine does not get faster by more work. One line is kept where two are no better.
-
-Every fifth sample is held out: fidelity is told of samples that the model has not seen.
+What a fit is worth is said by points that it has not seen (`held_out`): every fourth of them, in the order of
+their tokens, so that small and large batches are judged alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,205 +22,148 @@ from numpy.typing import NDArray
 
 from penstock_core.time_model import BatchWork, Term, TimeModel
 
+FEWEST_POINTS = 6
+"""Below this many points no fit says anything."""
+
+FEWEST_ON_A_LINE = 3
+"""A line of the roofline that fewer points rest on is drawn by noise."""
+
+BETTER = 0.9
+"""Two lines are believed where their error is at most this share of one line's."""
+
+HELD_OUT_EVERY = 4
+
 Floats = NDArray[np.float64]
-Lines = NDArray[np.int64]
-
-LEAST_SAMPLES = 40
-HELD_OUT_EVERY = 5
-MOST_TURNS = 40
-CROSSINGS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-"""Quantiles of the samples' tokens at which the two lines are first guessed to cross."""
-
-LEAST_SPAN = 2.0
-"""The largest batch must be this many times the smallest, to tell time per token from fixed time."""
-
-ROBUST_DEVIATIONS = 2.5
-"""Residuals past this many (robust) standard deviations pull no harder than at it."""
-
-WORTH_A_LINE = 0.97
-"""A second line must lower the loss below this share of one line's."""
 
 
-class Sample(NamedTuple):
-    """One measured iteration."""
+class Point(NamedTuple):
+    """An iteration that was measured."""
 
     work: BatchWork
     seconds: float
 
 
-class UnfitSamples(ValueError):
-    """No time model can be fitted to these samples; the message says why."""
+class TooFewPoints(Exception):
+    """There are not enough different iterations to fit a model to."""
 
-
-class TooFewSamples(UnfitSamples):
-    """Fewer samples than coefficients and a held-out share need."""
-
-    def __init__(self, samples: int) -> None:
-        super().__init__(f"{samples} samples, at least {LEAST_SAMPLES} are needed")
-
-
-class ImpossibleSample(UnfitSamples):
-    """A sample without tokens, or without a positive, finite duration."""
-
-    def __init__(self, index: int, sample: Sample) -> None:
-        super().__init__(f"sample {index}: {sample.work.tokens} tokens in {sample.seconds} s")
-
-
-class DegenerateSamples(UnfitSamples):
-    """Samples from which the time per token cannot be told."""
-
-    def __init__(self) -> None:
-        super().__init__("the time does not grow with the tokens: samples must span small and large batches")
+    def __init__(self, points: int) -> None:
+        super().__init__(f"{points} measured points of different size; a time model takes {FEWEST_POINTS}")
 
 
 @dataclass(frozen=True, slots=True)
-class Fidelity:
-    """How well a model predicts samples that it was not fitted to.
+class Quality:
+    """How close a model is to measurements.
 
-    r2: share of the variance explained, at most 1.
-    error: mean absolute relative error.
-    samples: how many were held out.
+    mean_error, worst_error: absolute, relative to the time measured. r_squared: share of the times' variance
+    that it explains.
     """
 
-    r2: float
-    error: float
-    samples: int
+    points: int
+    mean_error: float
+    worst_error: float
+    r_squared: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted model and how far to trust it."""
+    """A model of all points.
+
+    seen: how close it is to them. held_out: how close one of three quarters of them is to the others.
+    """
 
     model: TimeModel
-    fidelity: Fidelity
+    seen: Quality
+    held_out: Quality
 
 
-class _Solution(NamedTuple):
-    terms: tuple[Term, ...]
-    attention: tuple[float, float]
-    loss: float
+def fit(name: str, points: Sequence[Point]) -> Fit:
+    """The model that is closest to the points. Raises TooFewPoints."""
+    if len({point.work for point in points}) < FEWEST_POINTS:
+        raise TooFewPoints(len({point.work for point in points}))
+    ordered = sorted(points, key=lambda point: (point.work.tokens, point.work, point.seconds))
+    model = closest(name, ordered)
+    unseen = ordered[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
+    seen = [point for index, point in enumerate(ordered) if (index - HELD_OUT_EVERY // 2) % HELD_OUT_EVERY]
+    return Fit(model, quality(model, ordered), quality(closest(name, seen), unseen))
 
 
-def fit_time_model(name: str, samples: Sequence[Sample]) -> Fit:
-    """The time model that best explains the samples. Raises UnfitSamples."""
-    _check(samples)
-    held_out = samples[::HELD_OUT_EVERY]
-    seen = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
-    features, seconds = _features(seen), np.array([sample.seconds for sample in seen])
-    one = _solve(features, seconds, np.zeros(len(seen), dtype=np.int64))
-    two = min((_by_turns(features, seconds, lines) for lines in _guesses(features)), key=lambda s: s.loss)
-    best = two if two.loss < WORTH_A_LINE * one.loss else one
-    if max(term.token_s for term in best.terms) <= 0:
-        raise DegenerateSamples
-    model = TimeModel(name, best.terms, *best.attention)
-    return Fit(model, fidelity(model, held_out))
+def closest(name: str, points: Sequence[Point]) -> TimeModel:
+    """One line or two, whichever the points speak for."""
+    one = _one_line(name, points)
+    tried = [_two_lines(name, points, tokens) for tokens in _meeting_points(points)]
+    two = min(tried, key=lambda model: _squared_error(model, points), default=one)
+    better = _squared_error(two, points) <= BETTER**2 * _squared_error(one, points)
+    return two if better else one
 
 
-def fidelity(model: TimeModel, samples: Sequence[Sample]) -> Fidelity:
-    """How well the model predicts these samples."""
-    measured = np.array([sample.seconds for sample in samples])
-    predicted = np.array([model.seconds(sample.work) for sample in samples])
-    spread = float(np.sum((measured - measured.mean()) ** 2))
-    unexplained = float(np.sum((measured - predicted) ** 2))
-    error = float(np.mean(np.abs(predicted - measured) / measured))
-    return Fidelity(1 - unexplained / spread if spread > 0 else 0.0, error, len(samples))
+def quality(model: TimeModel, points: Sequence[Point]) -> Quality:
+    """How close a model is to points, of which there is at least one."""
+    measured = np.array([point.seconds for point in points])
+    predicted = np.array([model.seconds(point.work) for point in points])
+    errors = np.abs(predicted / measured - 1)
+    spread = float(((measured - measured.mean()) ** 2).sum())
+    left = float(((measured - predicted) ** 2).sum())
+    r_squared = 1 - left / spread if spread > 0 else float(left == 0)
+    return Quality(len(points), float(errors.mean()), float(errors.max()), r_squared)
 
 
-def _check(samples: Sequence[Sample]) -> None:
-    if len(samples) < LEAST_SAMPLES:
-        raise TooFewSamples(len(samples))
-    for index, sample in enumerate(samples):
-        if sample.work.tokens <= 0 or not 0 < sample.seconds < float("inf"):
-            raise ImpossibleSample(index, sample)
-    tokens = [sample.work.tokens for sample in samples]
-    if max(tokens) < LEAST_SPAN * min(tokens):
-        raise DegenerateSamples
-
-
-def _features(samples: Sequence[Sample]) -> Floats:
-    """One row a sample: tokens, spec steps, 1 (a line's); context, prefill work (shared)."""
-    rows = [(s.tokens, s.spec_steps, 1.0, s.context_tokens, s.prefill_work) for s, _ in samples]
-    return np.array(rows, dtype=np.float64)
-
-
-def _guesses(features: Floats) -> Iterator[Lines]:
-    """Which line binds in each sample, if they cross at these tokens."""
-    tokens = features[:, 0]
-    for quantile in CROSSINGS:
-        lines = (tokens > np.quantile(tokens, quantile)).astype(np.int64)
-        if 0 < lines.sum() < len(lines):
-            yield lines
-    yield np.zeros(len(features), dtype=np.int64)
-
-
-def _by_turns(features: Floats, seconds: Floats, lines: Lines) -> _Solution:
-    """The best of the solutions on the way from a guess to where nothing changes."""
-    best = _solve(features, seconds, lines)
-    latest = best
-    for _ in range(MOST_TURNS):
-        binding = _binding(latest, features)
-        if np.array_equal(binding, lines):
-            break
-        lines = binding
-        latest = _solve(features, seconds, lines)
-        best = min(best, latest, key=lambda solution: solution.loss)
-    return best
-
-
-def _binding(solution: _Solution, features: Floats) -> Lines:
-    binding: Lines = np.argmax(_heights(solution.terms, features), axis=0)
-    return binding
-
-
-def _heights(terms: tuple[Term, ...], features: Floats) -> Floats:
-    return np.stack([features[:, :3] @ (t.token_s, t.spec_step_s, t.fixed_s) for t in terms])
-
-
-def _solve(features: Floats, seconds: Floats, lines: Lines) -> _Solution:
-    """Robust least squares of relative errors, given which line binds in each sample."""
-    used = sorted(set(lines.tolist()))
-    parts = [features[:, :3] * (lines == line)[:, None] for line in used]
-    design = np.hstack([*parts, features[:, 3:]]) / seconds[:, None]
-    free = np.array([False, False, True] * len(used) + [False, False])
-    weights = np.ones(len(seconds))
-    for _ in range(4):
-        coefficients = _least_squares(design, weights, free)
-        weights = np.sqrt(_huber_weights(design @ coefficients - 1.0))
-    terms = tuple(
-        Term(token_s=k, fixed_s=b, spec_step_s=s) for k, s, b in coefficients[:-2].reshape(-1, 3).tolist()
+def _meeting_points(points: Sequence[Point]) -> list[int]:
+    """Batch sizes below which lies the memory-bound line, with points enough on both sides."""
+    sizes = [point.work.tokens for point in points]
+    return sorted(
+        {
+            size
+            for size in sizes
+            if sum(other <= size for other in sizes) >= FEWEST_ON_A_LINE
+            and sum(other > size for other in sizes) >= FEWEST_ON_A_LINE
+        }
     )
-    attention = (float(coefficients[-2]), float(coefficients[-1]))
-    predicted = _heights(terms, features).max(axis=0) + features[:, 3:] @ attention
-    return _Solution(terms, attention, _loss(predicted / seconds - 1.0))
 
 
-def _least_squares(design: Floats, weights: Floats, free: NDArray[np.bool_]) -> Floats:
-    """Coefficients of ones, those not `free` at zero or above: columns that want below are left out."""
-    scale = np.abs(design).max(axis=0)
-    kept = scale > 0
-    coefficients = np.zeros(design.shape[1])
+def _one_line(name: str, points: Sequence[Point]) -> TimeModel:
+    tokens, spec_steps, context, attention, seconds = _columns(points)
+    table = np.column_stack([tokens, np.ones_like(tokens), spec_steps, context, attention])
+    token_s, fixed_s, spec_s, context_s, attention_s = _solved(table, seconds, free=())
+    return TimeModel(name, (Term(token_s, fixed_s, spec_s),), context_s, attention_s)
+
+
+def _two_lines(name: str, points: Sequence[Point], meeting_tokens: int) -> TimeModel:
+    tokens, spec_steps, context, attention, seconds = _columns(points)
+    small = (tokens <= meeting_tokens).astype(np.float64)
+    large = 1 - small
+    table = np.column_stack([tokens * small, small, tokens * large, large, spec_steps, context, attention])
+    k1_s, b1_s, k2_s, b2_s, spec_s, context_s, attention_s = _solved(table, seconds, free=(3,))
+    terms = (Term(k1_s, b1_s, spec_s), Term(k2_s, b2_s, spec_s))
+    return TimeModel(name, terms, context_s, attention_s)
+
+
+def _columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    works = [point.work for point in points]
+    return (
+        np.array([work.tokens for work in works], np.float64),
+        np.array([work.spec_steps for work in works], np.float64),
+        np.array([work.context_tokens for work in works], np.float64),
+        np.array([work.prefill_work for work in works], np.float64),
+        np.array([point.seconds for point in points], np.float64),
+    )
+
+
+def _solved(table: Floats, seconds: Floats, free: tuple[int, ...]) -> list[float]:
+    """Coefficients of least relative error, none negative but those of the columns in `free`."""
+    relative, ones = table / seconds[:, None], np.ones_like(seconds)
+    scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
+    kept = [column for column in range(table.shape[1]) if relative[:, column].any()]
     while True:
-        coefficients[:] = 0.0
-        weighted = design[:, kept] / scale[kept] * weights[:, None]
-        solved = np.linalg.lstsq(weighted, weights, rcond=1e-10)[0]
-        coefficients[kept] = solved / scale[kept]
-        below = kept & ~free & (coefficients < 0)
-        if not below.any():
-            return coefficients
-        kept = kept & ~below
+        found, *_ = np.linalg.lstsq(relative[:, kept] / scale[kept], ones, rcond=None)
+        bound = [(value, column) for value, column in zip(found, kept, strict=True) if column not in free]
+        negative = [column for value, column in sorted(bound) if value < 0]
+        if not negative:
+            break
+        kept.remove(negative[0])
+    coefficients = np.zeros(table.shape[1])
+    coefficients[kept] = found / scale[kept]
+    return [float(value) for value in coefficients]
 
 
-def _deviation(residuals: Floats) -> float:
-    """Standard deviation, as the median tells it; never so small that rounding errors are outliers."""
-    return max(1.4826 * float(np.median(np.abs(residuals))), 1e-6)
-
-
-def _huber_weights(residuals: Floats) -> Floats:
-    bound = ROBUST_DEVIATIONS * _deviation(residuals)
-    return bound / np.maximum(np.abs(residuals), bound)
-
-
-def _loss(residuals: Floats) -> float:
-    """Mean Huber loss with one bound for all solutions: 5 %, the fidelity that planning needs."""
-    size = np.abs(residuals)
-    return float(np.mean(np.where(size < 0.05, size**2, 0.1 * size - 0.0025)))
+def _squared_error(model: TimeModel, points: Sequence[Point]) -> float:
+    return sum((model.seconds(point.work) / point.seconds - 1) ** 2 for point in points)
