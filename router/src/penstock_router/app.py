@@ -21,6 +21,7 @@ from penstock_router.placement import RefusedBehind
 from penstock_router.rotation import Rotation
 from penstock_router.settings import Settings
 from penstock_router.tiers import application_of
+from penstock_router.waiting_room import WaitingRoom
 
 GENERATES = {
     "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
@@ -39,8 +40,10 @@ class RouterApp:
         self._pool, self._settings, self._rotation = pool, settings, rotation
         self.draining = False
         self.metrics = Metrics(settings.tiers, rotation)
+        self._room = WaitingRoom(rotation, settings.hold_s)
+        self.metrics.held.set_function(lambda: self._room.held)
         self._generation = Generation(
-            settings, rotation, self.metrics, partial(pages.told_time_model, rotation, pool)
+            settings, rotation, self.metrics, self._room, partial(pages.told_time_model, rotation, pool)
         )
         self._started_s = int(time.time())
         self._turn = self._open = 0
@@ -50,6 +53,7 @@ class RouterApp:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/penstock/v1/pool": self._pool_page,
+            "/penstock/v1/demand": self._demand_page,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,10 +121,13 @@ class RouterApp:
         await answer(send, b'{"status":"ok"}')
 
     async def _ready(self, scope: Scope, send: Send) -> None:
-        await answer(send, pages.ready_page(self._rotation, self.draining))
+        await answer(send, pages.ready_page(self._rotation, self.draining, self._room.open))
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
         await answer(send, self.metrics.page(), content_type=CONTENT_TYPE_LATEST.encode())
 
     async def _pool_page(self, scope: Scope, send: Send) -> None:
         await answer(send, pages.pool_page(self._pool, self._rotation))
+
+    async def _demand_page(self, scope: Scope, send: Send) -> None:
+        await answer(send, self.metrics.demand.page(self._room.held, self._rotation.links))

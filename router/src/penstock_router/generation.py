@@ -40,6 +40,7 @@ from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Submission
 from penstock_router.settings import Settings
 from penstock_router.tiers import application_of, own_targets, tier_of
+from penstock_router.waiting_room import WaitingRoom
 
 LAST_EVENT = b"data: [DONE]\n\n"
 """Ends a stream in OpenAI's protocol. Clients close on it, so the response must end with it."""
@@ -72,6 +73,7 @@ class Generation:
     settings: Settings
     rotation: Rotation
     metrics: Metrics
+    room: WaitingRoom
     time_model: Callable[[], TimeModel | None]
 
     async def serve(self, call: Call) -> None:
@@ -86,6 +88,7 @@ class Generation:
         tier = tier_of(self.settings, application, request_head.tier_name(head), asked.service_tier)
         own = own_targets(tier, head)
         outcome = Outcome(tier, own, arrival_s, asked.stream)
+        self.metrics.demand.arrived(tier.name)
         submission = Submission(call.request_id, call.endpoint, raw, tier.name, arrival_s, own)
         try:
             async with Client(call.scope, call.receive) as client:
@@ -112,7 +115,14 @@ class Generation:
 
         bound_bytes = self.settings.stream_buffer_bytes if outcome.stream else None
         placement = Placement(
-            self.settings, self.rotation, outcome, self.time_model(), bound_bytes, overflowed
+            self.settings,
+            self.rotation,
+            self.metrics,
+            self.room,
+            outcome,
+            self.time_model(),
+            bound_bytes,
+            overflowed,
         )
         placed = await placement.walk(submission, call.turn)
         headers = _headers(submission.request_id, outcome, placed.link.name)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from penstock_router.demand import Demand
 from penstock_router.outcome import Ending, Outcome, measured, misses, targets_of
 from penstock_router.replica_link import LinkState
 from penstock_router.rotation import Rotation
@@ -26,6 +27,7 @@ class Metrics:
     """One router's."""
 
     def __init__(self, tiers: Mapping[str, Tier], rotation: Rotation) -> None:
+        self.demand = Demand(tiers)
         registry = self.registry = CollectorRegistry(auto_describe=False)
         self._requests = Counter(
             "penstock_router_requests",
@@ -62,6 +64,11 @@ class Metrics:
             "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
         )
         self.open = Gauge("penstock_router_open_requests", "Requests under way.", registry=registry)
+        self.held = Gauge(
+            "penstock_router_held_requests",
+            "Of them, those that wait because no replica is in service.",
+            registry=registry,
+        )
         registry.register(_Replicas(rotation))
         for tier in tiers:
             self._met.labels(tier)
@@ -82,8 +89,7 @@ class Metrics:
         if outcome.ending is Ending.ANSWERED:
             self._answered(outcome, model)
         elif outcome.ending not in NOT_COUNTED:
-            self._judged.labels(tier).inc()
-            self._missed.labels(tier, outcome.ending.value).inc()
+            self._judge(outcome, [outcome.ending.value])
 
     def page(self) -> bytes:
         """In Prometheus' text format."""
@@ -99,8 +105,12 @@ class Metrics:
         targets = targets_of(outcome, model)
         if targets is None:
             return
+        self._judge(outcome, misses(targets, seen))
+
+    def _judge(self, outcome: Outcome, missed: list[str]) -> None:
+        tier = outcome.tier.name
+        self.demand.judged(outcome, met=not missed)
         self._judged.labels(tier).inc()
-        missed = misses(targets, seen)
         for why in missed:
             self._missed.labels(tier, why).inc()
         if not missed:
@@ -127,4 +137,9 @@ class _Replicas(Collector):
         )
         for link in self._rotation.links:
             ready.add_metric([link.name], float(link.state is LinkState.READY))
-        return [ready]
+        connected = GaugeMetricFamily(
+            "penstock_router_discovery_connected",
+            "Whether a change of the replicas' set would be heard now.",
+            value=float(self._rotation.connected),
+        )
+        return [ready, connected]

@@ -32,6 +32,7 @@ class Outcome:
     """Filled in while the request is served.
 
     verdict: admitted, best-effort or rejected; `none` until there is one. reason: of a rejection.
+    decided: whether there has been a verdict.
     hops: replicas that answered, with the one that took it.
     token_times_s: when each token was written, on the event loop's clock.
     """
@@ -42,6 +43,7 @@ class Outcome:
     stream: bool
     verdict: str = "none"
     reason: str = ""
+    decided: bool = False
     hops: int = 0
     failovers: int = 0
     ending: Ending = Ending.FAILED

@@ -49,12 +49,16 @@ def model_page(pool: Pool, rotation: Rotation, started_s: int, name: str) -> byt
     return orjson.dumps(_model(pool, rotation, started_s))
 
 
-def ready_page(rotation: Rotation, draining: bool) -> bytes:
-    """Which replicas are in service. Raises ApiError (503) where none is, or the router is stopping."""
+def ready_page(rotation: Rotation, draining: bool, may_hold: bool) -> bytes:
+    """Which replicas are in service. Raises ApiError (503) where requests are better sent elsewhere.
+
+    A router that is stopping says so, and one without any replica, unless it may hold requests until there
+    is one: somebody has to take the request that wakes a pool.
+    """
     if draining:
         raise ApiError(503, "the router is stopping", type="server_error", code="draining")
     states = {link.name: link.state.value for link in rotation.links}
-    if not rotation.ready:
+    if not rotation.ready and not (may_hold and rotation.known):
         said = ", ".join(f"{name} {state}" for name, state in states.items()) or "none is known"
         raise ApiError(503, f"no replica is in service: {said}", type="server_error", code="no_replicas")
     return orjson.dumps({"status": "ready", "replicas": states})

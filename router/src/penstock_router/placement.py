@@ -20,11 +20,13 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.exchange import Exchange, Lost
+from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome, slo_of
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Attempt, Submission
 from penstock_router.settings import Settings
+from penstock_router.waiting_room import WaitingRoom
 
 log = structlog.get_logger()
 
@@ -49,12 +51,15 @@ class Placed:
 class Placement:
     """What walking takes.
 
+    metrics: told of verdicts. room: where to wait while there is no replica.
     time_model: the one that slowdowns are of, or None before any replica has told.
     bound_bytes, on_overflow: of the exchange that streams; None and nothing where the answer is held whole.
     """
 
     settings: Settings
     rotation: Rotation
+    metrics: Metrics
+    room: WaitingRoom
     outcome: Outcome
     time_model: TimeModel | None
     bound_bytes: int | None
@@ -62,8 +67,30 @@ class Placement:
 
     async def walk(self, submission: Submission, turn: int) -> Placed:
         """Ask until somebody takes it. Raises ApiError where nobody does, RefusedBehind where one answers."""
+        placed = await self._round(submission, turn, self.settings.backup)
+        while isinstance(placed, NoReplicas) and await self._held(submission):
+            placed = await self._round(submission, turn, Backup.BEST_EFFORT)
+        if isinstance(placed, Placed):
+            return placed
+        self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
+        if isinstance(placed, NoReplicas):
+            self.outcome.reason = "no_replicas"
+        never = isinstance(placed, Unattainable) and placed.retry_after_s is None
+        self.metrics.demand.decided(self.outcome, never)
+        raise _answer(placed, submission.tier)
+
+    async def _held(self, submission: Submission) -> bool:
+        """Wait for a replica; False where there is no waiting. Nobody is refused for having waited."""
+        if not self.room.open:
+            return False
+        return await self.room.wait(submission.arrival_s, len(submission.body))
+
+    async def _round(
+        self, submission: Submission, turn: int, backup: Backup
+    ) -> Placed | Unattainable | NoReplicas:
+        """Ask those who take work now."""
         order = self.settings.order(self.rotation.loads(), self._asked(submission, turn))
-        backup = Backup.REJECT if self.outcome.tier.best_effort else self.settings.backup
+        backup = Backup.REJECT if self.outcome.tier.best_effort else backup
         walk = Walk(order, self.settings.max_hops, backup)
         while isinstance(move := next_move(walk, self.rotation.loads()), Try):
             self.outcome.hops = move.hop
@@ -76,10 +103,7 @@ class Placement:
                 walk = lost(walk, move)
                 self.outcome.failovers += 1
                 log.info("lost", request=submission.request_id, replica=taken.replica, why=taken.why)
-        self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
-        if isinstance(move, NoReplicas):
-            self.outcome.reason = "no_replicas"
-        raise _answer(move, submission.tier)
+        return move
 
     def _asked(self, submission: Submission, turn: int) -> Asked:
         """The request as orders see it. A slowdown of a model that is not known yet is no bound."""
@@ -113,6 +137,7 @@ class Placement:
         if exchange.verdict is not None:
             admitted = isinstance(exchange.verdict, Admitted)
             self.outcome.verdict, self.outcome.reason = "admitted" if admitted else "best-effort", ""
+            self.metrics.demand.decided(self.outcome)
         while exchange.end is None and not (self.outcome.stream and exchange.brought):
             await exchange.changed()
         return self._judge_end(exchange, link.name)

@@ -60,6 +60,7 @@ class ReplicaLink:
     """One replica.
 
     standing: what its owner wants with it.
+    changed: called when its state is another one.
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
     heard_s: when the last frame came.
@@ -68,6 +69,7 @@ class ReplicaLink:
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
         self.name, self.address = name, address
         self.standing = Standing.IN_SERVICE
+        self.changed: Callable[[], None] = lambda: None
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
@@ -203,6 +205,7 @@ class ReplicaLink:
             log.info("replica", replica=self.name, state=state.value)
             self._state, self._last_why = state, ""
             self._backoff.reset()
+            self.changed()
 
     def _forget(self, id: int) -> None:
         del self._carried[id]
@@ -213,6 +216,7 @@ class ReplicaLink:
     def _lose(self, why: str) -> None:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
+            self.changed()
         lost, self._carried = self._carried, {}
         self._unanswered.clear()
         self._writer = SessionWriter(monotonic)

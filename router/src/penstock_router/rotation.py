@@ -24,6 +24,7 @@ class Rotation:
         self._links: dict[str, ReplicaLink] = {}
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
+        self._taking_work = asyncio.Event()
         self.known = False
 
     def __getitem__(self, name: str) -> ReplicaLink:
@@ -43,6 +44,10 @@ class Rotation:
         """Whether any replica takes work."""
         return any(link.state is LinkState.READY for link in self._links.values())
 
+    async def taking_work(self) -> None:
+        """Until any replica takes work."""
+        await self._taking_work.wait()
+
     @property
     def connected(self) -> bool:
         """Whether a change of the set would be heard now."""
@@ -56,6 +61,7 @@ class Rotation:
                 async for replicas in source.sets():
                     self._apply(replicas, group)
                     self.known = True
+                    self._changed()
         finally:
             self._links.clear()
             self._tasks.clear()
@@ -71,9 +77,16 @@ class Rotation:
             elif place.standing is not Standing.TERMINATING:
                 self._links[name] = self._join(name, place, group)
 
+    def _changed(self) -> None:
+        """Wake those who wait for a replica, or let them wait."""
+        if self.ready:
+            self._taking_work.set()
+        else:
+            self._taking_work.clear()
+
     def _join(self, name: str, place: Place, group: asyncio.TaskGroup) -> ReplicaLink:
         link = self._make_link(name, place.address)
-        link.standing = place.standing
+        link.standing, link.changed = place.standing, self._changed
         self._tasks[link] = group.create_task(link.run())
         return link
 

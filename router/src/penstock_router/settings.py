@@ -9,6 +9,7 @@ from penstock_core.replica_load import Order
 from penstock_core.routing import Backup
 from penstock_core.slo import Tier
 from penstock_pool import Application, Pool, PoolError
+from penstock_pool.autoscaling_spec import Autoscaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Settings:
 
     applications: by the SHA-256 of their API keys, so that looking one up takes no time that depends on the
         key; empty where the pool names none.
+    hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
     """
 
     pool: str
@@ -33,6 +35,7 @@ class Settings:
     max_inflight: int
     stream_buffer_bytes: int
     verdict_timeout_s: float
+    hold_s: float
 
     def application(self, key: str | None) -> Application | None:
         """Whose key it is."""
@@ -62,7 +65,13 @@ def settings_of(pool: Pool, keys: Mapping[str, Application]) -> Settings:
         max_inflight=spec.router.max_inflight,
         stream_buffer_bytes=spec.router.stream_buffer_bytes,
         verdict_timeout_s=spec.router.verdict_timeout_s,
+        hold_s=_hold_s(spec.autoscaling),
     )
+
+
+def _hold_s(autoscaling: Autoscaling | None) -> float:
+    may_be_none = autoscaling is not None and autoscaling.min_replicas == 0
+    return autoscaling.wake_timeout_s if autoscaling is not None and may_be_none else 0.0
 
 
 def _digest(key: str) -> bytes:

@@ -96,8 +96,9 @@ async def house(
     pool: Pool | None = None,
     keys: Mapping[str, Application] | None = None,
     bounds: HttpBounds | None = None,
+    ready: bool = True,
 ) -> AsyncIterator[House]:
-    """A router in front of these replicas, all of them ready."""
+    """A router in front of these replicas, all of them ready, unless a test wants them otherwise."""
     pool = pool or pool_with()
     async with AsyncExitStack() as stack:
         for replica in replicas:
@@ -116,7 +117,8 @@ async def house(
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)
         the_house = House(address, app, rotation, http, openai)
-        await the_house.all_in()
+        if ready:
+            await the_house.all_in()
         yield the_house
 
 

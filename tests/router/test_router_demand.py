@@ -1,0 +1,104 @@
+"""What is asked of the pool through a router, as it is told to whoever scales the pool."""
+
+from typing import Any
+
+from penstock_proto import replica_pb2 as wire
+from scripted.house import MODEL, House, house, pool_with, until
+from scripted.replica import Part, ScriptedReplica, chat_answer, chat_chunk, is_busy, serves_as_backup
+
+
+async def demand(the_house: House) -> dict[str, Any]:
+    page = (await the_house.http.get("/penstock/v1/demand")).json()
+    assert isinstance(page, dict)
+    return page
+
+
+async def tier_of(the_house: House, tier: str = "chat") -> dict[str, int]:
+    counted = (await demand(the_house))["tiers"][tier]
+    assert isinstance(counted, dict)
+    return {name: count for name, count in counted.items() if count}
+
+
+async def test_every_tier_is_there_from_the_start() -> None:
+    async with house(ScriptedReplica("r0")) as the_house:
+        page = await demand(the_house)
+        assert (page["held"], list(page["tiers"])) == (0, ["chat", "coder", "batch"])
+        assert not any(count for tier in page["tiers"].values() for count in tier.values())
+        assert page["since_s"] > 0
+
+
+async def test_an_answered_request_is_counted_to_its_end() -> None:
+    async with house(ScriptedReplica("r0")) as the_house:
+        await the_house.chat()
+        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
+        counted = {"arrived": 1, "admitted": 1, "hops": 1, "judged": 1, "met": 1}
+        assert await tier_of(the_house) == {**counted, "all_judged": 1, "all_met": 1}
+
+
+async def test_a_request_is_demand_before_it_is_answered() -> None:
+    async def begins(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+
+    async with house(ScriptedReplica("r0", begins)) as the_house:
+        body = {"model": MODEL, "messages": [], "stream": True}
+        async with the_house.http.stream("POST", "/v1/chat/completions", json=body):
+            assert await tier_of(the_house) == {"arrived": 1, "admitted": 1, "hops": 1}
+
+
+async def test_a_refused_request_is_missed_and_not_admitted() -> None:
+    async with house(ScriptedReplica("r0", is_busy), ScriptedReplica("r1", is_busy)) as the_house:
+        assert (await the_house.chat()).status_code == 429
+        counted = {"arrived": 1, "rejected": 1, "hops": 2, "all_judged": 1}
+        assert await tier_of(the_house) == counted
+
+
+async def test_what_the_backup_serves_is_best_effort() -> None:
+    pool = pool_with(routing={"backup": "best-effort"})
+    async with house(ScriptedReplica("r0", serves_as_backup), pool=pool) as the_house:
+        assert (await the_house.chat()).status_code == 200
+        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
+        counted = await tier_of(the_house)
+        assert (counted["best_effort"], counted["all_judged"]) == (1, 1)
+        assert "judged" not in counted
+
+
+async def test_what_no_replica_could_ever_serve_is_no_reason_for_more_of_them() -> None:
+    async def never(part: Part) -> None:
+        part.reject(wire.REASON_NEVER)
+
+    async with house(ScriptedReplica("r0", never)) as the_house:
+        assert (await the_house.chat()).status_code == 429
+        assert await tier_of(the_house) == {"arrived": 1, "never": 1, "hops": 1, "all_judged": 1}
+
+
+async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
+    async def admits_and_dies(part: Part) -> None:
+        part.admit()
+        await until(lambda: part.submit.id in [p.submit.id for p in dying.parts])
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    async def answers_late(part: Part) -> None:
+        part.admit()
+        part.output(chat_answer("late"))
+        part.finish()
+
+    dying, other = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1", answers_late)
+    async with house(dying, other) as the_house:
+        assert (await the_house.chat()).headers["x-penstock-replica"] == "r1"
+        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
+        counted = await tier_of(the_house)
+        assert (counted["arrived"], counted["admitted"], counted["judged"]) == (1, 1, 1)
+
+
+async def test_replicas_stand_there_as_they_last_told() -> None:
+    replica = ScriptedReplica("r0")
+    replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_pace_s=float("inf"))
+    async with house(replica) as the_house:
+        [told] = (await demand(the_house))["replicas"]
+        assert (told["name"], told["state"], told["running"], told["work_s"]) == ("r0", "ready", 3, 1.5)
+        assert told["tightest_pace_s"] is None
+        replica.tell(draining=True)
+        await until(lambda: not the_house.rotation.ready)
+        [told] = (await demand(the_house))["replicas"]
+        assert told["state"] == "draining"

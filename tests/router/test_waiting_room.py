@@ -1,0 +1,154 @@
+"""Requests that wait while a pool has no replica."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_router import waiting_room
+from scripted.house import House, house, pool_with, until
+from scripted.replica import Part, ScriptedReplica, chat_answer
+
+MAY_BE_NONE = {"minReplicas": 0, "maxReplicas": 2, "wakeTimeout": "20s"}
+
+
+@asynccontextmanager
+async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[House]:
+    """A router whose only replica takes no work yet, in a pool that may have none."""
+    replica.snapshot = wire.Snapshot(engine_ready=False)
+    pool = pool_with(**{"autoscaling": MAY_BE_NONE, **spec})
+    async with house(replica, pool=pool, ready=False) as the_house:
+        await until(lambda: replica.sessions == 1)
+        yield the_house
+
+
+async def held(the_house: House, requests: int) -> None:
+    """Until so many wait, as the page says that the operator reads."""
+    async with asyncio.timeout(20):
+        while (await the_house.http.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_requests_wait_and_are_served_when_a_replica_takes_work() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica) as the_house:
+        asked = [asyncio.create_task(the_house.chat()) for _ in range(5)]
+        await held(the_house, 5)
+        assert await the_house.metric("penstock_router_held_requests") == 5
+        replica.tell()
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 5
+        await held(the_house, 0)
+
+
+async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica) as the_house:
+        asked = asyncio.create_task(the_house.chat())
+        await held(the_house, 1)
+        began_s = asyncio.get_running_loop().time()
+        await held(the_house, 1)
+        waited_s = asyncio.get_running_loop().time() - began_s
+        replica.tell()
+        await asked
+        assert replica.parts[0].submit.spent_s >= waited_s
+
+
+@pytest.mark.parametrize("backup", ["reject", "best-effort"])
+async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort(backup: str) -> None:
+    async def too_late_for_a_promise(part: Part) -> None:
+        if not part.submit.backup:
+            part.reject(wire.REASON_NEVER)
+            return
+        part.accept_best_effort()
+        part.output(chat_answer("late"))
+        part.finish()
+
+    replica = ScriptedReplica("r0", too_late_for_a_promise)
+    async with asleep(replica, routing={"backup": backup}) as the_house:
+        asked = asyncio.create_task(the_house.chat())
+        await held(the_house, 1)
+        replica.tell()
+        answer = await asked
+        assert (answer.status_code, answer.headers["x-penstock-verdict"]) == (200, "best-effort")
+
+
+async def test_a_best_effort_tier_waits_as_well() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica) as the_house:
+        asked = asyncio.create_task(the_house.chat({"x-penstock-tier": "batch"}))
+        await held(the_house, 1)
+        replica.tell()
+        assert (await asked).status_code == 200
+        assert len(replica.parts) == 1
+
+
+async def test_nobody_waits_longer_than_the_pool_says() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica, autoscaling={**MAY_BE_NONE, "wakeTimeout": "50ms"}) as the_house:
+        answer = await the_house.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
+        assert (await the_house.http.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
+
+
+async def test_a_client_that_goes_away_takes_its_request_along() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica) as the_house:
+        asked = asyncio.create_task(the_house.chat())
+        await held(the_house, 1)
+        asked.cancel()
+        await held(the_house, 0)
+        replica.tell()
+        await until(lambda: the_house.rotation.ready)
+        assert (await the_house.chat()).status_code == 200
+        assert len(replica.parts) == 1
+
+
+@pytest.mark.parametrize("bound", ["MOST_REQUESTS", "MOST_BYTES"])
+async def test_who_finds_the_room_full_is_answered_at_once(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_room, bound, {"MOST_REQUESTS": 1, "MOST_BYTES": 100}[bound])
+    replica = ScriptedReplica("r0")
+    async with asleep(replica) as the_house:
+        asked = asyncio.create_task(the_house.chat())
+        await held(the_house, 1)
+        assert (await the_house.chat()).status_code == 503
+        replica.tell()
+        assert (await asked).status_code == 200
+
+
+async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again() -> None:
+    async def goes_again(part: Part) -> None:
+        if len(replica.parts) == 1:
+            replica.tell(engine_ready=False)
+            part.reject(wire.REASON_ENGINE_DOWN)
+            return
+        part.admit()
+        part.output(chat_answer("at last"))
+        part.finish()
+
+    replica = ScriptedReplica("r0", goes_again)
+    async with asleep(replica) as the_house:
+        asked = asyncio.create_task(the_house.chat())
+        await held(the_house, 1)
+        replica.tell()
+        await until(lambda: len(replica.parts) == 1)
+        await held(the_house, 1)
+        replica.tell()
+        assert (await asked).status_code == 200
+
+
+async def test_a_router_that_may_hold_is_ready_without_any_replica() -> None:
+    async with asleep(ScriptedReplica("r0")) as the_house:
+        assert (await the_house.http.get("/ready")).status_code == 200
+
+
+async def test_where_a_pool_always_has_replicas_nobody_waits() -> None:
+    replica = ScriptedReplica("r0")
+    async with asleep(replica, autoscaling={**MAY_BE_NONE, "minReplicas": 1}) as the_house:
+        assert (await the_house.http.get("/ready")).status_code == 503
+        answer: httpx.Response = await the_house.chat()
+        assert answer.status_code == 503
