@@ -1,0 +1,60 @@
+{{/* Prefix of every object's name: the release's, or nameOverride. */}}
+{{- define "penstock.prefix" -}}
+{{- .Values.nameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Name of the operator's own objects. */}}
+{{- define "penstock.operator" -}}
+{{ include "penstock.prefix" . }}-operator
+{{- end }}
+
+{{/* Account that the operator runs as. */}}
+{{- define "penstock.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "penstock.operator" .) -}}
+{{- else -}}
+{{- required "serviceAccount.name: missing; with serviceAccount.create=false, name the account that exists" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* What picks the operator's pods. Never changes between versions: a Deployment's selector cannot. */}}
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{/* Labels of every object of this chart. */}}
+{{- define "penstock.labels" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of what belongs to the operator's process. */}}
+{{- define "penstock.operatorLabels" -}}
+{{ include "penstock.labels" . }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{/* Full name of an image. Call with (list $ .Values.images.router). A digest wins over a tag. */}}
+{{- define "penstock.image" -}}
+{{- $root := first . -}}{{- $image := last . -}}
+{{- $registry := $image.registry | default $root.Values.images.registry -}}
+{{- $tag := $image.tag | default $root.Values.images.tag | default $root.Chart.AppVersion -}}
+{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- end }}
+
+{{/* "true" where a monitoring object is wanted: true, or auto and the cluster knows its kind. */}}
+{{- define "penstock.wanted" -}}
+{{- $root := first . -}}{{- $wanted := last . -}}
+{{- if or (eq (toString $wanted) "true") (and (eq (toString $wanted) "auto") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+true
+{{- end -}}
+{{- end }}

@@ -1,0 +1,88 @@
+"""Values: every one is described, none is unknown, and a wrong one is refused by its name."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from chart.rendered import CHART, rendered, template, the
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a schema says, with what it refers to."""
+    if "$ref" not in schema:
+        return schema
+    target: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    return target | {key: value for key, value in schema.items() if key != "$ref"}
+
+
+def documented(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, inner in schema.get("properties", {}).items():
+        found, where = resolved(inner), f"{path}.{name}".removeprefix(".")
+        yield where, found
+        yield from documented(found, where)
+
+
+def given(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        where = f"{path}.{name}".removeprefix(".")
+        yield where
+        inner = resolved(schema["properties"][name])
+        if "properties" in inner:
+            yield from given(value, inner, where)
+
+
+def test_every_value_is_described_and_every_described_one_has_a_default() -> None:
+    known = dict(documented(SCHEMA))
+    assert set(known) - {"global"} == set(given(VALUES, SCHEMA))
+    assert [path for path, schema in known.items() if not schema.get("description", "").endswith(".")] == []
+
+
+def test_objects_of_ours_take_no_unknown_values() -> None:
+    open_ones = [path for path, s in documented(SCHEMA) if "properties" in s and s["additionalProperties"]]
+    assert open_ones == []
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("operator.replicass=2", "/operator"),
+        ("operator.replicas=3", "/operator/replicas"),
+        ("images.router.tagg=1", "/images/router"),
+        ("images.operator.digest=sha256:12", "/images/operator/digest"),
+        ("images.registry=https://registry.example", "/images/registry"),
+        ("images.pullPolicy=Sometimes", "/images/pullPolicy"),
+        ("logging.level=loud", "/logging/level"),
+        ("pools.tls=yes", "/pools/tls"),
+        ("watchNamespaces=default", "/watchNamespaces"),
+        ("watchNamespaces[0]=Default", "/watchNamespaces/0"),
+        ("monitoring.serviceMonitor=maybe", "/monitoring/serviceMonitor"),
+        ("monitoring.rules.minimumRequests=0", "/monitoring/rules/minimumRequests"),
+        ("nameOverride=Penstock", "/nameOverride"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(value: str, where: str) -> None:
+    done = template(flags=["--set", value])
+    assert done.returncode != 0
+    assert f"at '{where}'" in done.stderr
+
+
+def test_an_account_that_is_not_made_has_to_be_named() -> None:
+    done = template(flags=["--set", "serviceAccount.create=false"])
+    assert "serviceAccount.name: missing" in done.stderr
+
+
+def test_extra_labels_are_on_every_object_and_ours_win() -> None:
+    flags = ["--set", "extraLabels.team=inference,operator.podLabels.app\\.kubernetes\\.io/name=other"]
+    manifests = rendered("ha", flags)
+    assert [
+        m["metadata"]["name"] for m in manifests if m["metadata"]["labels"].get("team") != "inference"
+    ] == []
+    deployment = the(manifests, "Deployment")["spec"]
+    assert (
+        deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
+    )
