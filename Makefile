@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
-  vllm-env test-vllm-real bench-vllm-real cluster-api \
+  vllm-env test-vllm-real bench-vllm-real cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity
 
 help: ## what there is to make
@@ -78,6 +78,10 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 
 bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
 	@$(BIN)/python bench/capacity.py
+
+chart: setup ## what the chart copies from elsewhere: the definition of ServingPool, the table of values
+	@cp crds/servingpools.yaml charts/penstock/files/servingpools.yaml
+	@PYTHONPATH=tests/charts $(BIN)/python -m chart.tables
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
 define stubs

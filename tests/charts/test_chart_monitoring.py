@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 from chart.rendered import CHART, PROMETHEUS, ROOT, Manifest, of_kind, rendered, template, the
+from chart.tables import README
 from promql_parser import AggregateExpr, MatrixSelector, VectorSelector
 
 MONITORS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
@@ -115,6 +116,11 @@ def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
         assert alert["labels"]["severity"] in ("warning", "critical")
         assert alert["labels"]["team"] == "inference"
         assert {"summary", "description"} <= alert["annotations"].keys()
+
+
+def test_the_readme_names_every_alert_and_no_other() -> None:
+    named = re.findall(r"^\| `(Penstock\w+)`", README.read_text(), re.MULTILINE)
+    assert named == list(dict.fromkeys(rule["alert"] for rule in rules(rendered("ha")) if "alert" in rule))
 
 
 def test_a_budget_that_burns_too_fast_over_both_windows_alarms() -> None:

@@ -1,30 +1,11 @@
 """Values: every one is described, none is unknown, and a wrong one is refused by its name."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
-from chart.rendered import CHART, rendered, template, the
-
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-
-
-def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a schema says, with what it refers to."""
-    if "$ref" not in schema:
-        return schema
-    target: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
-    return target | {key: value for key, value in schema.items() if key != "$ref"}
-
-
-def documented(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, inner in schema.get("properties", {}).items():
-        found, where = resolved(inner), f"{path}.{name}".removeprefix(".")
-        yield where, found
-        yield from documented(found, where)
+from chart.rendered import rendered, template, the
+from chart.tables import README, SCHEMA, VALUES, between, documented, resolved, values_table
 
 
 def given(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -37,13 +18,17 @@ def given(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> Ite
 
 
 def test_every_value_is_described_and_every_described_one_has_a_default() -> None:
-    known = dict(documented(SCHEMA))
+    known = dict(documented())
     assert set(known) - {"global"} == set(given(VALUES, SCHEMA))
     assert [path for path, schema in known.items() if not schema.get("description", "").endswith(".")] == []
 
 
+def test_the_readme_says_what_the_schema_says() -> None:
+    assert between(README.read_text(), "values") == values_table(), "stale: make chart"
+
+
 def test_objects_of_ours_take_no_unknown_values() -> None:
-    open_ones = [path for path, s in documented(SCHEMA) if "properties" in s and s["additionalProperties"]]
+    open_ones = [path for path, s in documented() if "properties" in s and s["additionalProperties"]]
     assert open_ones == []
 
 
