@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from penstock_pool import load_pool, parse_pool
+from penstock_pool.document import write_document
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 
@@ -13,3 +14,11 @@ def test_a_pool_reads_back_as_it_was(file: Path) -> None:
     pool = load_pool(file)
     document = pool.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     assert parse_pool(document, file.name) == pool
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_a_written_pool_loads_as_it_was(file: Path, tmp_path: Path) -> None:
+    pool = load_pool(file)
+    written = tmp_path / "pool.yaml"
+    written.write_text(write_document(pool.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    assert load_pool(written) == pool

@@ -1,4 +1,4 @@
-"""Reading a pool file's YAML, with errors that say where.
+"""Reading a pool file's YAML, with errors that say where, and writing it.
 
 PyYAML takes the last of two equal keys without a word; a pool must not lose a tier that way.
 """
@@ -44,6 +44,11 @@ def read_document(path: Path) -> Any:
         raise DocumentError(_where(error)) from None
     except yaml.YAMLError as error:
         raise DocumentError(f"is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def write_document(document: Any) -> str:
+    """A document as a file has it: one line for each value, in the order that they have."""
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000))
 
 
 def _where(error: yaml.MarkedYAMLError) -> str:
