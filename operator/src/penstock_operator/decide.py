@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_operator.manifest import Manifest, Owner, Ref
+from penstock_operator.drift import drift
+from penstock_operator.manifest import Manifest, Owner, Ref, ref_of
+from penstock_operator.names import FIELD_MANAGER, MANAGED_BY, WANTED_ANNOTATION
 
 
 class Reason(StrEnum):
@@ -66,4 +68,58 @@ def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -
     Applies come first and in the order of `wanted`, then deletions, conflicts last. An object that is being
     deleted is left alone until it is gone.
     """
-    raise NotImplementedError
+    there = {ref_of(manifest): manifest for manifest in seen}
+    steps = [_towards(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
+    still_wanted = {ref_of(manifest) for manifest in wanted}
+    orphans = [
+        Delete(ref, manifest["metadata"]["uid"])
+        for ref, manifest in there.items()
+        if ref not in still_wanted and _may_be_deleted(manifest, owner)
+    ]
+    applies = [step for step in steps if isinstance(step, Apply)]
+    conflicts = [step for step in steps if isinstance(step, Conflict)]
+    return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *conflicts)
+
+
+def _towards(wanted: Manifest, seen: Manifest | None, owner: Owner) -> Apply | Conflict | None:
+    """What to do about one wanted object."""
+    if seen is None:
+        return Apply(wanted, Reason.MISSING)
+    if not _owned(seen, owner):
+        return Conflict(ref_of(wanted), _whose(seen))
+    if _leaving(seen):
+        return None
+    differs = drift(wanted, seen)
+    asked_before = _annotation(seen, WANTED_ANNOTATION)
+    if asked_before not in (None, _annotation(wanted, WANTED_ANNOTATION)):
+        return Apply(wanted, Reason.CHANGED)
+    return Apply(wanted, Reason.DRIFTED, differs) if differs else None
+
+
+def _owned(manifest: Manifest, owner: Owner) -> bool:
+    return any(reference["uid"] == owner.uid for reference in _owners(manifest))
+
+
+def _may_be_deleted(manifest: Manifest, owner: Owner) -> bool:
+    labels = manifest["metadata"].get("labels") or {}
+    return _owned(manifest, owner) and labels.get(MANAGED_BY) == FIELD_MANAGER and not _leaving(manifest)
+
+
+def _whose(manifest: Manifest) -> str:
+    """In words, with what to do."""
+    keepers = [f'{owner["kind"]} "{owner["name"]}"' for owner in _owners(manifest) if owner.get("controller")]
+    whose = f"belongs to {keepers[0]}" if keepers else "is not this pool's"
+    return f"{ref_of(manifest)} {whose}: delete it, or give the pool another name"
+
+
+def _owners(manifest: Manifest) -> list[Manifest]:
+    return manifest["metadata"].get("ownerReferences") or []
+
+
+def _leaving(manifest: Manifest) -> bool:
+    return manifest["metadata"].get("deletionTimestamp") is not None
+
+
+def _annotation(manifest: Manifest, name: str) -> str | None:
+    value: str | None = (manifest["metadata"].get("annotations") or {}).get(name)
+    return value

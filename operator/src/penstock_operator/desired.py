@@ -6,29 +6,27 @@ child has its own file in `objects/`; here they are only put in the order in whi
 what pods need to start, then the pods, then what leads traffic to them.
 """
 
-from dataclasses import dataclass
-
 from penstock_pool import Pool
 
+from penstock_operator.digest import digest
+from penstock_operator.inputs import Facts, Inputs, UnfitPool
 from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.names import WANTED_ANNOTATION
+from penstock_operator.objects.accounts import accounts
+from penstock_operator.objects.autoscalers import autoscalers
+from penstock_operator.objects.config_maps import replica_config_map, router_config_map
+from penstock_operator.objects.disruption_budgets import disruption_budgets
+from penstock_operator.objects.http_route import http_route
+from penstock_operator.objects.ingress import ingress
+from penstock_operator.objects.network_policies import replica_network_policy, router_network_policy
+from penstock_operator.objects.replica_set import replica_set
+from penstock_operator.objects.router_deployment import router_deployment
+from penstock_operator.objects.service_monitor import service_monitor
+from penstock_operator.objects.services import replicas_service, router_service
+from penstock_operator.objects.tls_secrets import tls_secrets
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials
 
-
-class UnfitPool(Exception):
-    """A valid pool that this operator cannot run. The message is for its status: field, what, what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is wanted beside the pool's own words.
-
-    replicas: how many replicas to run now: `spec.replicas`, or what autoscaling decided.
-    credentials: keys and certificates to publish; None where TLS is off, and only there.
-    """
-
-    replicas: int
-    credentials: Credentials | None
+__all__ = ["Facts", "UnfitPool", "desired"]
 
 
 def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple[Manifest, ...]:
@@ -37,4 +35,30 @@ def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple
     Each has the pool's labels, its ownerReference and its namespace, and the annotation
     `penstock.dev/wanted`. Equal inputs give equal manifests. Raises UnfitPool.
     """
-    raise NotImplementedError
+    inputs = Inputs(pool, owner, settings, facts)
+    before_pods = (
+        *accounts(inputs),
+        *tls_secrets(inputs),
+        replica_config_map(inputs),
+        router_config_map(inputs),
+        replica_network_policy(inputs),
+        router_network_policy(inputs),
+        *disruption_budgets(inputs),
+        replicas_service(inputs),
+        router_service(inputs),
+    )
+    pods = (replica_set(inputs), router_deployment(inputs))
+    after_pods = (
+        *ingress(inputs),
+        *http_route(inputs),
+        *service_monitor(inputs),
+        *autoscalers(inputs),
+    )
+    return tuple(_with_digest(manifest) for manifest in (*before_pods, *pods, *after_pods))
+
+
+def _with_digest(manifest: Manifest) -> Manifest:
+    """The manifest with a digest of itself, by which a later look knows what was asked for."""
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), WANTED_ANNOTATION: digest(manifest)}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}

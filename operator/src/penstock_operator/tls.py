@@ -3,26 +3,47 @@
 Each pool has its own authority. It signs one certificate for replicas (a server's, made out to the headless
 Service) and one for routers (a client's), and a pod holds only its own key. Nobody outside the pool's
 namespace is trusted, and nobody has to install cert-manager.
+
+Certificates live a year and are renewed when a third of it is left; authorities live ten and get a successor
+when two are left. Nothing breaks meanwhile, because trust is handed out before it is used: a new authority is
+published beside the old one at once, and signs only after `TRUSTED_AFTER`, when every pod has long read it.
+An authority that has expired is dropped, and with it went all that it signed.
+
+Nothing here is random but `make_key`, and no clock is read: `now` comes in.
 """
 
-from collections.abc import Callable
+from base64 import b64decode
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from hashlib import sha256
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from penstock_operator.certificates import (
+    MakeKey,
+    Pair,
+    Subject,
+    authority,
+    begins,
+    is_for,
+    is_whole,
+    issue,
+    left,
+    signed_by,
+)
 from penstock_operator.manifest import Manifest
 
-MakeKey = Callable[[], EllipticCurvePrivateKey]
-"""A new private key: the one thing here that is random, so it comes in."""
+CERTIFICATE_LIFE = timedelta(days=365)
+CERTIFICATE_RENEWED = CERTIFICATE_LIFE / 3
+"""Left of a certificate's life when it is renewed."""
 
+AUTHORITY_LIFE = timedelta(days=3650)
+AUTHORITY_RENEWED = timedelta(days=730)
+"""Left of an authority's life when it gets a successor; longer than anything it signs lives."""
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its key, both PEM."""
-
-    certificate: bytes
-    key: bytes
+TRUSTED_AFTER = timedelta(days=7)
+"""A new authority has been published for so long before it signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +55,82 @@ class Credentials:
     client: Pair
 
 
-def read_credentials(authority: Manifest | None, published: Manifest | None) -> Credentials | None:
-    """What two Secrets hold, `names.authority_name` and `names.tls_name`; None if anything is missing."""
-    raise NotImplementedError
+def read_credentials(signing: Manifest | None, published: Manifest | None) -> Credentials | None:
+    """What two Secrets hold, `names.authority_name` and `names.tls_name`; None if anything is amiss."""
+    own, shown = _entries(signing), _entries(published)
+    try:
+        pairs = zip(_pems(own["ca.crt"]), _pems(own["ca.key"]), strict=True)
+        authorities = tuple(Pair(certificate, key) for certificate, key in pairs)
+        server = Pair(shown["tls.crt"], shown["tls.key"])
+        client = Pair(shown["client.crt"], shown["client.key"])
+    except (KeyError, ValueError):
+        return None
+    whole = authorities and all(map(is_whole, (*authorities, server, client)))
+    return Credentials(authorities, server, client) if whole else None
 
 
 def renewed(held: Credentials | None, server_name: str, now: datetime, make_key: MakeKey) -> Credentials:
     """Credentials good for a while yet: those held where nothing is due, else with what was due made anew.
 
-    now: aware. Random only by `make_key`.
+    held: None where there are none, or none that can be read. now: aware.
     """
-    raise NotImplementedError
+    authorities = _authorities(held.authorities if held else (), server_name, now, make_key)
+    signer = _signer(authorities, now)
+
+    def good_or_new(pair: Pair | None, subject: Subject) -> Pair:
+        if pair is not None and _is_good(pair, subject, authorities, now):
+            return pair
+        return issue(subject, signer, now, CERTIFICATE_LIFE, make_key)
+
+    server = Subject(server_name, ExtendedKeyUsageOID.SERVER_AUTH)
+    client = Subject(f"router.{server_name}", ExtendedKeyUsageOID.CLIENT_AUTH)
+    return Credentials(
+        authorities,
+        good_or_new(held.server if held else None, server),
+        good_or_new(held.client if held else None, client),
+    )
+
+
+def fingerprint(credentials: Credentials) -> str:
+    """Of what a replica reads: changes when replicas have to show another certificate, or trust another."""
+    trusted = (pair.certificate for pair in credentials.authorities)
+    return sha256(b"\n".join((*trusted, credentials.server.certificate))).hexdigest()
+
+
+def _authorities(
+    held: Sequence[Pair], server_name: str, now: datetime, make_key: MakeKey
+) -> tuple[Pair, ...]:
+    """Those that have not expired, and a new one where none will last."""
+    alive = tuple(pair for pair in held if left(pair, now) > timedelta(0))
+    if alive and left(alive[-1], now) > AUTHORITY_RENEWED:
+        return alive
+    return (*alive, authority(server_name, now, AUTHORITY_LIFE, make_key))
+
+
+def _signer(authorities: Sequence[Pair], now: datetime) -> Pair:
+    """The newest that everybody trusts by now; where there is only a new one, nobody has trusted another."""
+    trusted = [pair for pair in authorities if begins(pair) + TRUSTED_AFTER <= now]
+    return trusted[-1] if trusted else authorities[0]
+
+
+def _is_good(pair: Pair, subject: Subject, authorities: Sequence[Pair], now: datetime) -> bool:
+    """Whether it is this subject's, will last, and is trusted."""
+    trusted = any(signed_by(pair, signer) for signer in authorities)
+    return trusted and is_for(pair, subject) and left(pair, now) > CERTIFICATE_RENEWED
+
+
+def _entries(secret: Manifest | None) -> dict[str, bytes]:
+    held = (secret or {}).get("data") or {}
+    return {entry: b64decode(value) for entry, value in held.items()}
+
+
+def _pems(text: bytes) -> list[bytes]:
+    """Each PEM block of several."""
+    end = b"-----END "
+    blocks, block = [], b""
+    for line in text.splitlines(keepends=True):
+        block += line
+        if line.startswith(end):
+            blocks.append(block)
+            block = b""
+    return blocks

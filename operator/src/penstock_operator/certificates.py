@@ -1,0 +1,154 @@
+"""Certificates: an authority that signs itself, and what it signs. Elliptic curves, PEM.
+
+An authority may sign for its pool's name and nothing else (name constraints): whoever steals it can play that
+pool, which they could with what they had to steal it from. Serial numbers come from the keys, so that the
+same key makes the same certificate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.x509.oid import NameOID
+
+MakeKey = Callable[[], EllipticCurvePrivateKey]
+"""A new private key: the one thing here that is random, so it comes in."""
+
+CLOCK_SKEW = timedelta(minutes=5)
+"""Nodes' clocks may be behind by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is made out to (a DNS name), and for what."""
+
+    name: str
+    usage: x509.ObjectIdentifier
+
+
+def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKey) -> Pair:
+    """A new authority, which signs itself. Its name has its key in it: two of one pool are told apart."""
+    key = make_key()
+    name = _common_name(f"penstock {_serial(key):x}"[:40])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
+        _builder(key, name, name, now, life)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.NameConstraints([x509.DNSName(server_name)], None), critical=True)
+    )
+    return _pair(builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True), key)
+
+
+def issue(subject: Subject, signer: Pair, now: datetime, life: timedelta, make_key: MakeKey) -> Pair:
+    """A certificate for the subject, and its new key."""
+    key, signing_key, issuer = make_key(), _key(signer), _certificate(signer)
+    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _builder(key, _common_name("penstock"), issuer.subject, now, life)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject.name)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([subject.usage]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
+        )
+    )
+    return _pair(builder.sign(signing_key, hashes.SHA256(), ecdsa_deterministic=True), key)
+
+
+def _builder(
+    key: EllipticCurvePrivateKey, subject: x509.Name, issuer: x509.Name, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(_serial(key))
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _serial(key: EllipticCurvePrivateKey) -> int:
+    """As good as random, for the key is, and the same for the same key. X.509 wants at most 159 bits."""
+    public = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return int.from_bytes(sha256(public).digest()[:19]) or 1
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> Pair:
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), private)
+
+
+def begins(pair: Pair) -> datetime:
+    """When it was made."""
+    return _certificate(pair).not_valid_before_utc + CLOCK_SKEW
+
+
+def left(pair: Pair, now: datetime) -> timedelta:
+    """Until it expires."""
+    return _certificate(pair).not_valid_after_utc - now
+
+
+def is_whole(pair: Pair) -> bool:
+    """Whether it can be read, and the key is the certificate's."""
+    try:
+        return _certificate(pair).public_key() == _key(pair).public_key()
+    except ValueError:
+        return False
+
+
+def is_for(pair: Pair, subject: Subject) -> bool:
+    """Whether it is made out to this subject."""
+    names = _certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName) == [subject.name]
+
+
+def signed_by(pair: Pair, signer: Pair) -> bool:
+    """By key identifiers: what was stored is looked through here, and peers check signatures."""
+    told = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    of = _certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return told.key_identifier == of.digest
+
+
+def _certificate(pair: Pair) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pair.certificate)
+
+
+def _key(pair: Pair) -> EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(pair.key, None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise ValueError("the key is not on an elliptic curve")
+    return key

@@ -1,0 +1,38 @@
+"""Which lists of a Kubernetes object are really maps, and by what.
+
+Kubernetes writes maps as lists of objects that have a key: containers by name, mounts by path. Server-side
+apply merges such a list entry by entry and replaces every other list whole; comparing and merging here follow
+the same division, which is the schema's own (`x-kubernetes-list-map-keys`).
+"""
+
+from typing import Any
+
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "topologySpreadConstraints": "topologyKey",
+    "hostAliases": "ip",
+    "resourceClaims": "name",
+    "ownerReferences": "uid",
+}
+
+
+def list_key(field: str, items: list[Any]) -> str | None:
+    """What keys the entries of the list in this field; None where it is a plain list, replaced whole."""
+    if not all(isinstance(item, dict) for item in items):
+        return None
+    key = _KEYS.get(field) or _port_key(field, items)
+    return key if key is not None and all(key in item for item in items) else None
+
+
+def _port_key(field: str, items: list[dict[str, Any]]) -> str | None:
+    if field != "ports" or not items:
+        return None
+    if all("containerPort" in item for item in items):
+        return "containerPort"
+    return "port" if all("targetPort" in item for item in items) else None

@@ -1,0 +1,41 @@
+"""Service accounts, and the one right that any pod of a pool has: routers watch where replicas are."""
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import Component, replica_name, router_name
+from penstock_operator.objects.child import child
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def accounts(inputs: Inputs) -> tuple[Manifest, ...]:
+    """Both service accounts, the routers' Role and its binding. Replicas get no token at all."""
+    router = router_name(inputs.name)
+    rule = {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
+    }
+    role = {"apiGroup": RBAC, "kind": "Role", "name": router}
+    subject = {"kind": "ServiceAccount", "name": router, "namespace": inputs.owner.namespace}
+    return (
+        _account(inputs, replica_name(inputs.name), Component.REPLICA),
+        _account(inputs, router, Component.ROUTER),
+        child(inputs, f"{RBAC}/v1", "Role", router, component=Component.ROUTER, rules=[rule]),
+        child(
+            inputs,
+            f"{RBAC}/v1",
+            "RoleBinding",
+            router,
+            component=Component.ROUTER,
+            roleRef=role,
+            subjects=[subject],
+        ),
+    )
+
+
+def _account(inputs: Inputs, name: str, component: Component) -> Manifest:
+    """Whoever borrows the account gets no token with it; a pod that needs one asks for it."""
+    return child(
+        inputs, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
+    )

@@ -1,0 +1,85 @@
+"""What every container of ours has: image, security, a place for temporary files, its last words kept."""
+
+from typing import Any
+
+from penstock_pool.pod_spec import Resources
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.objects.security import OWN_SECURITY
+
+Json = dict[str, Any]
+
+CONFIG_FOLDER = "/etc/penstock"
+POOL_FILE = f"{CONFIG_FOLDER}/pool.yaml"
+TLS_FOLDER = "/etc/penstock-tls"
+MODEL_FOLDER = "/model"
+"""Where weights from a claim or an image are, read-only."""
+
+TELEMETRY_FOLDER = "/run/penstock"
+TELEMETRY_SOCKET = f"{TELEMETRY_FOLDER}/telemetry.sock"
+
+CONFIG_MOUNT: Json = {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}
+TLS_MOUNT: Json = {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}
+TELEMETRY_MOUNT: Json = {"name": "telemetry", "mountPath": TELEMETRY_FOLDER}
+READABLE = 0o440
+"""For the pod's user, and nobody else."""
+
+
+def container(inputs: Inputs, name: str, image: str, **fields: Any) -> Json:
+    """A container with what is common to all; `fields` beside it or instead.
+
+    What it says last on stderr before it dies is kept in the pod's status, where people and the pool's
+    conditions find it.
+    """
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": inputs.settings.image_pull_policy,
+        "securityContext": OWN_SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **fields,
+    }
+
+
+def resources(given: Resources, default: Json) -> Json:
+    """As the pool has them; requests and limits that it leaves out are the default's."""
+    told = given.model_dump(exclude_defaults=True)
+    return {
+        part: told.get(part, default.get(part))
+        for part in ("limits", "requests")
+        if told or default.get(part)
+    }
+
+
+def probe(path: str, port: str, period_s: int, failures: int) -> Json:
+    """Asks by HTTP. Five seconds for an answer: a busy process is slow, and not dead."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def empty_folder(name: str, path: str, **options: Any) -> tuple[Json, Json]:
+    """A volume that lives as long as the pod, and its mount."""
+    return {"name": name, "emptyDir": options}, {"name": name, "mountPath": path}
+
+
+def config_volume(config_map: str, *more: Json) -> Json:
+    """The pool file, and what else stands in its folder: one volume, for none is mounted in another."""
+    sources = [{"configMap": {"name": config_map}}, *more]
+    return {"name": CONFIG_MOUNT["name"], "projected": {"sources": sources, "defaultMode": READABLE}}
+
+
+def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:
+    """These entries of the TLS Secret and no others."""
+    items = [{"key": entry, "path": entry} for entry in entries]
+    shown = {"secretName": secret, "items": items, "defaultMode": READABLE}
+    return {"name": TLS_MOUNT["name"], "secret": shown}
+
+
+def pull_secrets(inputs: Inputs) -> Json:
+    """The part of a pod's spec that says how to fetch images; empty where there is nothing to say."""
+    names = inputs.settings.image_pull_secrets
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}

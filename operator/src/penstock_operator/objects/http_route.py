@@ -1,0 +1,36 @@
+"""HTTPRoute of the Gateway API: the pool's host, on a Gateway that is there already.
+
+Only `/v1`, like the Ingress, and without time limits: the router has its own.
+"""
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import Component
+from penstock_operator.objects.child import child
+from penstock_operator.objects.ingress import API_PATH
+from penstock_operator.objects.services import HTTP_PORT
+
+
+def http_route(inputs: Inputs) -> tuple[Manifest, ...]:
+    """The HTTPRoute, where the pool asks for one."""
+    wanted = inputs.pool.spec.ingress
+    if wanted is None or wanted.gateway is None:
+        return ()
+    parent = {"name": wanted.gateway.name}
+    if wanted.gateway.namespace is not None:
+        parent["namespace"] = wanted.gateway.namespace
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
+        "backendRefs": [{"name": inputs.name, "port": HTTP_PORT}],
+        "timeouts": {"request": "0s", "backendRequest": "0s"},
+    }
+    made = child(
+        inputs,
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        inputs.name,
+        component=Component.ROUTER,
+        annotations=wanted.annotations,
+        spec={"parentRefs": [parent], "hostnames": [wanted.host], "rules": [rule]},
+    )
+    return (made,)

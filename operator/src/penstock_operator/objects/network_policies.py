@@ -1,0 +1,53 @@
+"""NetworkPolicies: who may connect to a pool's pods.
+
+A replica is reached by its own pool's routers, and by nobody else: whoever talks to an engine directly takes
+what was promised to others. Metrics are for whoever collects them, anywhere in the cluster. Routers are
+reached from everywhere; what they serve is public by its nature, and guarded by keys. Where pods connect to
+is not limited: hubs, tracing and Redis are elsewhere in every cluster. The kubelet's probes come from the
+node and are always let in.
+"""
+
+from typing import Any
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import (
+    METRICS_PORT,
+    REPLICA_PORT,
+    ROUTER_PORT,
+    Component,
+    replica_name,
+    router_name,
+    selector,
+)
+from penstock_operator.objects.child import child
+
+
+def replica_network_policy(inputs: Inputs) -> Manifest:
+    """gRPC from this pool's routers, metrics from any pod, nothing else."""
+    routers = {"podSelector": {"matchLabels": selector(inputs.name, Component.ROUTER)}}
+    anybody: dict[str, Any] = {"namespaceSelector": {}}
+    return _policy(
+        inputs,
+        replica_name(inputs.name),
+        Component.REPLICA,
+        [{"from": [routers], "ports": _tcp(REPLICA_PORT)}, {"from": [anybody], "ports": _tcp(METRICS_PORT)}],
+    )
+
+
+def router_network_policy(inputs: Inputs) -> Manifest:
+    """HTTP from everywhere, nothing else."""
+    return _policy(inputs, router_name(inputs.name), Component.ROUTER, [{"ports": _tcp(ROUTER_PORT)}])
+
+
+def _policy(inputs: Inputs, name: str, component: Component, ingress: list[Any]) -> Manifest:
+    spec = {
+        "podSelector": {"matchLabels": selector(inputs.name, component)},
+        "policyTypes": ["Ingress"],
+        "ingress": ingress,
+    }
+    return child(inputs, "networking.k8s.io/v1", "NetworkPolicy", name, component=component, spec=spec)
+
+
+def _tcp(port: int) -> list[dict[str, Any]]:
+    return [{"protocol": "TCP", "port": port}]

@@ -1,0 +1,135 @@
+"""The Deployment of routers.
+
+Each new one is up before an old one goes. One that is to stop first goes on serving while `/ready` says no,
+until proxies have heard of it, then finishes what it has.
+"""
+
+from typing import Any
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import (
+    ROUTER_PORT,
+    Component,
+    replicas_service_name,
+    router_name,
+    selector,
+    tls_name,
+    tls_server_name,
+)
+from penstock_operator.objects.child import child
+from penstock_operator.objects.containers import (
+    CONFIG_MOUNT,
+    POOL_FILE,
+    TLS_FOLDER,
+    TLS_MOUNT,
+    config_volume,
+    container,
+    empty_folder,
+    probe,
+    resources,
+    tls_volume,
+)
+from penstock_operator.objects.pods import pod_template
+from penstock_operator.pool_file import KEYS_ENTRY
+from penstock_operator.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
+
+Json = dict[str, Any]
+
+ROUTER = "router"
+CLIENT_ENTRIES = ("ca.crt", "client.crt", "client.key")
+"""What a router needs of the TLS Secret."""
+
+RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+"""Where the pool says nothing: `spec.router.resources`."""
+
+
+def router_deployment(inputs: Inputs) -> Manifest:
+    """The Deployment."""
+    name, router = router_name(inputs.name), inputs.pool.spec.router
+    temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
+    volumes = [config_volume(name, *_key_files(inputs)), temporary]
+    if inputs.settings.tls:
+        volumes.append(tls_volume(tls_name(inputs.name), CLIENT_ENTRIES))
+    template = pod_template(
+        inputs,
+        Component.ROUTER,
+        router_digest(inputs.pool),
+        router.pod_template,
+        serviceAccountName=name,
+        automountServiceAccountToken=True,
+        terminationGracePeriodSeconds=router_grace_s(inputs.pool),
+        containers=[_container(inputs, its_mount)],
+        volumes=volumes,
+    )
+    spec = {
+        "replicas": router.replicas,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "minReadySeconds": 1,
+        "revisionHistoryLimit": 5,
+        "selector": {"matchLabels": selector(inputs.name, Component.ROUTER)},
+        "template": template,
+    }
+    return child(inputs, "apps/v1", "Deployment", name, component=Component.ROUTER, spec=spec)
+
+
+def _container(inputs: Inputs, temporary: Json) -> Json:
+    router, tls = inputs.pool.spec.router, inputs.settings.tls
+    mounts = [CONFIG_MOUNT, temporary]
+    return container(
+        inputs,
+        ROUTER,
+        router.image or inputs.settings.router_image,
+        command=["penstock-router"],
+        args=[*_arguments(inputs), *(_tls_arguments(inputs) if tls else [])],
+        ports=[{"name": "http", "containerPort": ROUTER_PORT}],
+        startupProbe=probe("/health", "http", period_s=1, failures=60),
+        livenessProbe=probe("/health", "http", period_s=10, failures=6),
+        readinessProbe=probe("/ready", "http", period_s=1, failures=2),
+        resources=resources(router.resources, RESOURCES),
+        volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
+        **_redis(inputs),
+    )
+
+
+def _arguments(inputs: Inputs) -> list[str]:
+    service = f"{inputs.owner.namespace}/{replicas_service_name(inputs.name)}"
+    return [
+        "-f",
+        POOL_FILE,
+        "--host=0.0.0.0",
+        f"--port={ROUTER_PORT}",
+        f"--discover={service}",
+        f"--lame-duck-s={LAME_DUCK_S:g}",
+        f"--drain-s={router_drain_s(inputs.pool):g}",
+        "--log-json",
+    ]
+
+
+def _tls_arguments(inputs: Inputs) -> list[str]:
+    return [
+        f"--tls-ca={TLS_FOLDER}/ca.crt",
+        f"--tls-cert={TLS_FOLDER}/client.crt",
+        f"--tls-key={TLS_FOLDER}/client.key",
+        f"--tls-server-name={tls_server_name(inputs.name, inputs.owner.namespace)}",
+    ]
+
+
+def _key_files(inputs: Inputs) -> list[Json]:
+    """The Secrets of the pool's applications, each once. The kubelet reads them; the operator never does."""
+    secrets = dict.fromkeys(
+        application.keys.secret for application in inputs.pool.spec.applications if application.keys.secret
+    )
+    return [
+        {"secret": {"name": secret, "items": [{"key": KEYS_ENTRY, "path": f"keys/{secret}/{KEYS_ENTRY}"}]}}
+        for secret in secrets
+    ]
+
+
+def _redis(inputs: Inputs) -> Json:
+    """Where the operator names a Secret with the URL of the Redis that routers share."""
+    secret = inputs.settings.redis_url_secret
+    if secret is None:
+        return {}
+    source = {"secretKeyRef": {"name": secret, "key": "url"}}
+    return {"env": [{"name": "PENSTOCK_REDIS_URL", "valueFrom": source}]}
