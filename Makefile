@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check clean \
+.PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real bench-vllm-real cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity
 
@@ -93,6 +93,10 @@ endef
 
 proto: setup ## generate the gRPC stubs beside their .proto files
 	@$(call stubs,proto/src)
+
+crds: setup ## generate the CustomResourceDefinition, and the pool file's page, from the pool's schema
+	@$(BIN)/python -m penstock_pool.crd > crds/servingpools.yaml
+	@$(BIN)/python -m penstock_pool.reference > docs/pool-file.md
 
 proto-check: setup # the committed stubs are what the .proto files say
 	@rm -rf .venv/stubs && mkdir -p .venv/stubs && $(call stubs,.venv/stubs)

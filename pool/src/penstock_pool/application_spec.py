@@ -4,12 +4,26 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from penstock_pool.cel import Rule, Why, checked_by
 from penstock_pool.scalars import Name, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
 
 class KeySource(Spec):
     """Where an application's API keys are: exactly one of these."""
+
+    model_config = checked_by(
+        Rule(
+            "has(self.secret) != has(self.file)",
+            "names no single place; write exactly one of secret, file",
+        ),
+        Rule(
+            "!has(self.file)",
+            "is for local tools; a cluster reads keys from a Secret of its own: write secret",
+            at="file",
+            why=Why.UNUSED,
+        ),
+    )
 
     secret: ObjectName | None = Field(
         default=None,

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock_pool.cel import Rule, Why, checked_by
 from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window, wrong_at
 from penstock_pool.spec import Spec
 
@@ -38,6 +39,31 @@ class ScaleDown(Spec):
 
 class Autoscaling(Spec):
     """Between how many replicas the pool moves, and by what."""
+
+    model_config = checked_by(
+        Rule(
+            "self.minReplicas <= self.maxReplicas",
+            "is above maxReplicas; at most that",
+            at="minReplicas",
+        ),
+        Rule(
+            "self.by != 'keda' || has(self.prometheusUrl)",
+            "missing; by: keda has to know the Prometheus to ask",
+            at="prometheusUrl",
+            why=Why.MISSING,
+        ),
+        Rule(
+            "self.by == 'keda' || !has(self.prometheusUrl)",
+            "would not be used; write by: keda, or remove it",
+            at="prometheusUrl",
+            why=Why.UNUSED,
+        ),
+        Rule(
+            "self.by != 'hpa' || self.minReplicas > 0",
+            "0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
+            at="minReplicas",
+        ),
+    )
 
     min_replicas: Replicas = Field(
         default=1,

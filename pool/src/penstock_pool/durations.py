@@ -11,6 +11,9 @@ UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 LONGEST_S = 24 * 3600.0
 """Longer than any request, time-out or drain may take; what is longer is a slip of the pen."""
 
+LONGEST_TEXT = 32
+"""No duration that people write is longer."""
+
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
@@ -21,7 +24,7 @@ def parse_duration_s(text: str) -> float:
 
     Raises ValueError with what was given and what would be right.
     """
-    if not _WHOLE.fullmatch(text):
+    if len(text) > LONGEST_TEXT or not _WHOLE.fullmatch(text):
         raise ValueError(_what_is_wrong(text))
     seconds = sum(float(number) * UNIT_S[unit] for number, unit in _PART.findall(text))
     if seconds > LONGEST_S:

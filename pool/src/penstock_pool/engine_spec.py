@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from penstock_pool.known import known_time_model
+from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.known import TimeModelName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
@@ -18,6 +19,13 @@ Argument = Annotated[str, Field(max_length=4096)]
 
 class ModelSource(Spec):
     """Where the weights come from: exactly one of these. Without any, the hub id is the model's name."""
+
+    model_config = checked_by(
+        Rule(
+            "[has(self.hub), has(self.persistentVolumeClaim), has(self.image)].filter(is, is).size() == 1",
+            "names no single source; write exactly one of hub, persistentVolumeClaim, image",
+        )
+    )
 
     hub: Text | None = Field(
         default=None, description="Hugging Face hub id.", examples=["meta-llama/Llama-3.1-8B-Instruct"]
@@ -33,7 +41,7 @@ class ModelSource(Spec):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
+        if sum(source is not None for source in (self.hub, self.persistent_volume_claim, self.image)) != 1:
             raise wrong_at(
                 "", "names no single source; write exactly one of hub, persistentVolumeClaim, image"
             )
@@ -42,6 +50,16 @@ class ModelSource(Spec):
 
 class ModelSpec(Spec):
     """The model."""
+
+    model_config = checked_by(
+        Rule(
+            "self.name == oldSelf.name",
+            'stays "{oldSelf.name}": replicas change one by one, and meanwhile some would answer for another '
+            "model; make a second pool",
+            at="name",
+            why=Why.UNUSED,
+        )
+    )
 
     name: Text = Field(
         description="The name clients ask for; also the hub id where `source` says nothing else.",
@@ -66,20 +84,37 @@ class Speculation(Spec):
 class EngineSpec(Spec):
     """The engine beside every sidecar."""
 
+    model_config = checked_by(
+        Rule(
+            f"self.type != 'simulated' || self.timeModel != '{AUTO}'",
+            "a simulated engine has nothing to measure; write for example llama-3-8b-a100",
+            at="timeModel",
+        ),
+        Rule(
+            "self.type == 'simulated' || has(self.image)",
+            "missing; a cluster has to know which container runs the engine, for example "
+            "vllm/vllm-openai:v0.33.0",
+            at="image",
+            why=Why.MISSING,
+        ),
+    )
+
     type: Literal["vllm", "openai", "simulated"] = Field(
         description="`vllm` with Penstock's scheduler; `openai`: any OpenAI-compatible engine, unmodified; "
         "`simulated`: a GPU's timing without the GPU.",
         examples=["vllm"],
     )
     image: Text | None = Field(
-        default=None, description="Container image of the engine.", examples=["vllm/vllm-openai:v0.33.0"]
+        default=None,
+        description="Container image of the engine. A cluster needs it, but for simulated engines.",
+        examples=["vllm/vllm-openai:v0.33.0"],
     )
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
         default=(), description="Passed to the engine as they are.", examples=[["--enable-prefix-caching"]]
     )
     tensor_parallel_size: Count = Field(default=1, description="GPUs that one replica spans.", examples=[1])
     resources: Resources = Field(default_factory=Resources, description="Of the engine's container.")
-    time_model: Annotated[Text, AfterValidator(known_time_model)] = Field(
+    time_model: TimeModelName = Field(
         default=AUTO,
         description="How long an iteration takes: a built-in model by name, or `auto` to measure the engine "
         "at start. Refined online either way. A simulated engine has to be told one.",

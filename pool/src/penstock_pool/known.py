@@ -2,12 +2,14 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Annotated
 
 from penstock_core.builtin_time_models import BUILTINS
 from penstock_core.orders import ORDERS
 from penstock_core.policies import POLICIES
+from pydantic import AfterValidator, WithJsonSchema
 
-from penstock_pool.scalars import wrong
+from penstock_pool.scalars import Text, wrong
 
 ONLY_SIMULATED = {
     "distserve": "it splits a fleet into prefill and decode GPUs; "
@@ -15,6 +17,9 @@ ONLY_SIMULATED = {
     "vllm-real": "it is what vLLM does without a policy; `penstock simulate --policy vllm-real` runs it",
 }
 """Schedulers that can be compared with and not chosen, and why."""
+
+
+TIME_MODELS = ("auto", *BUILTINS)
 
 
 def did_you_mean(given: str, allowed: Collection[str]) -> str:
@@ -25,7 +30,7 @@ def did_you_mean(given: str, allowed: Collection[str]) -> str:
 
 def known_time_model(name: str) -> str:
     """The name, if it is `auto` or a built-in time model."""
-    return _one_of(name, ("auto", *BUILTINS), "time model")
+    return _one_of(name, TIME_MODELS, "time model")
 
 
 def known_policy(name: str) -> str:
@@ -44,3 +49,12 @@ def _one_of(name: str, allowed: Collection[str], what: str) -> str:
     if name in allowed:
         return name
     raise wrong(f'"{name}" is no {what}; one of {", ".join(allowed)}{did_you_mean(name, allowed)}')
+
+
+def _enum(names: Collection[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": [*names]})
+
+
+TimeModelName = Annotated[Text, AfterValidator(known_time_model), _enum(TIME_MODELS)]
+PolicyName = Annotated[Text, AfterValidator(known_policy), _enum(POLICIES)]
+OrderName = Annotated[Text, AfterValidator(known_order), _enum(ORDERS)]

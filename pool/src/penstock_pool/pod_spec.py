@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from penstock_pool.scalars import LabelName, wrong
 from penstock_pool.spec import Spec
@@ -23,7 +23,18 @@ def _known_quantity(given: Any) -> str | int:
     raise wrong(f'"{given}" is no quantity; write for example 40Gi, 500m or 1')
 
 
-Quantity = Annotated[str | int, PlainValidator(_known_quantity)]
+Quantity = Annotated[
+    str | int,
+    PlainValidator(_known_quantity),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY,
+            "maxLength": 64,
+        }
+    ),
+]
 """An amount of a resource, as Kubernetes writes it."""
 
 
@@ -48,5 +59,21 @@ def _template(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
+def _part(description: str) -> dict[str, Any]:
+    return {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
+
+
+PodTemplate = Annotated[
+    dict[str, Any],
+    AfterValidator(_template),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "metadata": _part("Labels and annotations, as in a Deployment's template."),
+                "spec": _part("A PodSpec, as in a Deployment's template."),
+            },
+        }
+    ),
+]
 """Parts of a pod's template, to be merged into what Penstock makes."""

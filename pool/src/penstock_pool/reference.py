@@ -74,3 +74,7 @@ def _specs(annotation: Any) -> Iterator[type[Spec]]:
         return
     for inner in get_args(annotation):
         yield from _specs(inner)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

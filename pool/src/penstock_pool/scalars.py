@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from penstock_pool.durations import exact_duration, parse_duration_s
+from penstock_pool.cel import Rule, documents
+from penstock_pool.durations import LONGEST_TEXT, exact_duration, parse_duration_s
 
 LARGEST_COUNT = 2**31 - 1
 """What Kubernetes' own counts hold."""
@@ -80,13 +81,37 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
+DURATION = r"^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$"
+DURATION_FORMAT = "penstock-duration"
+_BARE = "^[0-9]+([.][0-9]+)?$"
+_IS_DURATION = f"self.matches('{DURATION}')"
+_ANY_DURATION = (
+    Rule(f"!self.matches('{_BARE}')", '"{self}" has no unit; write {self}ms or {self}s'),
+    Rule(
+        f"self.matches('{_BARE}') || {_IS_DURATION}",
+        '"{self}" is no duration; write for example 800ms, 1.5s or 2m',
+    ),
+    Rule(
+        f"!{_IS_DURATION} || duration(self) <= duration('24h')", '"{self}" is longer than a day; at most 24h'
+    ),
+)
+_ABOVE_ZERO = Rule(
+    f"!{_IS_DURATION} || duration(self) > duration('0s')", '"{self}" is zero; it has to be positive'
+)
+
+
+def _duration_schema(*rules: Rule) -> WithJsonSchema:
+    limits = {"type": "string", "format": DURATION_FORMAT, "maxLength": LONGEST_TEXT}
+    return WithJsonSchema({**limits, **documents(*rules)})
+
+
 Window = Annotated[
     float,
     BeforeValidator(_seconds),
     PlainSerializer(exact_duration, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"}),
+    _duration_schema(*_ANY_DURATION),
 ]
 """Written like `800ms`, read as seconds, at most a day; `0s` is allowed."""
 
-Duration = Annotated[Window, AfterValidator(_positive)]
+Duration = Annotated[Window, AfterValidator(_positive), _duration_schema(*_ANY_DURATION, _ABOVE_ZERO)]
 """The same, positive."""

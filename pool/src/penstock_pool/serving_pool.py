@@ -7,10 +7,11 @@ from pydantic import ConfigDict, Field, model_validator
 
 from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
+from penstock_pool.cel import KEYED_BY_NAME, Rule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
-from penstock_pool.scalars import Name, PoolName, Replicas, wrong_at
+from penstock_pool.scalars import POOL_NAME, Name, PoolName, Replicas, wrong_at
 from penstock_pool.serving_spec import RouterSpec, Routing, Scheduling
 from penstock_pool.spec import Spec
 from penstock_pool.tier_spec import TierSpec
@@ -27,8 +28,37 @@ class Metadata(Spec):
     name: PoolName = Field(description="The pool's name.", examples=["llama3-8b"])
 
 
+_LIKE_THE_FIRST = "write the name of one in tiers, such as {self.tiers[0].name}"
+
+
 class PoolSpec(Spec):
     """What is wanted."""
+
+    model_config = checked_by(
+        Rule(
+            "!has(self.autoscaling) || (self.autoscaling.minReplicas <= self.replicas && "
+            "self.replicas <= self.autoscaling.maxReplicas)",
+            "is outside autoscaling's minReplicas to maxReplicas; start with one of these",
+            at="replicas",
+        ),
+        Rule(
+            "!has(self.defaultTier) || self.tiers.exists(tier, tier.name == self.defaultTier)",
+            f'"{{self.defaultTier}}" is no tier; {_LIKE_THE_FIRST}',
+            at="defaultTier",
+        ),
+        Rule(
+            "!has(self.applications) || self.applications.all(application, "
+            "self.tiers.exists(tier, tier.name == application.tier))",
+            f"the tier of one is none of the pool's; {_LIKE_THE_FIRST}",
+            at="applications",
+        ),
+        Rule(
+            "!has(self.applications) || self.applications.all(application, !has(application.allow) || "
+            "application.allow.all(name, self.tiers.exists(tier, tier.name == name)))",
+            f"what one allows is no tier; {_LIKE_THE_FIRST}",
+            at="applications",
+        ),
+    )
 
     model: ModelSpec = Field(description="The model that is served.")
     engine: EngineSpec = Field(description="The engine that runs it.")
@@ -42,7 +72,7 @@ class PoolSpec(Spec):
         default=None, description="How a cluster scales the replicas; absent: it does not."
     )
     tiers: Annotated[tuple[TierSpec, ...], Field(min_length=1, max_length=32)] = Field(
-        description="Classes of requests, each with its promise."
+        description="Classes of requests, each with its promise.", json_schema_extra=KEYED_BY_NAME
     )
     default_tier: Name = Field(
         default_factory=lambda known: known["tiers"][0].name,
@@ -50,7 +80,9 @@ class PoolSpec(Spec):
         examples=["chat"],
     )
     applications: Annotated[tuple[Application, ...], Field(max_length=256)] = Field(
-        default=(), description="Who may use the pool. Once given, a key that none has is answered 401."
+        default=(),
+        description="Who may use the pool. Once given, a key that none has is answered 401.",
+        json_schema_extra=KEYED_BY_NAME,
     )
     scheduling: Scheduling = Field(default=Scheduling(), description="Inside a replica.")
     routing: Routing = Field(default=Routing(), description="Between replicas.")
@@ -75,6 +107,18 @@ class PoolSpec(Spec):
 class Pool(Spec):
     """One ServingPool."""
 
+    model_config = checked_by(
+        Rule(
+            f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{POOL_NAME}')",
+            "metadata.name: is no name; lower-case letters, digits and inner dashes, a letter first, "
+            "at most 40",
+        ),
+        Rule(
+            "!has(self.spec.routing.pool) || self.spec.routing.pool != self.metadata.name",
+            "spec.routing.pool: names the pool itself; write another that takes over",
+        ),
+    )
+
     api_version: Literal["penstock.dev/v1alpha1"] = Field(description="Always penstock.dev/v1alpha1.")
     kind: Literal["ServingPool"] = Field(description="Always ServingPool.")
     metadata: Metadata = Field(description="Its name.")
@@ -82,6 +126,12 @@ class Pool(Spec):
     status: dict[str, Any] | None = Field(
         default=None, description="What a cluster observed; local tools do not look at it."
     )
+
+    @model_validator(mode="after")
+    def _offloads_to_another(self) -> Self:
+        if self.spec.routing.pool == self.metadata.name:
+            raise wrong_at("spec.routing.pool", "names the pool itself; write another that takes over")
+        return self
 
     def tiers(self) -> dict[str, Tier]:
         """Tiers by name, as the core knows them."""

@@ -1,11 +1,12 @@
 """How requests travel: scheduling inside a replica, routing between replicas, the routers."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from penstock_core.policy import Knobs
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from penstock_pool.known import known_order, known_policy
+from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, PoolName, Text, wrong_at
 from penstock_pool.spec import Spec
@@ -14,7 +15,7 @@ from penstock_pool.spec import Spec
 class Scheduling(Spec):
     """What a replica decides by."""
 
-    policy: Annotated[Text, AfterValidator(known_policy)] = Field(
+    policy: PolicyName = Field(
         default="slos-serve", description="Scheduling policy, by name.", examples=["slos-serve"]
     )
     max_batch_tokens: Count = Field(
@@ -53,7 +54,22 @@ class Scheduling(Spec):
 class Routing(Spec):
     """Which replica, and which next."""
 
-    order: Annotated[Text, AfterValidator(known_order)] = Field(
+    model_config = checked_by(
+        Rule(
+            "self.backup != 'offload' || has(self.pool)",
+            "missing; backup: offload has to name the pool that takes over",
+            at="pool",
+            why=Why.MISSING,
+        ),
+        Rule(
+            "self.backup == 'offload' || !has(self.pool)",
+            '"{self.pool}" would not be used; write backup: offload, or remove it',
+            at="pool",
+            why=Why.UNUSED,
+        ),
+    )
+
+    order: OrderName = Field(
         default="round-robin",
         description="Order in which replicas are tried, by name.",
         examples=["best-fit"],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from penstock_pool.cel import KEYED_BY_NAME
 from penstock_pool.scalars import Name
 from penstock_pool.spec import Spec
 
@@ -100,10 +101,12 @@ class PoolStatus(Observed):
         examples=["98.2%"],
     )
     tiers: Annotated[tuple[TierStatus, ...], Field(max_length=32)] = Field(
-        default=(), description="The same for each tier."
+        default=(), description="The same for each tier.", json_schema_extra=KEYED_BY_NAME
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
-        default=(), description="; ".join(f"{name}: {means}" for name, means in CONDITIONS.items()) + "."
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        description="; ".join(f"{name}: {means}" for name, means in CONDITIONS.items()) + ".",
     )
     autoscaling: AutoscalingStatus | None = Field(
         default=None, description="What autoscaling decided last; absent without spec.autoscaling."

@@ -3,9 +3,11 @@
 from typing import Annotated, Any, Literal, Self
 
 from penstock_core.slo import Judge, Slo, Tier
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from penstock_pool.scalars import Duration, Flag, Name, Number, wrong_at
+from penstock_pool.cel import Rule, Why, checked_by, documents
+from penstock_pool.durations import LONGEST_TEXT
+from penstock_pool.scalars import DURATION, Duration, Flag, Name, Number, wrong_at
 from penstock_pool.spec import Spec
 
 
@@ -24,11 +26,43 @@ def _ttft_kind(given: Any) -> str:
 Ttft = Annotated[
     Annotated[Duration, Tag("<duration>")] | Annotated[Slowdown, Tag("<slowdown>")],
     Discriminator(_ttft_kind),
+    WithJsonSchema(
+        {
+            "x-kubernetes-preserve-unknown-fields": True,  # no type: text, or a mapping
+            "pattern": DURATION,
+            "maxLength": LONGEST_TEXT,
+            "allOf": [{"pattern": "[1-9]"}],  # above zero
+            "properties": {"slowdown": Slowdown.model_json_schema()["properties"]["slowdown"]},
+            "required": ["slowdown"],
+            "maxProperties": 1,
+            "oneOf": [{"maxLength": 0}, {"minProperties": 1, "maxProperties": 0}],  # other types pass both
+        }
+    ),
 ]
+"""A duration or a mapping. Kubernetes has no unions, so each keyword speaks to values of its own type:
+`pattern` to text, `required` to mappings; and text fails the first of `oneOf`, a mapping the second, any
+other type neither, which is one too few. CEL cannot see a field that has two types."""
+
+
+def _no_later_than_the_last_token(field: str) -> Rule:
+    both = f"has(self.{field}) && has(self.e2e)"
+    durations = f"self.{field}.matches('{DURATION}') && self.e2e.matches('{DURATION}')"
+    return Rule(
+        f"!({both} && {durations}) || duration(self.{field}) <= duration(self.e2e)",
+        f"is shorter than {field}; the last token is not due before the others",
+        at="e2e",
+    )
 
 
 class SloSpec(Spec):
     """Targets; at least one."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": [target]} for target in ("ttft", "tpot", "answerTpot", "e2e")],
+            **documents(*(_no_later_than_the_last_token(pace) for pace in ("tpot", "answerTpot"))),
+        }
+    )
 
     ttft: Ttft | None = Field(
         default=None,
@@ -82,6 +116,21 @@ class SloSpec(Spec):
 
 class TierSpec(Spec):
     """A class of requests with one promise."""
+
+    model_config = checked_by(
+        Rule(
+            "!self.bestEffort || !has(self.slo)",
+            "best effort carries no SLO; remove slo, or bestEffort: true",
+            at="slo",
+            why=Why.UNUSED,
+        ),
+        Rule(
+            "self.bestEffort || has(self.slo)",
+            "missing; give targets, or write bestEffort: true",
+            at="slo",
+            why=Why.MISSING,
+        ),
+    )
 
     name: Name = Field(description="Unique in the pool; clients ask for it.", examples=["chat"])
     slo: SloSpec | None = Field(default=None, description="What is promised; absent for best effort.")

@@ -1,0 +1,78 @@
+"""Rules that the cluster checks when a pool is applied, in CEL beside the Python that says the same.
+
+A rule of more than one field stands twice in these models: as a validator, which local tools run, and as a
+`Rule`, which goes into the CustomResourceDefinition. They stand next to each other, with the same words, and
+tests hold them together on a real API server.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ConfigDict
+
+VALIDATIONS = "x-kubernetes-validations"
+
+KEYED_BY_NAME: dict[str, Any] = {
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["name"],
+}
+"""For a list whose entries have unique names: applied by several, each keeps its own entries."""
+
+_VALUE = re.compile(r"\{([^{}]+)\}")
+
+
+class Why(StrEnum):
+    """Which of Kubernetes' kinds of refusal it is: the words before the message."""
+
+    INVALID = "FieldValueInvalid"
+    MISSING = "FieldValueRequired"
+    UNUSED = "FieldValueForbidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What has to be true, and what is said where it is not.
+
+    holds: CEL over `self`, and over `oldSelf` where it is about a change.
+    says: the message. What stands in braces is CEL too, and its text is put there. It has to be a text of
+        bounded length: Kubernetes refuses messages that might cost too much, and counts no number as bounded.
+    at: the field of `self` that is blamed, such as `pool`; empty: `self` itself.
+    """
+
+    holds: str
+    says: str
+    at: str = ""
+    why: Why = Why.INVALID
+
+    def document(self) -> dict[str, str]:
+        """As a CustomResourceDefinition writes it."""
+        document = {"rule": self.holds, **_message(self.says)}
+        if self.at:
+            document["fieldPath"] = f".{self.at}"
+        if self.why is not Why.INVALID:
+            document["reason"] = self.why.value
+        return document
+
+
+def checked_by(*rules: Rule) -> ConfigDict:
+    """The configuration of a model that the cluster checks by these rules."""
+    return ConfigDict(json_schema_extra=documents(*rules))
+
+
+def documents(*rules: Rule) -> dict[str, Any]:
+    """The rules as part of a schema."""
+    return {VALIDATIONS: [rule.document() for rule in rules]}
+
+
+def _message(says: str) -> dict[str, str]:
+    if "{" not in says:
+        return {"message": says}
+    texts_and_values = _VALUE.split(says)  # texts at even places, what stands in braces at odd ones
+    parts = [part if place % 2 else _quoted(part) for place, part in enumerate(texts_and_values) if part]
+    return {"messageExpression": " + ".join(parts)}
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,5 @@
+"""`python -m penstock_pool.crd`: the definition as YAML, for crds/servingpools.yaml."""
+
+from penstock_pool.crd.page import page
+
+print(page(), end="")

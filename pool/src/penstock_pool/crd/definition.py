@@ -1,0 +1,120 @@
+"""The CustomResourceDefinition of ServingPools: the schema of the models, and how `kubectl` shows it."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock_pool.crd.structural import Schema, structural
+from penstock_pool.serving_pool import KIND, Pool, PoolSpec
+from penstock_pool.status import PoolStatus
+
+GROUP, VERSION = "penstock.dev", "v1alpha1"
+PLURAL, SINGULAR = "servingpools", "servingpool"
+SCHEMA_ANNOTATION = "penstock.dev/schema"
+"""Says which schema a definition has, so that an operator knows one that is older than itself."""
+
+
+def definition() -> dict[str, Any]:
+    """The whole object."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            "annotations": {SCHEMA_ANNOTATION: schema_digest()},
+        },
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": ["pool", "pools"],
+                "categories": ["penstock"],
+            },
+            "scope": "Namespaced",
+            "conversion": {"strategy": "None"},
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": columns(),
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "schema": {"openAPIV3Schema": schema()},
+                }
+            ],
+        },
+    }
+
+
+def schema() -> Schema:
+    """What a ServingPool may say, and what its status says."""
+    root = Pool.model_json_schema(by_alias=True)
+    rules = {key: value for key, value in root.items() if key.startswith("x-kubernetes-")}
+    return {
+        "description": "ServingPool is a model served by replicas that keep the SLOs of every request they "
+        "admit, behind routers that find the replica that can.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
+            "kind": {"type": "string", "description": f"Always {KIND}."},
+            "metadata": {"type": "object"},
+            "spec": _schema_of(PoolSpec),
+            "status": _only_what_is_written(_schema_of(PoolStatus)),
+        },
+        **rules,
+    }
+
+
+def schema_digest() -> str:
+    """Twelve characters that change with the schema."""
+    return hashlib.sha256(json.dumps(schema(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def columns() -> list[dict[str, Any]]:
+    """What `kubectl get pools` shows; those with a priority only with `-o wide`."""
+    ready = '.status.conditions[?(@.type=="Ready")]'
+    return [
+        _column("Ready", "string", f"{ready}.status", "Whether the pool answers requests."),
+        _column("Replicas", "integer", ".status.replicas", "Replicas that there are."),
+        _column("Serving", "integer", ".status.readyReplicas", "Replicas that take requests."),
+        _column("Policy", "string", ".status.policy", "The scheduling policy that replicas run."),
+        _column("Attainment", "string", ".status.attainment", "Share of requests whose SLO was met."),
+        _column("Model", "string", ".spec.model.name", "The name clients ask for.", priority=1),
+        _column("Engine", "string", ".spec.engine.type", "The engine that runs it.", priority=1),
+        _column("Reason", "string", f"{ready}.reason", "Why it is ready, or is not.", priority=1),
+        _column("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
+    ]
+
+
+def _only_what_is_written(status: Schema) -> Schema:
+    """A schema without defaults: what was not observed is absent."""
+    kept = {key: value for key, value in status.items() if key != "default"}
+    if "properties" in kept:
+        fields = kept["properties"].items()
+        kept["properties"] = {name: _only_what_is_written(field) for name, field in fields}
+    if "items" in kept:
+        kept["items"] = _only_what_is_written(kept["items"])
+    return kept
+
+
+def _column(name: str, kind: str, path: str, about: str, priority: int = 0) -> dict[str, Any]:
+    column = {"name": name, "type": kind, "jsonPath": path, "description": about}
+    return column | ({"priority": priority} if priority else {})
+
+
+def _schema_of(model: type[BaseModel]) -> Schema:
+    whole = model.model_json_schema(by_alias=True)
+    return structural(whole, whole.pop("$defs", {}))
