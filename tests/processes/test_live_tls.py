@@ -1,7 +1,8 @@
-"""Router and sidecar under mutual TLS: who has no certificate of ours gets no session."""
+"""Router and sidecar under mutual TLS: who has none of our certificates gets no session; renewals count."""
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,15 +34,30 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.kill()
 
 
-def make_certificates(folder: Path) -> None:
-    """A CA, and one identity that it has signed for 127.0.0.1."""
+def make_certificates(folder: Path, name: str = "IP:127.0.0.1") -> None:
+    """A CA, and one identity that it has signed for a name; in place of what was there, in one move."""
     new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    for command in (
-        f"{new} -subj /CN=ca -keyout ca.key -out ca.pem",
-        f"{new} -subj /CN=node -addext subjectAltName=IP:127.0.0.1 -CA ca.pem -CAkey ca.key "
-        "-keyout node.key -out node.pem",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        for command in (
+            f"{new} -subj /CN=ca -keyout ca.key -out ca.pem",
+            f"{new} -subj /CN=node -addext subjectAltName={name} -CA ca.pem -CAkey ca.key "
+            "-keyout node.key -out node.pem",
+        ):
+            subprocess.run(["openssl", *command.split()], cwd=made, check=True, capture_output=True)
+        for file in Path(made).iterdir():
+            file.rename(folder / file.name)
+
+
+def complete(router: Process, status: int = 200) -> httpx.Response:
+    """One short completion, which has to end like this."""
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+    answer = httpx.post(f"http://{router.address}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == status
+    return answer
+
+
+def connected(router: Process) -> None:
+    until(lambda: httpx.get(f"http://{router.address}/ready").status_code == 200, "a session under TLS")
 
 
 def test_a_router_with_our_certificate_is_served_and_one_without_is_not(start: Start, tmp_path: Path) -> None:
@@ -54,10 +70,35 @@ def test_a_router_with_our_certificate_is_served_and_one_without_is_not(start: S
     ours = start("router", *there, "--tls-cert", cert, "--tls-key", key)
     stranger = start("router", *there)
 
-    until(lambda: httpx.get(f"http://{ours.address}/ready").status_code == 200, "a session under TLS")
-    body = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
-    answer = httpx.post(f"http://{ours.address}/v1/completions", json=body, timeout=30)
-    assert (answer.status_code, answer.headers["x-penstock-replica"]) == (200, "r0")
+    connected(ours)
+    assert complete(ours).headers["x-penstock-replica"] == "r0"
     until(lambda: "replica not connected" in stranger.said, "the stranger to be turned away")
-    refused = httpx.post(f"http://{stranger.address}/v1/completions", json=body, timeout=30)
-    assert refused.status_code == 503
+    complete(stranger, status=503)
+
+
+def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_taken_up(
+    start: Start, tmp_path: Path
+) -> None:
+    service = "llama3-8b-replicas.default.svc"
+    make_certificates(tmp_path, f"DNS:{service}")
+    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "node.pem", "node.key"))
+    engine = start("engine", "--port", "0")
+    beside = ["--name", "r0", "--engine", f"http://{engine.address}"]
+    identity = ["--tls-cert", cert, "--tls-key", key]
+    sidecar = start("sidecar", *beside, "--listen", "127.0.0.1:0", *identity, "--tls-client-ca", ca)
+    there = ["--port", "0", f"--replica=r0={sidecar.address}", "--tls-ca", ca, *identity]
+    by_address = start("router", *there)
+    by_name = start("router", *there, "--tls-server-name", service)
+    connected(by_name)
+    until(lambda: "replica not connected" in by_address.said, "a certificate without the address refused")
+
+    make_certificates(
+        tmp_path, f"DNS:{service}"
+    )  # of a new authority: nothing old is trusted by anything new
+    complete(by_name)  # the session that stands goes on
+    newcomer = start("router", *there, "--tls-server-name", service)
+    connected(newcomer)  # the sidecar shows the new one
+    sidecar.kill()
+    start("sidecar", *beside, "--listen", sidecar.address, *identity, "--tls-client-ca", ca)
+    connected(by_name)  # the router trusts it
+    complete(by_name)

@@ -10,6 +10,7 @@ from penstock_runtime.serving import StartError, listen
 
 from penstock_sidecar.health import Health
 from penstock_sidecar.options import Address, Tls
+from penstock_sidecar.renewed_certificate import server_credentials
 from penstock_sidecar.replica import Replica
 from penstock_sidecar.service import ReplicaService
 
@@ -43,15 +44,7 @@ def _bind(server: "grpc.aio.Server", wanted: Address, tls: Tls | None) -> Addres
         if tls is None:
             port = server.add_insecure_port(str(wanted))
         else:
-            port = server.add_secure_port(str(wanted), _credentials(tls))
+            port = server.add_secure_port(str(wanted), server_credentials(tls))
     except RuntimeError as error:
         raise StartError(f"cannot listen on {wanted}: {error}") from None
     return Address(wanted.host, port)
-
-
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials(
-        [(tls.key.read_bytes(), tls.cert.read_bytes())],
-        root_certificates=tls.client_ca.read_bytes() if tls.client_ca else None,
-        require_client_auth=tls.client_ca is not None,
-    )

@@ -1,0 +1,126 @@
+"""From EndpointSlices to replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_router.discovery import Place, Standing
+from penstock_router.endpoint_slices import replica_set
+
+IN_SERVICE, NOT_READY, TERMINATING = Standing.IN_SERVICE, Standing.NOT_READY, Standing.TERMINATING
+READY: dict[str, bool | None] = {"ready": True, "serving": True, "terminating": False}
+
+
+def endpoint(pod: str, address: str, **conditions: bool | None) -> dict[str, Any]:
+    return {
+        "addresses": [address],
+        "conditions": conditions or READY,
+        "targetRef": {"kind": "Pod", "name": pod},
+    }
+
+
+def slice_of(*endpoints: dict[str, Any], port: int | None = 7000, family: str = "IPv4") -> dict[str, Any]:
+    ports = [{"name": "metrics", "port": 7001}, {"name": "replica", "port": port}]
+    return {"addressType": family, "ports": ports, "endpoints": list(endpoints)}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "standing"),
+    [
+        ({"ready": True, "serving": True, "terminating": False}, IN_SERVICE),
+        ({"ready": False, "serving": False, "terminating": False}, NOT_READY),
+        ({"ready": False, "serving": True, "terminating": True}, TERMINATING),
+        ({"ready": False, "serving": False, "terminating": True}, TERMINATING),
+        ({"ready": True, "terminating": True}, TERMINATING),
+        ({"ready": None, "serving": None, "terminating": None}, IN_SERVICE),
+    ],
+)
+def test_conditions_say_what_is_wanted_with_a_replica(
+    conditions: dict[str, bool | None], standing: Standing
+) -> None:
+    replicas = replica_set([slice_of(endpoint("p-0", "10.0.0.1", **conditions))])
+    assert replicas == {"p-0": Place("10.0.0.1:7000", standing)}
+
+
+def test_an_endpoint_without_conditions_is_in_service() -> None:
+    one = endpoint("p-0", "10.0.0.1")
+    del one["conditions"]
+    assert replica_set([slice_of(one)])["p-0"].standing is IN_SERVICE
+
+
+def test_the_port_is_found_by_its_name_in_each_slice() -> None:
+    slices = [
+        slice_of(endpoint("p-0", "10.0.0.1"), port=7000),
+        slice_of(endpoint("p-1", "10.0.0.2"), port=9000),
+        slice_of(endpoint("p-2", "10.0.0.3"), port=None),
+        {**slice_of(endpoint("p-3", "10.0.0.4")), "ports": [{"name": "other", "port": 7000}]},
+        {**slice_of(endpoint("p-4", "10.0.0.5")), "ports": None},
+    ]
+    assert replica_set(slices) == {"p-0": Place("10.0.0.1:7000"), "p-1": Place("10.0.0.2:9000")}
+
+
+def test_slices_without_endpoints_hold_nobody() -> None:
+    assert replica_set([slice_of(), {**slice_of(), "endpoints": None}]) == {}
+
+
+def test_addresses_of_version_6_stand_in_brackets() -> None:
+    replicas = replica_set([slice_of(endpoint("p-0", "fd00::1"), family="IPv6")])
+    assert replicas == {"p-0": Place("[fd00::1]:7000")}
+
+
+def test_a_pod_of_two_families_is_reached_by_the_first_however_ready_the_other_is() -> None:
+    slices = [
+        slice_of(endpoint("p-0", "fd00::1"), family="IPv6"),
+        slice_of(endpoint("p-0", "10.0.0.1", ready=False)),
+    ]
+    assert replica_set(slices) == {"p-0": Place("10.0.0.1:7000", NOT_READY)}
+
+
+def test_names_of_hosts_are_no_addresses_to_connect_to() -> None:
+    assert replica_set([slice_of(endpoint("p-0", "replica.example"), family="FQDN")]) == {}
+
+
+def test_an_endpoint_that_is_no_pod_is_called_by_its_host_name_or_address() -> None:
+    named, bare = endpoint("", "10.0.0.1"), endpoint("", "10.0.0.2")
+    for one in (named, bare):
+        del one["targetRef"]
+    named["hostname"] = "metal-7"
+    assert set(replica_set([slice_of(named, bare)])) == {"metal-7", "10.0.0.2"}
+
+
+@pytest.mark.parametrize("stale_first", [True, False])
+def test_of_two_tellings_of_one_pod_the_better_counts(stale_first: bool) -> None:
+    """A pod that has come back under its name stands in a new slice before it has left the old one."""
+    slices = [
+        slice_of(endpoint("p-0", "10.0.0.9", ready=False, terminating=True)),
+        slice_of(endpoint("p-0", "10.0.0.1")),
+    ]
+    assert replica_set(slices if stale_first else slices[::-1]) == {"p-0": Place("10.0.0.1:7000")}
+
+
+pods = st.dictionaries(
+    st.sampled_from([f"p-{number}" for number in range(6)]),
+    st.tuples(st.integers(1, 250), st.sampled_from(list(Standing))),
+)
+
+
+@given(pods, st.lists(st.integers(0, 3), min_size=6, max_size=6), st.randoms(use_true_random=False))
+def test_how_endpoints_are_spread_over_slices_says_nothing(
+    pods: dict[str, tuple[int, Standing]], homes: Sequence[int], random: Any
+) -> None:
+    endpoints = {
+        name: endpoint(name, f"10.0.0.{host}", ready=wanted is IN_SERVICE, terminating=wanted is TERMINATING)
+        for name, (host, wanted) in pods.items()
+    }
+    slices = [
+        slice_of(
+            *(one for (name, one), home in zip(endpoints.items(), homes, strict=False) if home == number)
+        )
+        for number in range(4)
+    ]
+    random.shuffle(slices)
+    expected = {name: Place(f"10.0.0.{host}:7000", wanted) for name, (host, wanted) in pods.items()}
+    assert replica_set(slices) == expected
+    assert replica_set(slices + slices) == expected
