@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from penstock_operator.metrics import Metrics as OperatorMetrics
 from penstock_router.metrics import Metrics as RouterMetrics
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
@@ -22,10 +23,11 @@ def no_link(*_: object) -> ReplicaLink:
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
-    replica = CollectorRegistry()
+    replica, operator = CollectorRegistry(), CollectorRegistry()
     ReplicaMetrics(replica)
+    OperatorMetrics(operator)
     router = RouterMetrics({}, Rotation(no_link))
-    there = names(replica) | names(router.registry)
+    there = names(replica) | names(router.registry) | names(operator)
     rows = [line for line in PAGE.splitlines() if line.startswith("| `penstock_")]
     named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row.split("|")[1])}
     assert named == there

@@ -143,9 +143,9 @@ def test_an_alert_that_could_never_fire_is_refused() -> None:
     ("flags", "there"),
     [
         ([], set()),
-        (PROMETHEUS, MONITORS),
-        ([*PROMETHEUS, "--set", "monitoring.podMonitor=false"], MONITORS - {"PodMonitor"}),
-        ([*PROMETHEUS, "--set", "monitoring.rules.enabled=false"], MONITORS - {"PrometheusRule"}),
+        (PROMETHEUS, MONITORS - {"PodMonitor"}),
+        ([*PROMETHEUS, "--set", "monitoring.podMonitor=auto"], MONITORS),
+        ([*PROMETHEUS, "--set", "monitoring.rules.enabled=false"], {"ServiceMonitor"}),
         (["--set", "monitoring.serviceMonitor=true"], {"ServiceMonitor"}),
     ],
 )

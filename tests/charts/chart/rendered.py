@@ -43,6 +43,11 @@ def values_of(value_set: str) -> list[str]:
 
 def template(value_set: str = "default", flags: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """`helm template` of a release `penstock`, failed or not."""
+    return _template(value_set, tuple(flags))
+
+
+@functools.cache
+def _template(value_set: str, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     return helm(
         "template", "penstock", CHART, "--namespace", NAMESPACE, *KUBERNETES, *values_of(value_set), *flags
     )
@@ -52,7 +57,7 @@ def rendered(value_set: str = "default", flags: Sequence[str] = ()) -> list[Mani
     """Every object that would be installed, with the test's own."""
     done = template(value_set, flags)
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    return [manifest for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader) if manifest]
 
 
 def of_kind(manifests: Iterable[Manifest], kind: str) -> list[Manifest]:

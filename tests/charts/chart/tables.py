@@ -1,7 +1,7 @@
 """Tables in pages that people read, made from the files that machines read.
 
-`make chart` writes them between the marks `<!-- begin NAME -->` and `<!-- end NAME -->`; tests say when a page
-is stale.
+`make chart` writes them between the marks `<!-- begin NAME -->` and `<!-- end NAME -->`; tests say when
+a page is stale.
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from chart.rendered import CHART, Manifest
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -83,12 +82,13 @@ def _marks(name: str) -> tuple[str, str]:
 
 
 def rights(rules: list[Manifest]) -> set[tuple[str, str, str]]:
-    """Rules taken apart: (group, resource, verb)."""
+    """Rules taken apart: (group, resource, verb); a resource of one name only as `resource:name`."""
     return {
-        (group, resource, verb)
+        (group, f"{resource}:{name}" if name else resource, verb)
         for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
         for verb in rule["verbs"]
     }
 
