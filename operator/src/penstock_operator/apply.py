@@ -1,0 +1,68 @@
+"""Doing what was decided, object by object.
+
+An object that the API server refuses does not keep the others from being applied: a ServiceMonitor without
+its CRD is no reason to serve nothing. What was refused becomes problems for the status, and the pool is
+looked at again soon. A server that does not answer ends the look: nothing else would fare better.
+"""
+
+from collections.abc import Iterable
+
+import structlog
+
+from penstock_operator.cluster.api import Api, ApiRefused
+from penstock_operator.cluster.seen import Seen
+from penstock_operator.decide import Action, Apply, Conflict, Delete
+from penstock_operator.diagnosis import Cause, Problem, component_of
+from penstock_operator.manifest import Manifest, Ref, ref_of
+from penstock_operator.metrics import Metrics
+
+log = structlog.get_logger()
+
+
+async def carry_out(actions: Iterable[Action], api: Api, seen: Seen, metrics: Metrics) -> tuple[Problem, ...]:
+    """Do it all, in order. What could not be done. Raises ApiUnreachable."""
+    problems: list[Problem] = []
+    for action in actions:
+        try:
+            problem = await _do(action, api, seen)
+        except ApiRefused as refused:
+            problem = _refusal(action, refused)
+        kind, reason = ref_in(action).kind, action.reason.value
+        metrics.actions.labels(kind, reason, "refused" if problem else "done").inc()
+        of = {"namespace": ref_in(action).namespace, "what": str(ref_in(action)), "reason": reason}
+        if problem is None:
+            log.info("acted", **of)
+        else:
+            log.warning("not done", **of, error=problem.message)
+            problems.append(problem)
+    return tuple(problems)
+
+
+def ref_in(action: Action) -> Ref:
+    """The object that an action is about."""
+    return ref_of(action.manifest) if isinstance(action, Apply) else action.ref
+
+
+async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
+    match action:
+        case Apply(manifest):
+            made = await api.apply(manifest)
+            if watched(manifest):
+                seen.note(made)
+        case Delete(ref, uid):
+            await api.delete(ref, uid)
+        case Conflict(_, message):
+            return Problem(Cause.NAME_TAKEN, message)
+    return None
+
+
+def watched(manifest: Manifest) -> bool:
+    """Whether a watch tells of this object, so that what is noted of it is also forgotten."""
+    return bool(manifest["kind"] != "Secret")
+
+
+def _refusal(action: Action, refused: ApiRefused) -> Problem:
+    quota = "exceeded quota" in str(refused)
+    cause = Cause.QUOTA_EXCEEDED if quota else Cause.API_REFUSED
+    component = component_of(action.manifest) if isinstance(action, Apply) else None
+    return Problem(cause, f"{ref_in(action)}: {refused}", component)

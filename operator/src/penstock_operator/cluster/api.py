@@ -1,0 +1,178 @@
+"""The API server: a few verbs on plain JSON.
+
+lightkube finds the server and its credentials (in a pod the service account's, else a kubeconfig) and reads
+a rotated token again when the old one is refused. A rotated authority is this module's business: a
+connection that fails on TLS is made anew, once, from the files as they are now.
+
+Every write is server-side apply in the operator's name with strict validation: a field that the server does
+not know is an error, never dropped in silence. Nothing is retried here, for a caller that works by levels
+has its own next time; every failure is one of two exceptions.
+"""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx2
+import orjson
+from lightkube import KubeConfig
+from lightkube.config import client_adapter
+
+from penstock_operator.cluster.kinds import Kind, kind_of
+from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.names import FIELD_MANAGER
+
+REQUEST_S = 10.0
+"""Longest wait for the API server; its own webhooks may take that long."""
+
+_APPLY = {"content-type": "application/apply-patch+yaml"}  # JSON is YAML
+_METADATA_ONLY = {"accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+
+
+class ApiRefused(Exception):
+    """The API server answered, and not as wished. code: HTTP; reason: Kubernetes' word for it."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason = code, reason
+
+
+class ApiUnreachable(Exception):
+    """The API server did not answer."""
+
+
+class Api:
+    """One connection pool to one API server."""
+
+    def __init__(self, config: KubeConfig) -> None:
+        self._config = config
+        self._http = self._connect()
+
+    def _connect(self) -> httpx2.AsyncClient:
+        timeout = httpx2.Timeout(REQUEST_S)
+        found = self._config.get()
+        if found is None:
+            raise ApiUnreachable("the kubeconfig has no current context")
+        return client_adapter.AsyncClient(found, client_adapter.ConnectionParams(timeout=timeout))
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._http.aclose()
+
+    async def get(self, ref: Ref) -> Manifest | None:
+        """An object, or None where there is none."""
+        return await self._maybe("GET", kind_of(ref).path(ref.namespace, ref.name))
+
+    async def exists(self, ref: Ref) -> bool:
+        """Whether there is one. Only metadata travels, so a Secret's content never reaches the operator."""
+        path = kind_of(ref).path(ref.namespace, ref.name)
+        return await self._maybe("GET", path, headers=_METADATA_ONLY) is not None
+
+    async def read(self, path: str) -> Manifest | None:
+        """What is at a path of the server's, or None."""
+        return await self._maybe("GET", path)
+
+    async def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> tuple[list[Manifest], int]:
+        """Every object of a kind that the selectors pick, and the list's resource version."""
+        params = {"labelSelector": labels, "fieldSelector": fields}
+        found = await self._request("GET", kind.path(namespace), {k: v for k, v in params.items() if v})
+        named = {"apiVersion": kind.api_version, "kind": kind.kind}
+        return [named | item for item in found["items"]], int(found["metadata"]["resourceVersion"])
+
+    async def apply(
+        self, manifest: Manifest, subresource: str | None = None, dry_run: bool = False
+    ) -> Manifest:
+        """Server-side apply, by force. The object as it is now."""
+        metadata = manifest["metadata"]
+        path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"], subresource)
+        params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
+        if dry_run:
+            params["dryRun"] = "All"
+        return await self._request("PATCH", path, params, _APPLY, orjson.dumps(manifest))
+
+    async def put(self, manifest: Manifest) -> Manifest:
+        """Replace an object, only if it is still of the resource version that the manifest names."""
+        metadata = manifest["metadata"]
+        path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, None, orjson.dumps(manifest))
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Make an object that does not exist yet."""
+        path = kind_of(manifest).path(manifest["metadata"]["namespace"])
+        body = orjson.dumps(manifest)
+        return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, None, body)
+
+    async def delete(self, ref: Ref, uid: str) -> None:
+        """Delete an object, in the background, if it is still the one with that uid; gone is fine as well."""
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        path = kind_of(ref).path(ref.namespace, ref.name)
+        await self._maybe("DELETE", path, body=orjson.dumps(options))
+
+    async def _maybe(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Manifest | None:
+        try:
+            return await self._request(method, path, None, headers, body)
+        except ApiRefused as refused:
+            if refused.code == 404:
+                return None
+            raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Manifest:
+        headers = {"content-type": "application/json"} | dict(headers or {})
+        async with self._failures():
+            try:
+                response = await self._http.request(
+                    method, path, params=params, headers=headers, content=body
+                )
+            except httpx2.ConnectError as error:
+                if not _is_tls(error):
+                    raise
+                old, self._http = self._http, self._connect()
+                await old.aclose()
+                response = await self._http.request(
+                    method, path, params=params, headers=headers, content=body
+                )
+        if response.is_success:
+            return _json(response)
+        raise _refused(response)
+
+    @contextlib.asynccontextmanager
+    async def _failures(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (httpx2.TransportError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise ApiUnreachable(f"the API server does not answer: {said}") from error
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _json(response: httpx2.Response) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(response.content)
+    return found
+
+
+def _refused(response: httpx2.Response) -> ApiRefused:
+    try:
+        status = _json(response)
+    except orjson.JSONDecodeError:
+        return ApiRefused(response.status_code, response.reason_phrase, response.text[:500])
+    message = status.get("message") or response.reason_phrase
+    return ApiRefused(response.status_code, status.get("reason") or response.reason_phrase, message)

@@ -1,0 +1,126 @@
+"""What a pool's routers say was asked of them: `GET /penstock/v1/demand`, in this operator's words.
+
+Routers count from their own start, and come and go. `Tally` turns the counters of whoever answers into what
+was added since the last look: a router that is new, or began anew, has counted from zero; one that does not
+answer adds nothing now and all of it later. Pure but for what it keeps between two looks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.snapshot import Snapshot
+
+from penstock_operator.status import TierCounts
+
+COUNTERS = ("arrived", "admitted", "best_effort", "rejected", "hops", "judged", "met")
+"""What autoscaling takes differences of."""
+
+ATTAINMENT = ("all_judged", "all_met")
+"""Of all requests, those that were turned away being missed."""
+
+_SNAPSHOT = {f.name for f in fields(Snapshot)}
+
+Counters = Mapping[str, Mapping[str, int]]
+"""By tier, then by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One router's answer. router: its pod's uid; since_s: how long it has counted."""
+
+    router: str
+    since_s: float
+    held: int
+    tiers: Counters
+    replicas: Sequence[Mapping[str, Any]] = ()
+
+
+def reading_of(router: str, page: Mapping[str, Any]) -> Reading:
+    """A page as JSON. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+    tiers = {
+        name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
+        for name, counts in page["tiers"].items()
+    }
+    return Reading(router, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ())))
+
+
+def counts_of(readings: Iterable[Reading]) -> dict[str, TierCounts]:
+    """Attainment since the routers started, by tier."""
+    found: dict[str, TierCounts] = {}
+    for reading in readings:
+        for name, tier in reading.tiers.items():
+            so_far = found.get(name, TierCounts())
+            found[name] = TierCounts(so_far.judged + tier["all_judged"], so_far.met + tier["all_met"])
+    return found
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of one pool's routers at the last look. at_s: when that was, None before the first."""
+
+    at_s: float | None = None
+    last: dict[str, Reading] = field(default_factory=dict)
+
+    def added(self, readings: Sequence[Reading], now_s: float) -> tuple[float, Counters]:
+        """Seconds since the last look, and what was counted in them, by tier. Zero for the first look."""
+        elapsed_s = 0.0 if self.at_s is None else now_s - self.at_s
+        total: dict[str, dict[str, int]] = {}
+        for reading in readings:
+            for name, tier in reading.tiers.items():
+                sums = total.setdefault(name, dict.fromkeys(COUNTERS, 0))
+                for counter in COUNTERS:
+                    sums[counter] += tier[counter] - self._counted(reading, name, counter, elapsed_s)
+        self.at_s = now_s
+        self.last |= {reading.router: reading for reading in readings}
+        return elapsed_s, total
+
+    def keep(self, routers: Iterable[str]) -> None:
+        """Forget routers that are none of these."""
+        kept = set(routers)
+        self.last = {router: reading for router, reading in self.last.items() if router in kept}
+
+    def _counted(self, reading: Reading, tier: str, counter: str, elapsed_s: float) -> int:
+        """How much of a counter is no news."""
+        last = self.last.get(reading.router)
+        if last is None:
+            old = self.at_s is None or reading.since_s > elapsed_s
+            return reading.tiers[tier][counter] if old else 0
+        if reading.since_s < last.since_s:
+            return 0
+        return last.tiers.get(tier, {}).get(counter, 0)
+
+
+def demand_of(
+    tally: Tally,
+    *,
+    readings: Sequence[Reading],
+    replicas: Mapping[str, ReplicaState],
+    desired: int,
+    promises: Mapping[str, bool],
+    now_s: float,
+) -> Demand:
+    """One observation for autoscaling.
+
+    replicas: the pool's replica pods and how each stands. promises: its tiers, and whether each has an SLO.
+    """
+    elapsed_s, added = tally.added(readings, now_s)
+    told = {row["name"]: row for reading in readings for row in reading.replicas}
+    return Demand(
+        elapsed_s=elapsed_s,
+        desired=desired,
+        tiers={
+            name: TierDemand(**counts, promises=promises.get(name, True)) for name, counts in added.items()
+        },
+        held=sum(reading.held for reading in readings),
+        replicas=tuple(
+            ReplicaDemand(name, state, _snapshot(told.get(name, {})))
+            for name, state in sorted(replicas.items())
+        ),
+    )
+
+
+def _snapshot(row: Mapping[str, Any]) -> Snapshot:
+    """What a router passes on of a replica's snapshot; null stands for infinity, which JSON has not."""
+    return Snapshot(**{k: v for k, v in row.items() if k in _SNAPSHOT and v is not None})

@@ -1,0 +1,68 @@
+"""Everything that a look at a pool rests on, gathered before anything is decided.
+
+Most of it is what watches told, and free. Asked for each time: the two Secrets with the pool's keys, which
+are not watched; whether what the pool refers to exists; its routers' counters, when a look at them is due;
+and, only while pods are missing, the Warnings about them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_pool import Pool
+
+from penstock_operator.cluster.api import Api
+from penstock_operator.cluster.kinds import EVENT
+from penstock_operator.cluster.seen import PoolKey
+from penstock_operator.diagnosis import Problem, absence, pods_of
+from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.names import authority_name, replica_name, tls_name
+from penstock_operator.references import references
+from penstock_operator.routers import is_ready
+
+MOST_PODS_ASKED = 3
+"""Pods whose Warnings are read at once: they mostly say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The pool's own two. None where there is none."""
+
+    authority: Manifest | None
+    published: Manifest | None
+
+    def there(self) -> tuple[Manifest, ...]:
+        """Those that exist."""
+        return tuple(secret for secret in (self.authority, self.published) if secret is not None)
+
+
+async def own_secrets(api: Api, key: PoolKey) -> Secrets:
+    """The pool's keys, as they are now."""
+    names = authority_name(key.name), tls_name(key.name)
+    refs = (Ref("v1", "Secret", key.namespace, name) for name in names)
+    return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
+
+
+async def absent(api: Api, pool: Pool, namespace: str) -> tuple[Problem, ...]:
+    """What the pool refers to and does not exist."""
+    wanted = list(references(pool, namespace))
+    there = await asyncio.gather(*(api.exists(reference.ref) for reference in wanted))
+    return tuple(
+        absence(reference.ref, reference.field, reference.component)
+        for reference, exists in zip(wanted, there, strict=True)
+        if not exists
+    )
+
+
+async def warnings(
+    api: Api, key: PoolKey, children: Sequence[Manifest], replicas: int
+) -> tuple[Manifest, ...]:
+    """Warning Events about what keeps pods from being made or from starting; none while all is well."""
+    pods = pods_of(children)
+    waiting = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)][:MOST_PODS_ASKED]
+    made = sum(pod["metadata"]["name"].startswith(f"{replica_name(key.name)}-") for pod in pods)
+    about = [*waiting, *([replica_name(key.name)] if made < replicas else [])]
+    asked = (
+        api.list(EVENT, key.namespace, fields=f"type=Warning,involvedObject.name={name}") for name in about
+    )
+    return tuple(event for events, _ in await asyncio.gather(*asked) for event in events)

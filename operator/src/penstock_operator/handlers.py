@@ -1,0 +1,60 @@
+"""What kopf calls: `kopf run -m penstock_operator.handlers`, or `penstock-operator`.
+
+kopf keeps the watches: it logs in, follows pools and their objects through lost connections, and stops
+cleanly. Its own bookkeeping (annotations, finalizers, progress in the object) is not used: every handler
+here only notes what it was told. So nothing is left behind on pools, and there is nothing to lose when the
+operator dies.
+
+Pools need no finalizer. All that a pool owns is in its namespace and has an ownerReference, so Kubernetes
+removes it, also while no operator runs.
+"""
+
+import os
+from typing import Any
+
+import kopf
+
+from penstock_operator.cluster.kinds import GROUP, POOL, VERSION, WATCHED
+from penstock_operator.fit import check_crd
+from penstock_operator.options import read_options
+from penstock_operator.running import OWN, Operator
+from penstock_operator.settings import read_settings
+
+WATCH_S = 290
+"""A watch is asked for anew after so long. A connection that died in silence misses its bookmarks before."""
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
+    """Tell kopf how to watch, and begin."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.watching.server_timeout = WATCH_S
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.process.ultimate_exiting_timeout = 25
+    for kind in WATCHED:
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWN
+    options = memo.get("options") or read_options(os.environ)
+    settings.scanning.disabled = bool(options.namespaces)
+    operator = Operator(memo.get("settings") or read_settings(os.environ), options)
+    await check_crd(operator.api)
+    await operator.start()
+    memo.operator = operator
+
+
+@kopf.on.cleanup()
+async def stop(memo: Any, **_: Any) -> None:
+    """End."""
+    if "operator" in memo:
+        await memo.operator.stop()
+
+
+@kopf.on.event(GROUP, VERSION, POOL.plural)
+async def changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
+    """A pool, or one of its objects, is new, different or gone."""
+    memo.operator.note(event["object"], event["type"] == "DELETED")
+
+
+for _kind in WATCHED:
+    kopf.on.event(_kind.group, _kind.version, _kind.plural)(changed)

@@ -1,0 +1,149 @@
+"""The operator process: `penstock-operator`."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import kopf
+import uvloop
+from lightkube.core.exceptions import ConfigError
+from penstock_runtime.flags import port
+from penstock_runtime.logs import configure_logs
+from penstock_runtime.serving import StartError
+
+from penstock_operator.options import Options, lease_in, read_options
+from penstock_operator.settings import Settings, SettingsError, read_settings
+
+EPILOG = """
+settings (environment; the images are required):
+  PENSTOCK_ROUTER_IMAGE, PENSTOCK_SIDECAR_IMAGE, PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_PLUGIN_IMAGE
+                               images of pools' pods; PENSTOCK_VLLM_IMAGE has a default
+  PENSTOCK_IMAGE_PULL_POLICY   Always, IfNotPresent (default) or Never
+  PENSTOCK_IMAGE_PULL_SECRETS  names of Secrets in pools' namespaces, with commas between them
+  PENSTOCK_TLS                 on (default) or off: mutual TLS between routers and replicas
+  PENSTOCK_REDIS_URL_SECRET    Secret in pools' namespaces whose entry `url` is the Redis that routers share
+
+The API server is the pod's own, else the one of $KUBECONFIG, else of ~/.kube/config.
+
+example, outside a cluster:
+  KUBECONFIG=~/.kube/config penstock-operator --namespaces team-a,team-b --port 0
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 bad input."""
+    try:
+        defaults = read_options(os.environ)
+        args = _parser(defaults).parse_args(argv)
+        settings = read_settings(os.environ)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logs("penstock-operator", args.log_level, args.log_json)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    return _run(settings, _options(defaults, args))
+
+
+def _run(settings: Settings, options: Options) -> int:
+    from penstock_operator import handlers  # noqa: F401  # kopf finds handlers by their having been imported
+
+    memo = kopf.Memo(settings=settings, options=options)
+    try:
+        uvloop.run(
+            kopf.operator(clusterwide=not options.namespaces, namespaces=options.namespaces, memo=memo)
+        )
+    except (StartError, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        return 0
+    return 0
+
+
+def _options(defaults: Options, args: argparse.Namespace) -> Options:
+    return replace(
+        defaults,
+        namespaces=args.namespaces,
+        lease=lease_in(args.lease_namespace) if args.lease_namespace is not None else defaults.lease,
+        host=args.host,
+        port=args.port,
+        workers=args.workers,
+        resync_s=args.resync_s,
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return value
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers: 1 to 64")
+    return int(text)
+
+
+def _parser(defaults: Options) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock-operator",
+        description="Turns ServingPools into running objects, keeps them so, reports status, scales.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--namespaces",
+        type=_names,
+        default=defaults.namespaces,
+        metavar="A,B",
+        help="serve pools in these namespaces only, with Roles there; without it all, with a ClusterRole"
+        " [$PENSTOCK_NAMESPACES]",
+    )
+    add(
+        "--lease-namespace",
+        metavar="NAMESPACE",
+        help="where the Lease is that several operators share, so that one acts and the others stand by;"
+        " without it there is only this one [$PENSTOCK_LEASE_NAMESPACE]",
+    )
+    add(
+        "--host", default=defaults.host, help="address of /metrics, /health and /ready (default: %(default)s)"
+    )
+    add(
+        "--port",
+        type=port,
+        default=defaults.port,
+        help="its port, 0 for any (default: %(default)s) [$PENSTOCK_PORT]",
+    )
+    add(
+        "--workers",
+        type=_workers,
+        default=defaults.workers,
+        help="pools looked at at once (default: %(default)s)",
+    )
+    add(
+        "--resync-s",
+        type=_positive,
+        default=defaults.resync_s,
+        help="every so many seconds compare with everything there is, whatever watches told"
+        " (default: %(default)s)",
+    )
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--log-json", action="store_true", help="one JSON object a line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

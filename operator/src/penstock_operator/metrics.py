@@ -1,0 +1,48 @@
+"""What the operator tells Prometheus of itself. Pools are counted, never named: there may be thousands."""
+
+from collections import Counter as Count
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from penstock_operator.manifest import Manifest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The metrics of one operator, in a registry of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(f"penstock_operator_{name}", says, labels, registry=registry)
+
+        def gauge(name: str, says: str, *labels: str) -> Gauge:
+            return Gauge(f"penstock_operator_{name}", says, labels, registry=registry)
+
+        self.reconcile = Histogram(
+            "penstock_operator_reconcile_seconds",
+            "One look at one pool, from gathering to its status.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.actions = counter(
+            "actions_total", "Objects applied, deleted, left alone.", "kind", "reason", "end"
+        )
+        self.errors = counter("errors_total", "Looks that failed, by the failure.", "failure")
+        self.status_writes = counter("status_writes_total", "Statuses written.")
+        self.events = counter("events_total", "Events posted.", "reason")
+        self.pools = gauge("pools", "Pools by condition.", "condition", "status")
+        self.waiting = gauge("queue_length", "Pools that wait to be looked at.")
+        self.leading = gauge("leading", "1 while this operator acts; others stand by.")
+
+    def count_pools(self, pools: Iterable[Manifest]) -> None:
+        """How all pools stand now."""
+        found = Count(
+            (condition["type"], condition["status"])
+            for pool in pools
+            for condition in pool.get("status", {}).get("conditions", ())
+        )
+        self.pools.clear()
+        for (type_, status), number in found.items():
+            self.pools.labels(type_, status).set(number)

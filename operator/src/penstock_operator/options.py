@@ -1,0 +1,57 @@
+"""What one operator process is told beside its settings: where to look, and where it may be looked at.
+
+`penstock-operator` takes these as flags, with the environment's as defaults; under `kopf run` only the
+environment speaks.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock_operator.cluster.kinds import LEASE
+from penstock_operator.manifest import Ref
+from penstock_operator.settings import SettingsError
+
+LEASE_NAME = "penstock-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of one process.
+
+    namespaces: whose pools are served; none: all.
+    lease: shared with other operators of which one acts; None: there are none. identity: who this is there.
+    port: for metrics and health, 0 takes any.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    lease: Ref | None = None
+    identity: str = ""
+    host: str = "0.0.0.0"
+    port: int = 8080
+    workers: int = 8
+    resync_s: float = 120.0
+
+
+def read_options(environment: Mapping[str, str]) -> Options:
+    """Options in an environment. Raises SettingsError."""
+    namespaces = environment.get("PENSTOCK_NAMESPACES", "").split(",")
+    return Options(
+        namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+        lease=lease_in(environment.get("PENSTOCK_LEASE_NAMESPACE", "")),
+        identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        host=environment.get("PENSTOCK_HOST") or "0.0.0.0",
+        port=_whole("PENSTOCK_PORT", environment.get("PENSTOCK_PORT") or "8080"),
+    )
+
+
+def lease_in(namespace: str) -> Ref | None:
+    """The Lease that operators of one installation share; None for no namespace."""
+    return Ref(LEASE.api_version, LEASE.kind, namespace, LEASE_NAME) if namespace else None
+
+
+def _whole(variable: str, given: str) -> int:
+    if given.isdecimal() and int(given) <= 65535:
+        return int(given)
+    raise SettingsError(f'{variable}: "{given}" is no port: 0 to 65535')

@@ -1,0 +1,70 @@
+"""Asking a pool's routers what was asked of them: all at once, briefly, and never in the way.
+
+A router that does not answer in time, or answers something else, is left out of this look and logged; a
+pool's status and its scaling rest on those that do.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx2
+import orjson
+import structlog
+
+from penstock_operator.demand import Reading, reading_of
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import ROUTER_PORT
+
+ASK_S = 2.0
+ANSWER_BYTES = 4 * 2**20
+"""Largest answer that is read; one of 32 tiers and 1,000 replicas has a tenth of it."""
+
+log = structlog.get_logger()
+
+
+class Routers:
+    """One HTTP client for all pools' routers."""
+
+    def __init__(self) -> None:
+        limits = httpx2.Limits(max_connections=64, max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(timeout=ASK_S, limits=limits, trust_env=False)
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._http.aclose()
+
+    async def ask(self, pods: Sequence[Manifest]) -> tuple[Reading, ...]:
+        """The answers of those pods that are ready and answer."""
+        answers = await asyncio.gather(*(self._ask(pod) for pod in pods if is_ready(pod)))
+        return tuple(answer for answer in answers if answer is not None)
+
+    async def _ask(self, pod: Manifest) -> Reading | None:
+        name, address = pod["metadata"]["name"], pod["status"]["podIP"]
+        host = f"[{address}]" if ":" in address else address
+        try:
+            async with asyncio.timeout(ASK_S):
+                page = await self._read(f"http://{host}:{ROUTER_PORT}/penstock/v1/demand")
+            return reading_of(pod["metadata"]["uid"], page)
+        except (httpx2.HTTPError, OSError, TimeoutError) as error:
+            log.info("router does not answer", pod=name, error=str(error) or type(error).__name__)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("router answers nonsense", pod=name, error=str(error))
+        return None
+
+    async def _read(self, url: str) -> dict[str, object]:
+        async with self._http.stream("GET", url) as response:
+            response.raise_for_status()
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > ANSWER_BYTES:
+                    raise ValueError(f"more than {ANSWER_BYTES} bytes")
+            found: dict[str, object] = orjson.loads(body)
+            return found
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether a pod has an address and says that it is ready."""
+    status = pod.get("status", {})
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
+    return ready and bool(status.get("podIP"))

@@ -1,0 +1,209 @@
+"""Why pods do not run, from what Kubernetes says of them. The manifests are what a real cluster wrote."""
+
+from typing import Any
+
+import pytest
+from penstock_operator.diagnosis import Cause, Problem, absence, diagnose, last_line
+from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.names import Component
+
+NOW_S = 1_767_323_045.0  # 2026-01-02T03:04:05Z
+
+
+def pod(name: str = "chat-replica-0", component: str = "replica", **status: Any) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/component": component}},
+        "status": status,
+    }
+
+
+def container(name: str = "engine", image: str = "vllm:v1", **rest: Any) -> dict[str, Any]:
+    return {"name": name, "image": image, "ready": False, "restartCount": 0} | rest
+
+
+def unscheduled(message: str) -> Manifest:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(phase="Pending", conditions=[said])
+
+
+def event(about: str, reason: str, message: str, at: str = "2026-01-02T03:04:00Z") -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"creationTimestamp": at},
+        "involvedObject": {"name": about},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+def replicas(wanted: int, made: int) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "chat-replica", "labels": {"app.kubernetes.io/component": "replica"}},
+        "spec": {"replicas": wanted},
+        "status": {"replicas": made},
+    }
+
+
+def problems(*children: Manifest, events: list[Manifest] | None = None) -> list[Problem]:
+    return list(diagnose(children, events or [], [], NOW_S))
+
+
+def the_problem(*children: Manifest, events: list[Manifest] | None = None) -> Problem:
+    (problem,) = problems(*children, events=events)
+    return problem
+
+
+@pytest.mark.parametrize(
+    "reason", ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"]
+)
+def test_image_that_cannot_be_pulled(reason: str) -> None:
+    state = {"waiting": {"reason": reason, "message": "not found"}}
+    problem = the_problem(pod(phase="Pending", initContainerStatuses=[container(state=state)]))
+    assert problem.cause is Cause.IMAGE_MISSING
+    assert problem.component is Component.REPLICA
+    assert problem.message == f"chat-replica-0, container engine: image vllm:v1: {reason}: not found"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", Cause.GPU_MISSING),
+        ("0/3 nodes are available: 3 Insufficient memory.", Cause.UNSCHEDULABLE),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }.", Cause.UNSCHEDULABLE),
+        ('persistentvolumeclaim "weights" not found', Cause.CLAIM_MISSING),
+        ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", Cause.CLAIM_PENDING),
+    ],
+)
+def test_pod_that_fits_no_node(said: str, cause: Cause) -> None:
+    problem = the_problem(unscheduled(said))
+    assert problem.cause is cause
+    assert problem.message.startswith("chat-replica-0: ")
+    assert problem.message.endswith(said)
+
+
+def test_crash_loop_says_exit_code_and_last_line() -> None:
+    ended = {"exitCode": 2, "reason": "Error", "message": "Traceback\nRuntimeError: no CUDA device\n\n"}
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    crashed = container(state=state, lastState={"terminated": ended}, restartCount=4)
+    problem = the_problem(pod(phase="Running", initContainerStatuses=[crashed]))
+    assert problem.cause is Cause.ENGINE_CRASHING
+    assert problem.message == (
+        "chat-replica-0, container engine: exit code 2, 4 restarts: RuntimeError: no CUDA device"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("sidecar", Cause.SIDECAR_CRASHING), ("router", Cause.ROUTER_CRASHING)]
+)
+def test_crash_is_the_container_s(name: str, cause: Cause) -> None:
+    crashed = container(name, state={"terminated": {"exitCode": 1}})
+    assert the_problem(pod(containerStatuses=[crashed])).cause is cause
+
+
+def test_killed_at_the_memory_limit() -> None:
+    ended = {"exitCode": 137, "reason": "OOMKilled"}
+    crashed = container(state={"terminated": ended}, restartCount=1)
+    assert the_problem(pod(initContainerStatuses=[crashed])).cause is Cause.OUT_OF_MEMORY
+
+
+def test_crash_long_ago_of_a_container_that_is_ready_is_no_problem() -> None:
+    healed = container(
+        ready=True,
+        started=True,
+        state={"running": {}},
+        lastState={"terminated": {"exitCode": 1}},
+        restartCount=1,
+    )
+    assert problems(pod(phase="Running", initContainerStatuses=[healed])) == []
+
+
+@pytest.mark.parametrize(
+    ("ran_since", "slow"), [("2026-01-02T03:03:45Z", False), ("2026-01-02T03:00:00Z", True)]
+)
+def test_engine_that_takes_long_is_a_problem_and_one_that_has_just_begun_is_none(
+    ran_since: str, slow: bool
+) -> None:
+    loading = container(started=False, state={"running": {"startedAt": ran_since}})
+    found = [problem.cause for problem in problems(pod(initContainerStatuses=[loading]))]
+    assert found == ([Cause.ENGINE_NOT_READY] if slow else [])
+
+
+def test_missing_secret_is_named_by_the_kubelet() -> None:
+    state = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "ide-keys" not found'}}
+    problem = the_problem(
+        pod("chat-router-0", "router", containerStatuses=[container("router", state=state)])
+    )
+    assert problem.cause is Cause.SECRET_MISSING
+    assert problem.component is Component.ROUTER
+
+
+def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
+    told = event("chat-replica-0", "FailedMount", 'MountVolume.SetUp failed: configmap "models" not found')
+    problem = the_problem(pod(phase="Pending"), events=[told])
+    assert problem.cause is Cause.CONFIG_MAP_MISSING
+    assert problems(pod(phase="Running"), events=[told]) == []
+
+
+def test_newest_event_counts() -> None:
+    old = event("chat-replica-0", "FailedMount", "old", at="2026-01-02T03:00:00Z")
+    new = event("chat-replica-0", "FailedMount", "new", at="2026-01-02T03:04:00Z")
+    assert the_problem(pod(phase="Pending"), events=[new, old]).message == "chat-replica-0: new"
+
+
+def test_quota_is_read_from_the_statefulset_s_events_while_pods_are_missing() -> None:
+    told = event(
+        "chat-replica",
+        "FailedCreate",
+        'create Pod chat-replica-1 failed error: pods "chat-replica-1" is forbidden: exceeded quota: gpus',
+    )
+    problem = the_problem(replicas(wanted=2, made=1), events=[told])
+    assert problem.cause is Cause.QUOTA_EXCEEDED
+    assert problem.component is Component.REPLICA
+    assert problems(replicas(wanted=2, made=2), events=[told]) == []
+
+
+def test_deployment_says_itself_that_its_pods_are_refused() -> None:
+    said = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity: restricted"}
+    deployment = {
+        "kind": "Deployment",
+        "metadata": {"name": "chat-router", "labels": {"app.kubernetes.io/component": "router"}},
+        "status": {"conditions": [said]},
+    }
+    assert the_problem(deployment) == Problem(Cause.PODS_REFUSED, said["message"], Component.ROUTER)
+
+
+def test_evicted_pod() -> None:
+    problem = the_problem(pod(phase="Failed", reason="Evicted", message="low on memory"))
+    assert problem == Problem(Cause.EVICTED, "chat-replica-0: Evicted: low on memory", Component.REPLICA)
+
+
+def test_pod_on_its_way_out_is_not_asked() -> None:
+    leaving = unscheduled("0/1 nodes are available")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert problems(leaving) == []
+
+
+def test_one_line_for_many_pods_with_the_same_trouble() -> None:
+    many = [unscheduled("3 Insufficient nvidia.com/gpu") for _ in range(5)]
+    assert the_problem(*many).cause is Cause.GPU_MISSING
+
+
+def test_roots_come_first() -> None:
+    missing = absence(Ref("v1", "Secret", "team", "ide-keys"), "spec.applications[0].keys.secret")
+    found = diagnose([unscheduled("3 Insufficient nvidia.com/gpu")], [], [missing], NOW_S)
+    assert [problem.cause for problem in found] == [Cause.SECRET_MISSING, Cause.GPU_MISSING]
+    assert missing.message == (
+        'spec.applications[0].keys.secret: there is no Secret "ide-keys" in namespace team; '
+        "create it, or name another"
+    )
+
+
+@pytest.mark.parametrize(("text", "last"), [("", ""), ("a\n b \n\n", "b"), ("x" * 400, "x" * 300)])
+def test_last_line(text: str, last: str) -> None:
+    assert last_line(text) == last

@@ -1,0 +1,97 @@
+"""Routers' counters, turned into what was asked since the last look."""
+
+from typing import Any
+
+import pytest
+from penstock_core.autoscaling_demand import ReplicaState
+from penstock_operator.demand import ATTAINMENT, COUNTERS, Reading, Tally, counts_of, demand_of, reading_of
+from penstock_operator.status import TierCounts
+
+
+def page(
+    since_s: float = 100.0, held: int = 0, replicas: list[dict[str, Any]] | None = None, **counts: int
+) -> dict[str, Any]:
+    tier = dict.fromkeys((*COUNTERS, *ATTAINMENT), 0) | counts
+    return {"held": held, "since_s": since_s, "tiers": {"chat": tier}, "replicas": replicas or []}
+
+
+def reading(router: str = "a", since_s: float = 100.0, **counts: int) -> Reading:
+    return reading_of(router, page(since_s, 0, None, **counts))
+
+
+def arrived(tally: Tally, now_s: float, *readings: Reading) -> int:
+    return tally.added(readings, now_s)[1].get("chat", {}).get("arrived", 0)
+
+
+def test_first_look_only_begins_to_count() -> None:
+    tally = Tally()
+    elapsed_s, added = tally.added([reading(arrived=500)], 1000.0)
+    assert elapsed_s == 0
+    assert added["chat"]["arrived"] == 0
+
+
+def test_what_was_added_since_the_last_look() -> None:
+    tally = Tally()
+    tally.added([reading(arrived=500)], 1000.0)
+    elapsed_s, added = tally.added([reading(since_s=110, arrived=530)], 1010.0)
+    assert (elapsed_s, added["chat"]["arrived"]) == (10.0, 30)
+
+
+def test_router_that_began_anew_has_counted_from_zero() -> None:
+    tally = Tally()
+    tally.added([reading(arrived=500)], 1000.0)
+    assert arrived(tally, 1010.0, reading(since_s=3, arrived=7)) == 7
+
+
+def test_router_that_came_since_adds_all_of_it() -> None:
+    tally = Tally()
+    tally.added([reading("a", arrived=500)], 1000.0)
+    assert arrived(tally, 1010.0, reading("a", 110, arrived=500), reading("b", 4, arrived=9)) == 9
+
+
+def test_router_that_was_only_silent_until_now_begins_to_count() -> None:
+    tally = Tally()
+    tally.added([reading("a")], 1000.0)
+    assert arrived(tally, 1010.0, reading("a", 110), reading("b", 5000, arrived=90_000)) == 0
+
+
+def test_router_that_was_silent_once_adds_what_it_missed() -> None:
+    tally = Tally()
+    tally.added([reading(arrived=500)], 1000.0)
+    tally.added([], 1010.0)
+    assert arrived(tally, 1020.0, reading(since_s=120, arrived=540)) == 40
+
+
+def test_routers_that_are_gone_are_forgotten() -> None:
+    tally = Tally()
+    tally.added([reading("a"), reading("b")], 1000.0)
+    tally.keep(["b"])
+    assert set(tally.last) == {"b"}
+
+
+def test_attainment_counts_all_requests_of_all_routers() -> None:
+    readings = [reading("a", all_judged=90, all_met=80), reading("b", all_judged=10, all_met=10)]
+    assert counts_of(readings) == {"chat": TierCounts(100, 90)}
+
+
+def test_demand_says_what_routers_and_pods_say() -> None:
+    row = {"name": "chat-replica-0", "state": "ready", "age_s": 0.1, "running": 3, "prefill_slack_s": None}
+    told = reading_of("a", page(held=2, replicas=[row]))
+    pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}
+    demand = demand_of(
+        Tally(), readings=[told], replicas=pods, desired=2, promises={"chat": False}, now_s=1.0
+    )
+    assert demand.held == 2
+    assert demand.desired == 2
+    assert [replica.name for replica in demand.ready()] == ["chat-replica-0"]
+    assert demand.replicas[0].snapshot.running == 3
+    assert demand.replicas[0].snapshot.prefill_slack_s == float("inf")
+    assert not demand.tiers["chat"].promises
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"held": 0, "since_s": "x", "tiers": {}}, {"held": 0, "since_s": 1, "tiers": []}]
+)
+def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        reading_of("a", wrong)

@@ -1,0 +1,63 @@
+import asyncio
+
+from penstock_operator.workqueue import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkQueue
+
+
+async def test_key_added_often_is_taken_once() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for _ in range(3):
+        queue.add("a")
+    assert await queue.take() == "a"
+    assert len(queue) == 0
+
+
+async def test_key_added_while_taken_comes_again_when_done_and_not_before() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    await queue.take()
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done("a")
+    assert await queue.take() == "a"
+
+
+async def test_taker_waits_for_a_key() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    taking = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await taking == "a"
+
+
+async def test_earliest_wish_counts() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_later("a", 3600)
+    queue.add_later("a", 0)
+    async with asyncio.timeout(5):
+        assert await queue.take() == "a"
+    queue.done("a")
+    queue.add_later("b", 3600)
+    queue.add("b")
+    assert await queue.take() == "b"
+    queue.done("b")
+    assert len(queue) == 0
+
+
+async def test_pause_doubles_with_every_failure_up_to_a_bound_and_begins_anew_after_success() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    pauses = [queue.failed("a") for _ in range(12)]
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    queue.succeeded("a")
+    assert queue.failed("a") == FIRST_PAUSE_S
+    queue.close()
+
+
+async def test_forgotten_key_does_not_come_later() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_later("a", 0)
+    queue.forget("a")
+    queue.add_later("b", 0)
+    async with asyncio.timeout(5):
+        assert await queue.take() == "b"
+    assert len(queue) == 0

@@ -1,0 +1,160 @@
+"""A pool's conditions and counts, from what was observed. No cluster: manifests in, a status out."""
+
+from typing import Any
+
+import pytest
+from penstock_operator.diagnosis import Cause, Problem
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import Component
+from penstock_operator.status import Status, TierCounts, View, condition, status_of
+from penstock_pool.status import PoolStatus
+
+NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:00Z"
+
+
+def workload(kind: str, name: str, wanted: int, **status: Any) -> Manifest:
+    told = {"observedGeneration": 1, "replicas": wanted, "updatedReplicas": wanted} | status
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": name, "generation": 1},
+        "spec": {"replicas": wanted},
+        "status": told,
+    }
+
+
+def replicas(wanted: int = 3, ready: int = 3, **status: Any) -> Manifest:
+    return workload("StatefulSet", "chat-replica", wanted, readyReplicas=ready, **status)
+
+
+def routers(wanted: int = 2, ready: int = 2, **status: Any) -> Manifest:
+    return workload("Deployment", "chat-router", wanted, readyReplicas=ready, **status)
+
+
+def view(*children: Manifest, wanted: int = 3, **rest: Any) -> View:
+    return View("chat", 4, "slos-serve", wanted, 2, children, **rest)
+
+
+def conditions(status: Status) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+
+
+def test_all_ready_is_ready_settled_and_as_wanted() -> None:
+    status = status_of(view(replicas(), routers()), {}, NOW)
+    assert conditions(status) == {
+        "Ready": ("True", "Serving"),
+        "ReplicasReady": ("True", "AllReady"),
+        "RouterReady": ("True", "AllReady"),
+        "Progressing": ("False", "Settled"),
+        "Degraded": ("False", "AsWanted"),
+    }
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (3, 3, 3)
+    assert status["observedGeneration"] == 4
+    assert status["selector"] == "app.kubernetes.io/component=replica,penstock.dev/pool=chat"
+
+
+def test_one_replica_of_three_serves_already() -> None:
+    told = conditions(status_of(view(replicas(ready=1), routers()), {}, NOW))
+    assert told["Ready"] == ("True", "Serving")
+    assert told["ReplicasReady"] == ("False", "Starting")
+    assert told["Progressing"] == ("True", "Starting")
+
+
+def test_nothing_made_yet_is_rolling_out() -> None:
+    told = conditions(status_of(view(), {}, NOW))
+    assert told["Ready"] == ("False", "Starting")
+    assert told["Progressing"] == ("True", "RollingOut")
+
+
+def test_what_the_statefulset_has_not_seen_yet_is_rolling_out() -> None:
+    stale = replicas()
+    stale["metadata"]["generation"] = 2
+    told = conditions(status_of(view(stale, routers()), {}, NOW))
+    assert told["Progressing"] == ("True", "RollingOut")
+    assert told["ReplicasReady"] == ("False", "Starting")
+
+
+def test_more_pods_than_wanted_are_scaling() -> None:
+    told = conditions(status_of(view(replicas(wanted=1, ready=1, replicas=2), routers(), wanted=1), {}, NOW))
+    assert told["Progressing"] == ("True", "Scaling")
+
+
+def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
+    none = replicas(wanted=0, ready=0)
+    asleep = conditions(status_of(view(none, routers(), wanted=0, wakes=True), {}, NOW))
+    assert asleep["Ready"] == ("True", "Asleep")
+    assert asleep["ReplicasReady"] == ("True", "NoneWanted")
+    switched_off = conditions(status_of(view(none, routers(), wanted=0), {}, NOW))
+    assert switched_off["Ready"] == ("False", "NoneWanted")
+
+
+def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() -> None:
+    problem = Problem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
+    status = status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW)
+    told = conditions(status)
+    assert told["Ready"] == told["ReplicasReady"] == ("False", "ImageMissing")
+    assert told["Degraded"] == ("True", "ImageMissing")
+    assert told["RouterReady"] == ("True", "AllReady")
+    ready = condition(status, "Ready")
+    assert ready is not None
+    assert ready["message"] == "0 of 3 replicas and 2 of 2 routers ready; chat-replica-0: no such image"
+
+
+def test_without_routers_nothing_is_ready() -> None:
+    told = conditions(status_of(view(replicas(), routers(ready=0)), {}, NOW))
+    assert told["Ready"] == ("False", "Starting")
+    assert told["RouterReady"] == ("False", "Starting")
+
+
+def test_transition_time_moves_only_with_the_status() -> None:
+    first = status_of(view(replicas(ready=0), routers()), {}, NOW)
+    same = status_of(view(replicas(ready=0), routers()), first, LATER)
+    assert same == first
+    ready = status_of(view(replicas(), routers()), first, LATER)
+    when = {c["type"]: c["lastTransitionTime"] for c in ready["conditions"]}
+    assert when["Ready"] == when["ReplicasReady"] == LATER
+    assert when["RouterReady"] == NOW
+
+
+def test_attainment_is_of_all_tiers_together_and_of_each() -> None:
+    counts = {"chat": TierCounts(900, 890), "batch": TierCounts(100, 92), "idle": TierCounts()}
+    status = status_of(view(replicas(), routers(), attainment=counts), {}, NOW)
+    assert status["attainment"] == "98.2%"
+    assert status["tiers"] == [
+        {"name": "batch", "requests": 100, "attainment": 0.92},
+        {"name": "chat", "requests": 900, "attainment": 0.9889},
+        {"name": "idle", "requests": 0},
+    ]
+
+
+def test_routers_that_do_not_answer_leave_the_last_attainment() -> None:
+    counts = {"chat": TierCounts(10, 9)}
+    before = status_of(view(replicas(), routers(), attainment=counts), {}, NOW)
+    after = status_of(view(replicas(), routers()), before, LATER)
+    assert after == before
+
+
+def test_autoscaling_says_its_reason() -> None:
+    decided = {"replicas": 3, "reason": "scale_up", "message": "half was refused"}
+    status = status_of(view(replicas(), routers(), autoscaling=decided), {}, NOW)
+    assert conditions(status)["Autoscaling"] == ("True", "ScaleUp")
+    assert status["autoscaling"] == decided
+    others = status_of(view(replicas(), routers(), scaled_by_others=True), {}, NOW)
+    assert conditions(others)["Autoscaling"] == ("True", "ScaledByOthers")
+
+
+@pytest.mark.parametrize("ready", [0, 3])
+def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
+    told = status_of(
+        view(
+            replicas(ready=ready),
+            routers(),
+            problems=[Problem(cause, cause.value) for cause in Cause],
+            attainment={"chat": TierCounts(10, 9)},
+            autoscaling={"replicas": 3, "reason": "steady", "message": "", "startedFrom": 2, "memory": "{}"},
+        ),
+        {},
+        NOW,
+    )
+    read = PoolStatus.model_validate(told)
+    assert read.ready_replicas == ready
