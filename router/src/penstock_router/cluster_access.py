@@ -36,9 +36,10 @@ class AccessError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """kubeconfig: None for the pod's own account."""
+    """kubeconfig: None for the pod's own account, which is in the folder `account`."""
 
     kubeconfig: Path | None
+    account: Path = Path(SERVICE_ACCOUNT)
 
     def check(self) -> None:
         """Raises AccessError where there is no way to the cluster as things are."""
@@ -64,12 +65,12 @@ class Access:
 
     @property
     def _where(self) -> str:
-        return str(self.kubeconfig or SERVICE_ACCOUNT)
+        return str(self.kubeconfig or self.account)
 
     def _config(self) -> SingleConfig:
         try:
             if self.kubeconfig is None:
-                config = KubeConfig.from_service_account().get()
+                config = KubeConfig.from_service_account(self.account).get()
             else:
                 config = KubeConfig.from_file(self.kubeconfig).get()
         except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
