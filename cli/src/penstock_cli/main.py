@@ -13,6 +13,7 @@ from penstock_pool import PoolError
 from penstock_cli.capacity_command import capacity
 from penstock_cli.demo_command import demo
 from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
+from penstock_cli.profile_command import profile_engine
 from penstock_cli.replay_command import replay
 from penstock_cli.simulate_command import simulate
 from penstock_cli.traces import TraceError
@@ -41,6 +42,7 @@ TYPER_INTERRUPTED = 130
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (demo, validate, up, replay, simulate, capacity):
     app.command()(command)
+app.command("profile")(profile_engine)
 
 
 def main() -> None:

@@ -1,0 +1,24 @@
+"""How fast is an engine? Asked of it over HTTP, and answered as a time model.
+
+`plan` says what to ask, `streams` asks, `measure` turns what came back into points, and `profiling` goes
+through the plan within a bound of time and fits a model to the points (`penstock_core.time_model_fit`).
+"""
+
+from penstock_profiler.engine import Engine, EngineError, connected
+from penstock_profiler.plan import Decodes, Limits, Prefill, Probe, plan
+from penstock_profiler.profiling import Profile, Reading, TooSlow, profile
+
+__all__ = [
+    "Decodes",
+    "Engine",
+    "EngineError",
+    "Limits",
+    "Prefill",
+    "Probe",
+    "Profile",
+    "Reading",
+    "TooSlow",
+    "connected",
+    "plan",
+    "profile",
+]

@@ -1,0 +1,167 @@
+"""The engine that is measured, over its OpenAI API: streams of completions, and vLLM's counters of drafts.
+
+Prompts are token ids drawn anew each time, so that no prefix cache knows them and their length is exact;
+where an engine takes text alone, they are words, and its usage says how long they were. Answers go on to the
+length asked for (`ignore_eos`, which engines that do not know it pass over).
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from time import perf_counter
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+LOWEST_ID, HIGHEST_ID = 10, 250
+"""Token ids that every vocabulary has, and none gives a meaning to."""
+
+ANSWERS_WITHIN_S = 10.0
+"""For a question that needs no computing."""
+
+DATA, DONE = b"data:", b"[DONE]"
+
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+class EngineError(Exception):
+    """The engine cannot be measured; the message is one line for its user."""
+
+
+class Seen(NamedTuple):
+    """What a stream has brought: when (`perf_counter`), and how many tokens of the answer by then."""
+
+    at_s: float
+    tokens: int
+
+
+class Drafts(NamedTuple):
+    """Tokens drafted and accepted since the engine's start; zero where it does not draft or tell."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Stream:
+    """One answer as it comes. prompt_tokens: as the engine counted them, once it has told; else as asked."""
+
+    sent_s: float
+    prompt_tokens: int
+    seen: list[Seen] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that answers.
+
+    takes_ids: whether prompts may be token ids. context_tokens: its model's; 0 where it does not tell.
+    """
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    context_tokens: int
+    takes_ids: bool = True
+
+    async def follow(self, stream: Stream, max_tokens: int, random: Random) -> None:
+        """Ask for an answer and note its tokens as they come, to its end. Raises EngineError."""
+        body = self._body(stream.prompt_tokens, max_tokens, random)
+        stream.sent_s = perf_counter()
+        try:
+            async with self.session.post(f"{self.url}/v1/completions", data=body, headers=JSON) as reply:
+                if reply.status != 200:
+                    raise EngineError(f"{self.url} answers {reply.status}: {_line(await reply.text())}")
+                async for line in reply.content:
+                    if line.startswith(DATA) and DONE not in line:
+                        _take(stream, orjson.loads(line[len(DATA) :]))
+        except (aiohttp.ClientError, orjson.JSONDecodeError) as error:
+            raise EngineError(f"{self.url} broke off: {type(error).__name__}: {error}") from error
+
+    async def drafts(self) -> Drafts:
+        """Its drafter's counters."""
+        try:
+            async with self.session.get(f"{self.url}/metrics") as reply:
+                text = await reply.text() if reply.status == 200 else ""
+        except aiohttp.ClientError:
+            return Drafts()
+        return Drafts(_counter(text, DRAFTED), _counter(text, ACCEPTED))
+
+    def _body(self, prompt_tokens: int, max_tokens: int, random: Random) -> bytes:
+        ids = [random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(prompt_tokens)]
+        return orjson.dumps(
+            {
+                "model": self.model,
+                "prompt": ids if self.takes_ids else " ".join(map(str, ids)),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        )
+
+
+JSON = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Engine]:
+    """The engine at this URL, for as long as the block runs. Raises EngineError where none answers there."""
+    base = url.rstrip("/").removesuffix("/v1")
+    if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:
+        raise EngineError(f'"{url}" is no URL; write for example http://127.0.0.1:8000')
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWERS_WITHIN_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        model, context_tokens = await _card(session, base)
+        engine = Engine(session, base, model, context_tokens)
+        yield engine if await _takes_ids(engine) else Engine(session, base, model, context_tokens, False)
+
+
+async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
+    """The first model that it serves, and the model's context."""
+    try:
+        async with session.get(
+            f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=ANSWERS_WITHIN_S)
+        ) as reply:
+            if reply.status != 200:
+                raise EngineError(f"{url} answers {reply.status} to /v1/models; is it an engine?")
+            card = orjson.loads(await reply.read())["data"][0]
+            return str(card["id"]), int(card.get("max_model_len") or 0)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineError(f"{url}: no engine answers there ({error or 'no answer in time'})") from error
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(f"{url}/v1/models names no model; is it an engine?") from error
+
+
+async def _takes_ids(engine: Engine) -> bool:
+    try:
+        await engine.follow(Stream(0.0, 4), 1, Random(0))
+    except EngineError:
+        return False  # text may do; where it does not either, the first probe says why
+    return True
+
+
+def _take(stream: Stream, chunk: dict[str, Any]) -> None:
+    """A chunk of the answer. Engines that do not count within a stream bring a token a chunk."""
+    if "error" in chunk:
+        raise EngineError(f"the engine failed in the middle of a stream: {_line(str(chunk['error']))}")
+    usage = chunk.get("usage") or {}
+    stream.prompt_tokens = usage.get("prompt_tokens") or stream.prompt_tokens
+    before = stream.seen[-1].tokens if stream.seen else 0
+    tokens = usage.get("completion_tokens") or before + bool(chunk.get("choices"))
+    if tokens > before and chunk.get("choices"):
+        stream.seen.append(Seen(perf_counter(), tokens))
+
+
+def _counter(text: str, name: str) -> int:
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in text.splitlines() if line.startswith(name))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,104 @@
+"""A whole profile: the plan, round after round until time is up, and a model of what was measured.
+
+One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, and how
+far single readings lie from it is the noise floor: no model can be closer than that.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import mean, median
+from time import monotonic
+
+from penstock_core.time_model_fit import Fit, Point, TooFewPoints, fit
+
+from penstock_profiler.engine import Engine
+from penstock_profiler.measure import measured
+from penstock_profiler.plan import ALONE, THROUGH, Limits, Probe, plan
+
+MOST_ROUNDS = 5
+
+Told = Callable[[Probe, int, int], None]
+"""Called before each probe, with its number and how many there are in the round."""
+
+
+class TooSlow(Exception):
+    """Time was up before there were points enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A probe's readings, as one point.
+
+    times: how many there were. spread: their mean distance from the point, relative; 0 for a single one.
+    """
+
+    probe: Probe
+    point: Point
+    times: int
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured, and its model. way_s: what a request takes on its way, beside the engine's work."""
+
+    readings: Sequence[Reading]
+    way_s: float
+    fit: Fit
+
+    @property
+    def noise(self) -> float:
+        """The noise floor: mean spread of the readings that were taken more than once."""
+        return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
+
+
+def _say_nothing(probe: Probe, number: int, of: int) -> None:
+    pass
+
+
+async def profile(
+    engine: Engine, limits: Limits, seconds: float, *, seed: int = 0, told: Told = _say_nothing
+) -> Profile:
+    """Measure an engine that does nothing else, for at most so many seconds and one probe more.
+
+    Raises EngineError, TooSlow.
+    """
+    until_s, random = monotonic() + seconds, Random(seed)
+    points = defaultdict[Probe, list[Point]](list)
+    probes, way_s = plan(limits), await _way_s(engine, random)
+    for _ in range(MOST_ROUNDS):
+        for number, probe in enumerate(probes):
+            if monotonic() >= until_s:
+                break
+            told(probe, number, len(probes))
+            point = await measured(engine, probe, way_s, random)
+            if point is not None:
+                points[probe].append(point)
+            await asyncio.sleep(0)
+    readings = [reading(probe, found) for probe, found in points.items()]
+    try:
+        return Profile(readings, way_s, fit("profiled", [reading.point for reading in readings]))
+    except TooFewPoints as error:
+        raise TooSlow(f"within {seconds:g} s the engine gave {error}; allow more time") from error
+
+
+def reading(probe: Probe, points: Sequence[Point]) -> Reading:
+    """The probe's readings as one."""
+    middle_s = median(point.seconds for point in points)
+    nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
+    spread = mean(abs(point.seconds / middle_s - 1) for point in points)
+    return Reading(probe, Point(nearest.work, middle_s), len(points), spread)
+
+
+async def _way_s(engine: Engine, random: Random) -> float:
+    """What a request takes beside its iterations: a first token's time less that of any other."""
+    ways_s = []
+    for _ in range(MOST_ROUNDS):
+        seen = await measured(engine, THROUGH, 0.0, random)
+        gap = await measured(engine, ALONE, 0.0, random)
+        if seen is not None and gap is not None:
+            ways_s.append(seen.seconds - gap.seconds)
+    return max(median(ways_s), 0.0) if ways_s else 0.0

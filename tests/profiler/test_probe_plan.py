@@ -1,0 +1,68 @@
+"""What an engine is asked, and how readings become points: no engine needed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.time_model import BatchWork
+from penstock_core.time_model_fit import Point
+from penstock_profiler.engine import Drafts
+from penstock_profiler.measure import speculated
+from penstock_profiler.plan import ANSWER_TOKENS, Decodes, Limits, Prefill, from_ends, interleaved, plan
+from penstock_profiler.profiling import reading
+
+limits = st.builds(
+    Limits,
+    prompt_tokens=st.integers(64, 5000),
+    requests=st.integers(1, 64),
+    context_tokens=st.integers(600, 9000),
+    kv_tokens=st.none() | st.integers(1000, 100_000),
+)
+
+
+@given(limits)
+def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: Limits) -> None:
+    probes = plan(bounds)
+    assert len(set(probes)) == len(probes)
+    for probe in probes:
+        if isinstance(probe, Prefill):
+            assert 1 <= probe.prompt_tokens <= bounds.prompt_tokens
+        else:
+            assert 1 <= probe.requests <= bounds.requests
+            assert probe.prompt_tokens + ANSWER_TOKENS <= bounds.context_tokens
+            assert probe.requests * (probe.prompt_tokens + ANSWER_TOKENS) <= (bounds.kv_tokens or 10**9)
+
+
+def test_whoever_stops_early_has_seen_small_and_large() -> None:
+    first = plan(Limits(2048, 32, 8192))[:6]
+    assert first[:4] == [Prefill(16), Decodes(1, 64), Prefill(2048), Decodes(32, 64)]
+    assert {type(probe) for probe in first} == {Prefill, Decodes}
+
+
+@given(st.lists(st.integers(), unique=True))
+def test_from_the_ends_inwards_loses_nothing(items: list[int]) -> None:
+    order = from_ends(items)
+    assert sorted(order) == sorted(items)
+    assert order[:2] == ([items[0], items[-1]] if len(items) > 1 else items)
+
+
+def test_the_longer_list_goes_on_alone() -> None:
+    assert interleaved([1, 2, 3, 4], [10, 20]) == [1, 10, 2, 20, 3, 4]
+
+
+def test_a_batch_without_drafts_takes_the_gap_between_its_tokens() -> None:
+    assert speculated(8, 4000, 0.02, 96, Drafts()) == Point(BatchWork(8, 4000), 0.02)
+
+
+def test_accepted_drafts_make_a_batch_longer_than_the_gap() -> None:
+    # 60 tokens of 4 requests, 20 of them accepted drafts: 40 iterations of one request, with 80 drafts
+    point = speculated(4, 1000, 0.01, 60, Drafts(drafted=80, accepted=20))
+    assert point.work == BatchWork(4 * 3, 1000, 0.0, 2)
+    assert point.seconds == pytest.approx(0.015)
+
+
+def test_a_stalled_reading_does_not_move_its_probe() -> None:
+    work = BatchWork(8, 800)
+    found = reading(Decodes(8, 100), [Point(work, 0.010), Point(work, 0.011), Point(work, 0.5)])
+    assert found.point == Point(work, 0.011)
+    assert found.times == 3
+    assert found.spread > 1
