@@ -12,6 +12,8 @@ from penstock_operator.list_keys import list_key
 
 Json = dict[str, Any]
 
+_CONTAINERS = ("initContainers", "containers")
+
 
 def merge_pod_template(base: Json, patch: Json) -> Json:
     """`base` with `patch` laid over it; neither is changed."""
@@ -53,13 +55,12 @@ def _with_containers_at_home(base: Json, patch: Json) -> Json:
     if not isinstance(spec, dict):
         return patch
     homes = {
-        container["name"]: field
-        for field in ("initContainers", "containers")
-        for container in base["spec"].get(field, [])
+        container["name"]: field for field in _CONTAINERS for container in base.get("spec", {}).get(field, [])
     }
     placed: dict[str, list[Any]] = {}
-    for field in ("initContainers", "containers"):
+    for field in _CONTAINERS:
         for container in spec.get(field) or []:
             name = container.get("name") if isinstance(container, dict) else None
             placed.setdefault(homes.get(name, field), []).append(container)
-    return {**patch, "spec": {**spec, **placed} if placed else spec}
+    rest = {field: value for field, value in spec.items() if field not in _CONTAINERS}
+    return {**patch, "spec": {**rest, **placed}}

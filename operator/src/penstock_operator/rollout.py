@@ -1,8 +1,8 @@
 """When pods are replaced, how many at a time, and how long each may take to leave.
 
 *When.* A pod is replaced when its own template changes, and when something changes that it reads at its
-start: its part of the pool file, and for replicas the certificate that they show (routers read theirs anew
-for each connection). Both are in one digest on the template.
+start: its part of the pool file, whose digest stands on the template. Certificates roll nothing: both sides
+take renewed ones up as they come.
 
 *How many.* Replicas one at a time, by the StatefulSet's rolling update, highest ordinal first: it deletes a
 pod, waits until its successor is ready, and goes on. So at least `replicas − 1` are ready all the while; two
@@ -23,7 +23,6 @@ from penstock_pool import Pool, TierSpec
 
 from penstock_operator.digest import digest
 from penstock_operator.pool_file import replica_file, router_file
-from penstock_operator.tls import Credentials, fingerprint
 
 LONGEST_DRAIN_S = 600.0
 """A promise that may take longer is not waited for: nodes have to be emptied at some time."""
@@ -41,15 +40,14 @@ SETTLE_S = 3
 """A new replica has been ready for so long before the next one goes: routers have connected to it by then."""
 
 
-def replica_digest(pool: Pool, credentials: Credentials | None) -> str:
+def replica_digest(pool: Pool) -> str:
     """Of what a replica's pod reads."""
-    shown = None if credentials is None else fingerprint(credentials)
-    return digest([replica_file(pool), shown])
+    return digest(replica_file(pool))
 
 
 def router_digest(pool: Pool) -> str:
     """Of what a router's pod reads."""
-    return digest([router_file(pool)])
+    return digest(router_file(pool))
 
 
 def replica_drain_s(pool: Pool) -> float:

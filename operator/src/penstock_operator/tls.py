@@ -16,7 +16,6 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from hashlib import sha256
 
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -89,12 +88,6 @@ def renewed(held: Credentials | None, server_name: str, now: datetime, make_key:
         good_or_new(held.server if held else None, server),
         good_or_new(held.client if held else None, client),
     )
-
-
-def fingerprint(credentials: Credentials) -> str:
-    """Of what a replica reads: changes when replicas have to show another certificate, or trust another."""
-    trusted = (pair.certificate for pair in credentials.authorities)
-    return sha256(b"\n".join((*trusted, credentials.server.certificate))).hexdigest()
 
 
 def _authorities(

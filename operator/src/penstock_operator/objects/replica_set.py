@@ -37,7 +37,7 @@ def replica_set(inputs: Inputs) -> Manifest:
     template = pod_template(
         inputs,
         Component.REPLICA,
-        replica_digest(inputs.pool, inputs.facts.credentials),
+        replica_digest(inputs.pool),
         inputs.pool.spec.engine.pod_template,
         serviceAccountName=name,
         automountServiceAccountToken=False,

@@ -1,0 +1,74 @@
+"""Pools, and what is wanted of them, in the words of tests about objects."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from penstock_operator.desired import Facts, desired
+from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.settings import Settings
+from penstock_operator.tls import Credentials, renewed
+from penstock_pool import Pool, parse_pool
+
+MakePool = Callable[..., Pool]
+Want = Callable[..., dict[str, Manifest]]
+
+
+@pytest.fixture
+def make_pool() -> MakePool:
+    """A small valid pool; keyword arguments are parts of its spec, `engine` over a simulated one's."""
+
+    def make(name: str = "llama", **spec: Any) -> Pool:
+        whole = {
+            "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+            "tiers": [{"name": "chat", "slo": {"ttft": "800ms", "tpot": "50ms"}}],
+            **spec,
+        }
+        document = {"apiVersion": "penstock.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": name}}
+        return parse_pool({**document, "spec": whole}, "pool")
+
+    return make
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner("llama", "apps", "uid-of-llama")
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(
+        router_image="router:1",
+        sidecar_image="sidecar:1",
+        simulator_image="simulator:1",
+        vllm_image="vllm:1",
+        vllm_plugin_image="plugin:1",
+    )
+
+
+@pytest.fixture(scope="session")
+def credentials() -> Credentials:
+    return renewed(
+        None,
+        "llama-replicas.apps.svc",
+        datetime(2026, 1, 1, tzinfo=UTC),
+        lambda: ec.generate_private_key(ec.SECP256R1()),
+    )
+
+
+@pytest.fixture
+def want(make_pool: MakePool, settings: Settings, credentials: Credentials) -> Want:
+    """Objects of a pool by `Kind/name`. `settings`, `replicas`, `name` are its own; the rest is spec."""
+
+    def wanted(
+        *, name: str = "llama", settings: Settings = settings, replicas: int = 2, **spec: Any
+    ) -> dict[str, Manifest]:
+        pool = make_pool(name, **spec)
+        facts = Facts(replicas, credentials if settings.tls else None)
+        manifests = desired(pool, Owner(name, "apps", f"uid-of-{name}"), settings, facts)
+        return {f"{each['kind']}/{each['metadata']['name']}": each for each in manifests}
+
+    return wanted

@@ -1,0 +1,231 @@
+"""What objects a pool wants, and what all of them have in common."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from penstock_operator.desired import UnfitPool
+from penstock_operator.manifest import Manifest
+from penstock_operator.settings import Settings
+
+Want = Callable[..., dict[str, Manifest]]
+
+ALWAYS = {
+    "ServiceAccount/llama-replica",
+    "ServiceAccount/llama-router",
+    "Role/llama-router",
+    "RoleBinding/llama-router",
+    "ConfigMap/llama-replica",
+    "ConfigMap/llama-router",
+    "NetworkPolicy/llama-replica",
+    "NetworkPolicy/llama-router",
+    "PodDisruptionBudget/llama-replica",
+    "PodDisruptionBudget/llama-router",
+    "Service/llama-replicas",
+    "Service/llama",
+    "StatefulSet/llama-replica",
+    "Deployment/llama-router",
+}
+KEYS = {"Secret/llama-ca", "Secret/llama-tls"}
+GATEWAY = {"host": "a.example", "kind": "HTTPRoute", "gateway": {"name": "public"}}
+BOUNDS = {"minReplicas": 1, "maxReplicas": 4}
+EVERYTHING: dict[str, Any] = {
+    "ingress": {"host": "a.example"},
+    "monitoring": {"serviceMonitor": True},
+    "autoscaling": {**BOUNDS, "by": "hpa"},
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [
+        ({}, set()),
+        ({"ingress": {"host": "a.example"}}, {"Ingress/llama"}),
+        ({"ingress": GATEWAY}, {"HTTPRoute/llama"}),
+        ({"monitoring": {"serviceMonitor": True}}, {"ServiceMonitor/llama"}),
+        ({"autoscaling": BOUNDS}, set()),
+        ({"autoscaling": {**BOUNDS, "by": "hpa"}}, {"HorizontalPodAutoscaler/llama"}),
+        ({"autoscaling": {**BOUNDS, "by": "keda", "prometheusUrl": "http://p"}}, {"ScaledObject/llama"}),
+    ],
+    ids=["least", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
+)
+def test_a_pool_wants_what_it_asks_for_and_nothing_else(
+    want: Want, spec: dict[str, Any], more: set[str]
+) -> None:
+    assert set(want(**spec)) == ALWAYS | KEYS | more
+
+
+def test_without_tls_there_are_no_keys(want: Want, settings: Settings) -> None:
+    objects = want(settings=dataclasses.replace(settings, tls=False))
+    assert set(objects) == ALWAYS
+    assert "--insecure" in arguments(objects, "StatefulSet/llama-replica", "sidecar")
+    assert not any("tls" in word for word in arguments(objects, "Deployment/llama-router", "router"))
+    assert all(volume["name"] != "tls" for pod in pods(objects) for volume in pod["volumes"])
+
+
+def test_every_object_is_marked_as_this_pools(want: Want) -> None:
+    for name, manifest in want(**EVERYTHING).items():
+        metadata = manifest["metadata"]
+        (reference,) = metadata["ownerReferences"]
+        assert metadata["namespace"] == "apps", name
+        assert (
+            metadata["labels"].items()
+            >= {
+                "app.kubernetes.io/name": "penstock",
+                "app.kubernetes.io/instance": "llama",
+                "app.kubernetes.io/managed-by": "penstock-operator",
+                "penstock.dev/pool": "llama",
+            }.items()
+        )
+        assert (reference["uid"], reference["controller"]) == ("uid-of-llama", True), name
+        assert metadata["annotations"]["penstock.dev/wanted"], name
+
+
+def test_the_longest_name_fits_everywhere(want: Want) -> None:
+    longest = "l" * 40
+    assert all(len(name.partition("/")[2]) <= 52 for name in want(name=longest, **EVERYTHING))
+
+
+def test_equal_pools_want_equal_objects(want: Want) -> None:
+    assert want(**EVERYTHING) == want(**EVERYTHING)
+
+
+def test_pods_are_applied_after_what_they_need_and_before_what_leads_to_them(want: Want) -> None:
+    order = list(want(**EVERYTHING))
+    pods = order.index("StatefulSet/llama-replica")
+    assert all(order.index(name) < pods for name in (ALWAYS | KEYS) - set(order[pods : pods + 2]))
+    assert order.index("Ingress/llama") > order.index("Deployment/llama-router") == pods + 1
+
+
+def test_as_many_replicas_run_as_was_decided_and_not_as_the_spec_starts_with(want: Want) -> None:
+    assert want(replicas=7)["StatefulSet/llama-replica"]["spec"]["replicas"] == 7
+
+
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+def test_pods_keep_to_the_restricted_standard(want: Want, kind: str) -> None:
+    engine = {"type": kind, "timeModel": "llama-3-8b-a100", "image": "engine:1"}
+    for pod in pods(want(engine=engine)):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(pod):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, container["name"]
+            assert security["capabilities"] == {"drop": ["ALL"]}, container["name"]
+            ours = container["name"] != "engine" or kind == "simulated"
+            assert security.get("readOnlyRootFilesystem", False) is ours, container["name"]
+
+
+def test_only_routers_have_a_token_and_only_for_endpoint_slices(want: Want) -> None:
+    objects = want()
+    replicas, routers = pods(objects)
+    assert replicas["automountServiceAccountToken"] is False
+    assert routers["automountServiceAccountToken"] is True
+    assert routers["serviceAccountName"] == objects["RoleBinding/llama-router"]["subjects"][0]["name"]
+    assert objects["Role/llama-router"]["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+
+
+def test_nobody_reaches_an_engine_but_its_sidecar(want: Want) -> None:
+    ingress = want()["NetworkPolicy/llama-replica"]["spec"]["ingress"]
+    assert [rule["ports"][0]["port"] for rule in ingress] == [7000, 7001]
+    (routers,) = ingress[0]["from"]
+    assert routers["podSelector"]["matchLabels"] == {
+        "penstock.dev/pool": "llama",
+        "app.kubernetes.io/component": "router",
+    }
+
+
+def test_a_pod_mounts_its_own_key_and_never_what_signs(want: Want) -> None:
+    replicas, routers = (
+        {volume["name"]: volume for volume in pod["volumes"]}["tls"]["secret"] for pod in pods(want())
+    )
+    assert replicas["secretName"] == routers["secretName"] == "llama-tls"
+    assert [item["key"] for item in replicas["items"]] == ["ca.crt", "tls.crt", "tls.key"]
+    assert [item["key"] for item in routers["items"]] == ["ca.crt", "client.crt", "client.key"]
+
+
+def test_routers_check_replicas_by_the_name_on_their_certificate(want: Want) -> None:
+    objects = want()
+    words = arguments(objects, "Deployment/llama-router", "router")
+    assert "--tls-server-name=llama-replicas.apps.svc" in words
+    assert "--discover=apps/llama-replicas" in words
+
+
+def test_keys_reach_routers_by_the_kubelet_each_secret_once(want: Want) -> None:
+    objects = want(
+        applications=[
+            {"name": name, "tier": "chat", "keys": {"secret": secret}}
+            for name, secret in [("ide", "ide-keys"), ("web", "web-keys"), ("cli", "ide-keys")]
+        ]
+    )
+    replicas, routers = pods(objects)
+    (config,) = (volume for volume in routers["volumes"] if volume["name"] == "config")
+    secrets = [source["secret"] for source in config["projected"]["sources"][1:]]
+    assert [(secret["name"], secret["items"][0]["path"]) for secret in secrets] == [
+        ("ide-keys", "keys/ide-keys/keys"),
+        ("web-keys", "keys/web-keys/keys"),
+    ]
+    assert "ide-keys" not in str(replicas)
+
+
+def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
+    with pytest.raises(UnfitPool, match=r"ide: keys\.file is for local tools"):
+        want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])
+
+
+def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: Settings) -> None:
+    told = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
+    for pod in pods(want(settings=told)):
+        assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+        assert {container["imagePullPolicy"] for container in containers(pod)} == {"Never"}
+    assert all("imagePullSecrets" not in pod for pod in pods(want()))
+
+
+def test_routers_get_the_url_of_redis_where_there_is_one(want: Want, settings: Settings) -> None:
+    assert "REDIS" not in str(want())
+    router = want(settings=dataclasses.replace(settings, redis_url_secret="redis"))["Deployment/llama-router"]
+    (variable,) = router["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+
+
+def test_a_pools_own_router_image_resources_and_template_are_used(want: Want) -> None:
+    router = {
+        "image": "mine:2",
+        "replicas": 5,
+        "resources": {"requests": {"cpu": "2"}},
+        "podTemplate": {"spec": {"nodeSelector": {"pool": "cpu"}}},
+    }
+    spec = want(router=router)["Deployment/llama-router"]["spec"]
+    container = spec["template"]["spec"]["containers"][0]
+    assert (spec["replicas"], container["image"]) == (5, "mine:2")
+    assert container["resources"] == {"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}}
+    assert spec["template"]["spec"]["nodeSelector"] == {"pool": "cpu"}
+
+
+def test_a_template_cannot_take_a_pod_out_of_its_pool(want: Want) -> None:
+    patch = {"metadata": {"labels": {"penstock.dev/pool": "other", "team": "a"}, "annotations": {"x": "y"}}}
+    template = want(router={"podTemplate": patch})["Deployment/llama-router"]["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= {"penstock.dev/pool": "llama", "team": "a"}.items()
+    assert template["metadata"]["annotations"].keys() == {"x", "penstock.dev/config"}
+
+
+def pods(objects: dict[str, Manifest]) -> tuple[Any, Any]:
+    """Specs of replicas' and of routers' pods."""
+    replicas, routers = objects["StatefulSet/llama-replica"], objects["Deployment/llama-router"]
+    return replicas["spec"]["template"]["spec"], routers["spec"]["template"]["spec"]
+
+
+def containers(pod: Any) -> Iterator[Any]:
+    yield from (*pod.get("initContainers", ()), *pod["containers"])
+
+
+def arguments(objects: dict[str, Manifest], workload: str, name: str) -> list[str]:
+    pod = objects[workload]["spec"]["template"]["spec"]
+    (found,) = (container for container in containers(pod) if container["name"] == name)
+    return list(found["args"])

@@ -1,0 +1,207 @@
+"""The engine in a replica's pod, by type."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from penstock_operator.desired import UnfitPool
+from penstock_operator.manifest import Manifest
+from penstock_operator.settings import Settings
+
+Want = Callable[..., dict[str, Manifest]]
+PodOf = Callable[..., Any]
+TIME = {"timeModel": "llama-3-8b-a100"}
+
+
+@pytest.fixture
+def pod_of(want: Want) -> PodOf:
+    """The spec of a replica's pod with this engine."""
+
+    def pod(kind: str, *, model: dict[str, Any] | None = None, **engine: Any) -> Any:
+        parts = {"engine": {"type": kind, **TIME, **engine}, **({"model": model} if model else {})}
+        return want(**parts)["StatefulSet/llama-replica"]["spec"]["template"]["spec"]
+
+    return pod
+
+
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+def test_the_engine_outlives_its_sidecar_on_termination(pod_of: PodOf, kind: str) -> None:
+    pod = pod_of(kind, image="engine:1")
+    assert engine_of(pod)["restartPolicy"] == "Always"  # an init container that keeps running stops last
+    assert [container["name"] for container in pod["containers"]] == ["sidecar"]
+    assert pod["initContainers"][-1]["name"] == "engine"
+
+
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+def test_the_engine_is_probed_from_start_to_end(pod_of: PodOf, kind: str) -> None:
+    engine = engine_of(pod_of(kind, image="engine:1"))
+    assert engine["ports"] == [{"name": "engine", "containerPort": 8000}]
+    assert engine["startupProbe"]["httpGet"] == engine["livenessProbe"]["httpGet"]
+    waits_s = engine["startupProbe"]["periodSeconds"] * engine["startupProbe"]["failureThreshold"]
+    assert waits_s == (120 if kind == "simulated" else 1800)
+
+
+def test_a_simulated_engine_is_ours_and_reports_to_its_sidecar(pod_of: PodOf) -> None:
+    pod = pod_of("simulated", args=["--seed", "7"], resources={"limits": {"nvidia.com/gpu": "1"}})
+    engine = engine_of(pod)
+    assert (engine["image"], engine["command"]) == ("simulator:1", ["penstock-engine"])
+    assert engine["args"][-2:] == ["--seed", "7"]
+    assert engine["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert engine["resources"]["requests"]["cpu"]
+    assert "/run/penstock/telemetry.sock" in engine["args"]
+    assert shared(pod, "/run/penstock") == "telemetry"
+
+
+def test_vllm_is_left_as_it_is_and_its_scheduler_lies_beside_it(pod_of: PodOf) -> None:
+    pod = pod_of("vllm", image="vllm/vllm-openai:v0.33.0")
+    copy, engine = pod["initContainers"]
+    assert (copy["image"], engine["image"]) == ("plugin:1", "vllm/vllm-openai:v0.33.0")
+    assert "restartPolicy" not in copy
+    folder = copy["volumeMounts"][0]["mountPath"]
+    assert copy["command"][-1] == variables(engine)["PYTHONPATH"] == folder
+    assert after(engine, "--scheduler-cls") == "penstock_vllm.scheduler.PenstockScheduler"
+    assert variables(engine)["PENSTOCK_TELEMETRY"] == "/run/penstock/telemetry.sock"
+    assert shared(pod, "/run/penstock") == "telemetry"
+
+
+def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
+    objects = want(
+        model={"name": "served", "source": {"hub": "org/model"}},
+        engine={
+            "type": "vllm",
+            "image": "vllm:1",
+            "tensorParallelSize": 4,
+            "maxModelLen": 4096,
+            "args": ["--enable-prefix-caching"],
+            "speculation": {"acceptance": 0.5},
+            **TIME,
+        },
+        scheduling={"policy": "sola", "maxBatchTokens": 512, "maxRunning": 64, "agingTimeout": "10s"},
+    )
+    engine = engine_of(objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"])
+    told = {
+        flag: after(engine, f"--{flag}")
+        for flag in ("served-model-name", "tensor-parallel-size", "max-model-len", "max-num-seqs", "port")
+    }
+    assert (engine["args"][0], engine["args"][-1]) == ("org/model", "--enable-prefix-caching")
+    assert told == {
+        "served-model-name": "served",
+        "tensor-parallel-size": "4",
+        "max-model-len": "4096",
+        "max-num-seqs": "64",
+        "port": "8000",
+    }
+    assert after(engine, "--max-num-batched-tokens") == "512"
+    assert (
+        variables(engine).items()
+        >= {
+            "PENSTOCK_POLICY": "sola",
+            "PENSTOCK_TIME_MODEL": "llama-3-8b-a100",
+            "PENSTOCK_AGING_S": "10",
+            "PENSTOCK_ACCEPTANCE": "0.5",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "loaded", "volume"),
+    [
+        ({"name": "org/m"}, "org/m", None),
+        ({"name": "m", "source": {"hub": "org/m"}}, "org/m", None),
+        (
+            {"name": "m", "source": {"persistentVolumeClaim": "weights"}},
+            "/model",
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+        ),
+        (
+            {"name": "m", "source": {"image": "weights:1"}},
+            "/model",
+            {"image": {"reference": "weights:1", "pullPolicy": "IfNotPresent"}},
+        ),
+    ],
+    ids=["name", "hub", "claim", "image"],
+)
+def test_weights_come_from_where_the_pool_says(
+    pod_of: PodOf, model: dict[str, Any], loaded: str, volume: dict[str, Any] | None
+) -> None:
+    pod = pod_of("vllm", model=model, image="vllm:1")
+    mounted = [each for each in pod["volumes"] if each["name"] == "model"]
+    assert engine_of(pod)["args"][0] == loaded
+    assert mounted == ([] if volume is None else [{"name": "model", **volume}])
+    assert any(mount["mountPath"] == "/model" for mount in engine_of(pod)["volumeMounts"]) is bool(mounted)
+
+
+def test_an_unmodified_engine_gets_its_image_and_arguments_and_no_others(pod_of: PodOf) -> None:
+    engine = engine_of(pod_of("openai", image="sglang:1", args=["--port", "8000"]))
+    assert (engine["image"], engine["args"]) == ("sglang:1", ["--port", "8000"])
+    assert "command" not in engine
+
+
+def test_engines_of_others_have_shared_memory_and_a_home(pod_of: PodOf) -> None:
+    pod = pod_of("openai", image="sglang:1")
+    mounts = {mount["mountPath"]: mount["name"] for mount in engine_of(pod)["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert variables(engine_of(pod))["HOME"] in mounts
+
+
+def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: PodOf) -> None:
+    with pytest.raises(UnfitPool, match=r"spec\.engine\.image: missing"):
+        pod_of("openai")
+
+
+def test_a_templates_word_for_the_engine_adds_and_keeps(pod_of: PodOf) -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+    patch = {
+        "spec": {
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "containers": [{"name": "engine", "env": [token], "securityContext": {"runAsUser": 0}}],
+            "volumes": [
+                {"name": "engine-cache", "emptyDir": None, "persistentVolumeClaim": {"claimName": "c"}}
+            ],
+        }
+    }
+    plain = pod_of("vllm", image="vllm:1")
+    patched = pod_of("vllm", image="vllm:1", podTemplate=patch)
+    before, after = engine_of(plain), engine_of(patched)
+    assert after["env"] == [*before["env"], token]
+    assert after["securityContext"] == {**before["securityContext"], "runAsUser": 0}
+    assert {k: after[k] for k in ("ports", "startupProbe", "volumeMounts", "args")} == {
+        k: before[k] for k in ("ports", "startupProbe", "volumeMounts", "args")
+    }
+    assert patched["containers"] == plain["containers"]
+    assert {"name": "engine-cache", "persistentVolumeClaim": {"claimName": "c"}} in patched["volumes"]
+
+
+def test_without_tls_engines_are_the_same(pod_of: PodOf, want: Want, settings: Settings) -> None:
+    plain = want(settings=dataclasses.replace(settings, tls=False))["StatefulSet/llama-replica"]
+    assert engine_of(plain["spec"]["template"]["spec"]) == engine_of(pod_of("simulated"))
+
+
+def test_the_engine_never_sees_the_sidecars_key(pod_of: PodOf) -> None:
+    assert all(mount["name"] != "tls" for mount in engine_of(pod_of("simulated"))["volumeMounts"])
+
+
+def engine_of(pod: Any) -> Any:
+    (found,) = (container for container in pod["initContainers"] if container["name"] == "engine")
+    return found
+
+
+def variables(container: Any) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+
+
+def after(container: Any, flag: str) -> str:
+    return str(container["args"][container["args"].index(flag) + 1])
+
+
+def shared(pod: Any, path: str) -> str:
+    """The volume that engine and sidecar both have at this path."""
+    (name,) = {
+        mount["name"]
+        for container in (engine_of(pod), pod["containers"][0])
+        for mount in container["volumeMounts"]
+        if mount["mountPath"] == path
+    }
+    return str(name)
