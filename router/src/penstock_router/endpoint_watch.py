@@ -63,7 +63,7 @@ class EndpointWatch:
         async for _ in self._changes():
             now = replica_set(self._slices.values())
             if now != told:
-                log.info("replicas", service=str(self._service), replicas=_shown(now))
+                log.info("replicas", service=str(self._service), known=len(now), news=_news(told or {}, now))
                 yield now
                 told = now
 
@@ -158,5 +158,7 @@ def _message(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def _shown(replicas: ReplicaSet) -> str:
-    return " ".join(f"{name}={place.address}/{place.standing}" for name, place in replicas.items()) or "none"
+def _news(told: ReplicaSet, now: ReplicaSet) -> str:
+    """What has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
+    here = [f"{name}={at.address}/{at.standing}" for name, at in now.items() if told.get(name) != at]
+    return " ".join([*here, *(f"{name}=gone" for name in told if name not in now)])

@@ -1,0 +1,123 @@
+"""How soon a router knows: from a change's way to the API server to the rotation that follows it.
+
+    .venv/bin/python bench/discovery.py [--changes N] [--out FILE]
+
+A real API server without nodes (`e2e/cluster/apiserver`) has a Service's slice of three endpoints; one of
+them is set to terminating and back, over and over, a random pause between. Two times are told: from before
+the change is sent until links have their new standing (`sent`), and from the server's answer to it
+(`stored`), which may be negative, for the watch can be faster than the answer. In a cluster the endpoint
+controller's own time comes before it: tens of milliseconds from a pod's change to its slice's.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+from time import monotonic
+from typing import Any
+
+from overhead.report import machine
+from penstock_router.backoff import Backoff
+from penstock_router.cluster_access import Access
+from penstock_router.connecting import connect_by
+from penstock_router.discovery import Service, Standing
+from penstock_router.endpoint_watch import EndpointWatch
+from penstock_router.replica_link import ReplicaLink
+from penstock_router.rotation import Rotation
+from penstock_runtime.logs import configure_logs
+
+APISERVER = Path(__file__).parents[1] / "e2e" / "cluster" / "apiserver"
+SLICE = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/p"
+APPLY = {"content-type": "application/apply-patch+yaml"}
+
+
+def slice_with(standing: Standing) -> dict[str, Any]:
+    going = standing is Standing.TERMINATING
+    endpoints = [
+        {
+            "addresses": [f"10.0.0.{number + 1}"],
+            "conditions": {"ready": not (going and number == 0), "terminating": going and number == 0},
+            "targetRef": {"kind": "Pod", "name": f"p-{number}"},
+        }
+        for number in range(3)
+    ]
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "p", "labels": {"kubernetes.io/service-name": "p"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "replica", "port": 7000}],
+        "endpoints": endpoints,
+    }
+
+
+async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
+    """(after it was sent, after it was stored) of each change, in seconds."""
+    random = Random(1)
+    rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random)))
+    watch = EndpointWatch(Service("default", "p"), Access(kubeconfig), Backoff(random))
+    following = asyncio.create_task(rotation.follow(watch))
+    times = []
+    async with Access(kubeconfig).client() as http:
+        params = {"fieldManager": "bench", "force": "true"}
+        for number in range(changes):
+            wanted = Standing.TERMINATING if number % 2 else Standing.IN_SERVICE
+            await asyncio.sleep(random.uniform(0.01, 0.1))
+            known = asyncio.create_task(until_known(rotation, wanted))
+            sent_s = monotonic()
+            answer = await http.patch(SLICE, json=slice_with(wanted), params=params, headers=APPLY)
+            stored_s = monotonic()
+            answer.raise_for_status()
+            known_s = await known
+            times.append((known_s - sent_s, known_s - stored_s))
+    following.cancel()
+    await asyncio.wait([following])
+    return times[1:]  # the first also starts the watch
+
+
+async def until_known(rotation: Rotation, wanted: Standing) -> float:
+    while not (rotation.links and rotation["p-0"].standing is wanted):  # noqa: ASYNC110  to the millisecond
+        await asyncio.sleep(0.0005)
+    return monotonic()
+
+
+def row(name: str, times_s: list[float]) -> str:
+    percent = quantiles(times_s, n=100)
+    figures = (percent[49], percent[98], max(times_s))
+    return f"{name:<8}" + "".join(f"{1000 * figure:10.1f}" for figure in figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--changes", type=int, default=500, help="default %(default)s")
+    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
+    options = parser.parse_args()
+    configure_logs("bench", "error", json=False)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        up = [str(APISERVER), "up", f"{folder}/api"]
+        kubeconfig = subprocess.run(up, check=True, capture_output=True, text=True).stdout.strip()
+        try:
+            times = asyncio.run(measured(Path(kubeconfig), options.changes))
+        finally:
+            subprocess.run([APISERVER, "down", f"{folder}/api"], check=True)
+    text = "\n".join(
+        [
+            f"a change of an EndpointSlice until the router knows, {datetime.now(UTC):%Y-%m-%d}",
+            machine(),
+            f"{len(times)} changes; ms after it was",
+            f"{'':<8}{'p50':>10}{'p99':>10}{'max':>10}",
+            row("sent", [sent_s for sent_s, _ in times]),
+            row("stored", [stored_s for _, stored_s in times]),
+        ]
+    )
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
