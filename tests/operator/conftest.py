@@ -16,7 +16,7 @@ MakePool = Callable[..., Pool]
 Want = Callable[..., dict[str, Manifest]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_pool() -> MakePool:
     """A small valid pool; keyword arguments are parts of its spec, `engine` over a simulated one's."""
 
@@ -33,12 +33,12 @@ def make_pool() -> MakePool:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def owner() -> Owner:
     return Owner("llama", "apps", "uid-of-llama")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def settings() -> Settings:
     return Settings(
         router_image="router:1",
@@ -59,7 +59,7 @@ def credentials() -> Credentials:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def want(make_pool: MakePool, settings: Settings, credentials: Credentials) -> Want:
     """Objects of a pool by `Kind/name`. `settings`, `replicas`, `name` are its own; the rest is spec."""
 

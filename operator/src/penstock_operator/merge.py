@@ -34,8 +34,8 @@ def merged(base: Json, patch: Json) -> Json:
 def _laid_over(field: str, base: Any, patch: Any) -> Any:
     if isinstance(patch, dict):
         return merged(base if isinstance(base, dict) else {}, patch)
-    if isinstance(patch, list) and isinstance(base, list):
-        return _merged_list(field, base, patch)
+    if isinstance(patch, list):
+        return _merged_list(field, base if isinstance(base, list) else [], patch)
     return patch
 
 
@@ -43,10 +43,10 @@ def _merged_list(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
     key = list_key(field, base + patch)
     if key is None:
         return patch
-    changes = {item[key]: item for item in patch}
-    kept = [merged(item, changes.get(item[key], {})) for item in base]
-    known = {item[key] for item in base}
-    return kept + [merged({}, item) for name, item in changes.items() if name not in known]
+    entries = {item[key]: item for item in base}
+    for item in patch:
+        entries[item[key]] = merged(entries.get(item[key], {}), item)
+    return list(entries.values())
 
 
 def _with_containers_at_home(base: Json, patch: Json) -> Json:

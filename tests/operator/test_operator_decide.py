@@ -1,0 +1,211 @@
+"""What is done about what is there: apply, delete, leave alone."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_operator.decide import Action, Apply, Conflict, Delete, Reason, decide
+from penstock_operator.manifest import Manifest, Owner, Ref, ref_of
+
+Want = Callable[..., dict[str, Manifest]]
+OURS = Owner("llama", "apps", "uid-of-llama")
+
+
+def stored(manifest: Manifest, uid: str = "some-uid") -> Manifest:
+    """As the API server has it: with its own fields, and defaults."""
+    kept = deepcopy(manifest)
+    kept["metadata"] |= {"uid": uid, "resourceVersion": "1", "managedFields": [{}]}
+    kept.setdefault("spec", {})["filledIn"] = "by the server"
+    return kept
+
+
+def words(actions: tuple[Action, ...]) -> list[tuple[str, str]]:
+    return [(action.reason.value, str(_ref(action))) for action in actions]
+
+
+def _ref(action: Action) -> Ref:
+    return ref_of(action.manifest) if isinstance(action, Apply) else action.ref
+
+
+def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
+    wanted = tuple(want().values())
+    actions = decide(wanted, [], OURS)
+    assert all(isinstance(action, Apply) and action.reason is Reason.MISSING for action in actions)
+    assert [action.manifest for action in actions if isinstance(action, Apply)] == list(wanted)
+
+
+def test_where_all_is_as_wanted_nothing_is_done(want: Want) -> None:
+    wanted = tuple(want().values())
+    assert decide(wanted, [stored(each) for each in wanted], OURS) == ()
+
+
+def test_what_somebody_changed_has_drifted_and_says_where(want: Want) -> None:
+    wanted = want()
+    seen = [stored(each) for each in wanted.values()]
+    (deployment,) = (each for each in seen if each["kind"] == "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
+    (action,) = decide(tuple(wanted.values()), seen, OURS)
+    assert isinstance(action, Apply)
+    assert (action.reason, action.drift) == (
+        Reason.DRIFTED,
+        ("spec.template.spec.containers[router].image",),
+    )
+
+
+def test_what_the_pool_now_wants_otherwise_has_changed(want: Want) -> None:
+    seen = [stored(each) for each in want(replicas=2).values()]
+    actions = decide(tuple(want(replicas=3).values()), seen, OURS)
+    assert words(actions) == [("changed", 'StatefulSet "llama-replica"')]
+
+
+def test_a_field_that_is_no_longer_asked_for_has_changed_too(want: Want) -> None:
+    router = {"podTemplate": {"spec": {"nodeSelector": {"pool": "cpu"}}}}
+    seen = [stored(each) for each in want(router=router).values()]
+    actions = decide(tuple(want().values()), seen, OURS)
+    assert words(actions) == [("changed", 'Deployment "llama-router"')]
+
+
+@pytest.mark.parametrize("lost", ["labels", "annotations"])
+def test_marks_that_somebody_took_off_are_put_back(want: Want, lost: str) -> None:
+    wanted = want()["Service/llama"]
+    seen = stored(wanted)
+    del seen["metadata"][lost]
+    (action,) = decide([wanted], [seen], OURS)
+    assert (action.reason, action.drift if isinstance(action, Apply) else None) == (
+        Reason.DRIFTED,
+        (f"metadata.{lost}",),
+    )
+
+
+def test_what_is_no_longer_wanted_is_deleted_by_its_uid(want: Want) -> None:
+    before, after = want(ingress={"host": "a.example"}), want()
+    seen = [stored(each, uid=name) for name, each in before.items()]
+    (action,) = decide(tuple(after.values()), seen, OURS)
+    assert action == Delete(
+        Ref("networking.k8s.io/v1", "Ingress", "apps", "llama"), "Ingress/llama", Reason.ORPHANED
+    )
+
+
+def foreign(manifest: Manifest, **owner: Any) -> Manifest:
+    """The same, with somebody else's ownerReference, or with none."""
+    other = stored(manifest)
+    other["metadata"]["ownerReferences"] = [owner] if owner else []
+    return other
+
+
+@pytest.mark.parametrize(
+    ("owner", "whose"),
+    [
+        ({}, "is not this pool's"),
+        ({"kind": "Release", "name": "web", "uid": "x", "controller": True}, 'belongs to Release "web"'),
+        (
+            {"kind": "ServingPool", "name": "llama", "uid": "an-earlier-one", "controller": True},
+            'belongs to ServingPool "llama"',
+        ),
+    ],
+    ids=["nobody", "another controller", "an earlier pool of the name"],
+)
+def test_a_namesake_that_is_not_ours_is_a_conflict_and_left_alone(
+    want: Want, owner: dict[str, Any], whose: str
+) -> None:
+    wanted = want()
+    seen = [stored(each) for name, each in wanted.items() if name != "Service/llama"]
+    (action,) = decide(tuple(wanted.values()), [*seen, foreign(wanted["Service/llama"], **owner)], OURS)
+    assert isinstance(action, Conflict)
+    assert action.message == f'Service "llama" {whose}: delete it, or give the pool another name'
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda metadata: metadata.update(ownerReferences=[]),
+        lambda metadata: metadata["ownerReferences"][0].update(uid="another-pool"),
+        lambda metadata: metadata["labels"].update({"app.kubernetes.io/managed-by": "Helm"}),
+        lambda metadata: metadata.pop("labels"),
+        lambda metadata: metadata.update(deletionTimestamp="2026-01-01T00:00:00Z"),
+    ],
+    ids=["no owner", "other owner", "other manager", "no labels", "leaving already"],
+)
+def test_what_may_not_be_deleted_is_not(want: Want, change: Callable[[Any], Any]) -> None:
+    ingress = stored(want(ingress={"host": "a.example"})["Ingress/llama"])
+    change(ingress["metadata"])
+    assert decide([], [ingress], OURS) == ()
+
+
+def test_what_is_being_deleted_is_awaited(want: Want) -> None:
+    wanted = want()["Service/llama"]
+    leaving = stored(wanted)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    leaving["spec"]["ports"] = []
+    assert decide([wanted], [leaving], OURS) == ()
+
+
+def test_pods_and_slices_of_the_same_label_are_none_of_its_business(want: Want) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "llama-replica-0",
+            "namespace": "apps",
+            "uid": "p",
+            "labels": want()["StatefulSet/llama-replica"]["metadata"]["labels"],
+            "ownerReferences": [{"kind": "StatefulSet", "name": "llama-replica", "uid": "s"}],
+        },
+    }
+    assert decide([], [pod], OURS) == ()
+
+
+WHOSE = st.sampled_from(["ours", "drifted", "foreign", "gone", "leaving"])
+PARTS = st.sampled_from(
+    [
+        {},
+        {"ingress": {"host": "a.example"}},
+        {"monitoring": {"serviceMonitor": True}},
+        {"router": {"replicas": 4}},
+        {"scheduling": {"policy": "sola"}},
+    ]
+)
+
+
+@given(data=st.data(), before=PARTS, after=PARTS)
+def test_one_look_is_enough_and_touches_nothing_of_others(
+    want: Want, data: st.DataObject, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    wanted = tuple(want(**after).values())
+    seen = [
+        state
+        for each in want(**before).values()
+        for state in _in_some_state(each, data.draw(WHOSE, label=str(ref_of(each))))
+    ]
+    actions = decide(wanted, seen, OURS)
+    others = [each for each in seen if each["metadata"]["ownerReferences"] == []]
+    assert not {ref_of(each) for each in others} & {_ref(a) for a in actions if not isinstance(a, Conflict)}
+    again = decide(wanted, _carried_out(actions, seen), OURS)
+    assert all(isinstance(action, Conflict) for action in again)
+    assert [action for action in actions if isinstance(action, Conflict)] == list(again)
+
+
+def _in_some_state(manifest: Manifest, whose: str) -> list[Manifest]:
+    if whose == "gone":
+        return []
+    if whose == "foreign":
+        return [foreign(manifest)]
+    state = stored(manifest)
+    if whose == "drifted":
+        state["metadata"]["labels"].pop("penstock.dev/pool")
+    if whose == "leaving":
+        state["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return [state]
+
+
+def _carried_out(actions: tuple[Action, ...], seen: list[Manifest]) -> list[Manifest]:
+    there = {ref_of(each): each for each in seen}
+    for action in actions:
+        if isinstance(action, Apply):
+            there[ref_of(action.manifest)] = stored(action.manifest)
+        elif isinstance(action, Delete):
+            del there[action.ref]
+    return list(there.values())
