@@ -38,7 +38,7 @@ lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 
 types: setup
-	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) $(wildcard tests/*/*.py bench/*.py)
+	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) $(wildcard tests/*/*.py bench/*.py e2e/*/*.py e2e/*/*/*.py)
 
 contracts: setup
 	@$(BIN)/lint-imports > .venv/contracts.log 2>&1 || (cat .venv/contracts.log; exit 1)
@@ -50,7 +50,7 @@ units: setup # core apart, with its coverage: decisions are tested in full, by d
 	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real -n 2 --dist loadfile
 
 cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
-	@e2e/cluster/build control helm kube-score >/dev/null
+	@e2e/cluster/build control kwok helm kube-score >/dev/null
 
 vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real: half a minute and 4.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment
@@ -79,8 +79,7 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
 	@$(BIN)/python bench/capacity.py
 
-chart: setup ## what the chart copies from elsewhere: the definition of ServingPool, the table of values
-	@cp crds/servingpools.yaml charts/penstock/files/servingpools.yaml
+chart: crds ## what the chart has from elsewhere: the definition of ServingPool, its README's table of values
 	@PYTHONPATH=tests/charts $(BIN)/python -m chart.tables
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
@@ -96,6 +95,7 @@ proto: setup ## generate the gRPC stubs beside their .proto files
 
 crds: setup ## generate the CustomResourceDefinition, and the pool file's page, from the pool's schema
 	@$(BIN)/python -m penstock_pool.crd > crds/servingpools.yaml
+	@cp crds/servingpools.yaml charts/penstock/files/servingpools.yaml
 	@$(BIN)/python -m penstock_pool.reference > docs/pool-file.md
 
 proto-check: setup # the committed stubs are what the .proto files say

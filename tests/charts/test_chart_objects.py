@@ -2,6 +2,7 @@
 
 import pytest
 from chart.rendered import VALUE_SETS, Manifest, is_test, of_kind, pod_spec, rendered, the
+from penstock_operator.options import LEASE_NAME, read_options
 from penstock_operator.settings import read_settings
 
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
@@ -51,6 +52,21 @@ def test_the_operator_understands_what_it_is_told() -> None:
     assert settings.image_pull_policy == "Never"
     assert settings.sidecar_image == "localhost/penstock/sidecar:dev"
     assert settings.redis_url_secret is None
+
+
+def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:
+    manifests = rendered("ha")
+    lease, told = the(manifests, "Lease")["metadata"], read_options(environment(manifests)).lease
+    assert told is not None
+    assert (
+        (told.namespace, told.name) == (lease["namespace"], lease["name"]) == (lease["namespace"], LEASE_NAME)
+    )
+
+
+def test_the_operator_watches_what_it_has_rights_in() -> None:
+    manifests = rendered(flags=["--set", "watchNamespaces={team-a,team-b}"])
+    assert read_options(environment(manifests)).namespaces == ("team-a", "team-b")
+    assert read_options(environment(rendered())).namespaces == ()
 
 
 def test_a_digest_wins_over_a_tag_and_an_image_has_its_own_registry() -> None:

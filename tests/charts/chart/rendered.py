@@ -41,21 +41,25 @@ def values_of(value_set: str) -> list[str]:
     return ["--values", str(CHART / "ci" / f"{value_set}-values.yaml")]
 
 
-def template(value_set: str = "default", flags: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def template(
+    value_set: str = "default", flags: Sequence[str] = (), namespace: str = NAMESPACE
+) -> subprocess.CompletedProcess[str]:
     """`helm template` of a release `penstock`, failed or not."""
-    return _template(value_set, tuple(flags))
+    return _template(value_set, tuple(flags), namespace)
 
 
 @functools.cache
-def _template(value_set: str, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def _template(value_set: str, flags: tuple[str, ...], namespace: str) -> subprocess.CompletedProcess[str]:
     return helm(
-        "template", "penstock", CHART, "--namespace", NAMESPACE, *KUBERNETES, *values_of(value_set), *flags
+        "template", "penstock", CHART, "--namespace", namespace, *KUBERNETES, *values_of(value_set), *flags
     )
 
 
-def rendered(value_set: str = "default", flags: Sequence[str] = ()) -> list[Manifest]:
+def rendered(
+    value_set: str = "default", flags: Sequence[str] = (), namespace: str = NAMESPACE
+) -> list[Manifest]:
     """Every object that would be installed, with the test's own."""
-    done = template(value_set, flags)
+    done = template(value_set, flags, namespace)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader) if manifest]
 

@@ -1,0 +1,248 @@
+"""The chart on a real API server: taken as it is rendered, and installed, upgraded, rolled back, uninstalled.
+
+The server is this module's own: a release changes the definition of ServingPool, which the server shares.
+"""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import yaml
+from chart.rendered import CHART, ROOT, VALUE_SETS, Manifest, is_test, pod_spec, rendered, tool, values_of
+from kube.api_server import api_server, binaries
+from kube.kubectl import Kubectl
+
+PATIENCE_S = 60
+ABSENT = {"monitoring.coreos.com/v1"}
+"""Kinds that this API server does not know; how they are rendered has tests of its own."""
+
+NO_MONITORS = [
+    "--set",
+    "monitoring.serviceMonitor=auto,monitoring.podMonitor=auto,monitoring.rules.enabled=auto",
+]
+ACCOUNT = "system:serviceaccount:{}:penstock-operator"
+
+
+@pytest.fixture(scope="module")
+def kubeconfig() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-chart-") as folder, api_server(Path(folder)) as made:
+        yield made
+
+
+NUMBERS = count()
+
+
+@pytest.fixture
+def kubectl(kubeconfig: Path) -> Iterator[Kubectl]:
+    """The administrator's, in a fresh namespace that only takes restricted pods."""
+    kubectl = Kubectl(binaries() / "kubectl", kubeconfig, f"test-{next(NUMBERS)}")
+    kubectl.out("create", "namespace", kubectl.namespace)
+    kubectl.out("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    yield kubectl
+    kubectl.out("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> str:
+    return kubectl.namespace
+
+
+@pytest.fixture
+def helm(kubeconfig: Path, namespace: str) -> Callable[..., str]:
+    """Helm in the test's namespace: runs, has to succeed, gives what it said."""
+
+    def run(*arguments: object) -> str:
+        command = [tool("helm"), "--kubeconfig", kubeconfig, "--namespace", namespace, *arguments]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as an earlier release might have been: its definition lacks the printer columns."""
+    folder = tmp_path_factory.mktemp("older") / "penstock"
+    shutil.copytree(CHART, folder)
+    file = folder / "files" / "servingpools.yaml"
+    definition = yaml.safe_load(file.read_text())
+    del definition["spec"]["versions"][0]["additionalPrinterColumns"]
+    file.write_text(yaml.safe_dump(definition))
+    about = yaml.safe_load((folder / "Chart.yaml").read_text())
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "0.0.9"}))
+    return folder
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = monotonic() + PATIENCE_S
+    while not holds():
+        assert monotonic() < deadline_s, "never happened"
+        sleep(0.1)
+
+
+def has_columns(kubectl: Kubectl) -> bool:
+    definition = kubectl.get("crd", "servingpools.penstock.dev")
+    return "additionalPrinterColumns" in definition["spec"]["versions"][0]
+
+
+def operators(kubectl: Kubectl) -> int:
+    deployment = kubectl.get("deployment", "penstock-operator")
+    return int(deployment["spec"]["replicas"])
+
+
+def known(manifests: list[Manifest]) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["apiVersion"] not in ABSENT]
+
+
+@pytest.mark.parametrize("value_set", VALUE_SETS)
+def test_every_object_is_taken_by_the_api_server(value_set: str, kubectl: Kubectl, namespace: str) -> None:
+    watched = ["--set", f"watchNamespaces={{{namespace}}}"] if value_set == "locked-down" else []
+    manifests = known(rendered(value_set, watched, namespace))
+    accounts = [m for m in manifests if m["kind"] == "ServiceAccount"]
+    kubectl.out("apply", "--filename=-", stdin=yaml.safe_dump_all(accounts))
+    said = kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(manifests)
+    )
+    assert said.code == 0, said.err
+    assert len(said.out.splitlines()) == len(manifests)
+    assert "Warning" not in said.err
+
+
+@pytest.mark.parametrize("value_set", VALUE_SETS)
+def test_its_pods_run_where_only_restricted_ones_may(
+    value_set: str, kubectl: Kubectl, namespace: str
+) -> None:
+    manifests = rendered(value_set, ["--set", "operator.priorityClassName="], namespace)
+    for manifest in (m for m in manifests if m["kind"] in ("Deployment", "Pod")):
+        spec = pod_spec(manifest) | {"serviceAccountName": "default"}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "p", "namespace": namespace},
+            "spec": spec,
+        }
+        until(lambda: kubectl("get", "sa", "default").code == 0)
+        kubectl.out("create", "--dry-run=server", "--filename=-", stdin=json.dumps(pod))
+
+
+def test_a_release_upgrades_rolls_back_and_leaves_only_the_pools(
+    helm: Callable[..., str], kubectl: Kubectl, namespace: str, older: Path
+) -> None:
+    helm("install", "penstock", older, "--take-ownership")
+    assert not has_columns(kubectl)
+    kubectl.out("apply", "--filename", ROOT / "examples/kubernetes/simulated.yaml")
+
+    helm("upgrade", "penstock", CHART, *values_of("ha"), *NO_MONITORS)
+    assert has_columns(kubectl)
+    assert operators(kubectl) == 2
+
+    helm("rollback", "penstock", "1")
+    assert not has_columns(kubectl)
+    assert operators(kubectl) == 1
+
+    helm("upgrade", "penstock", CHART, *values_of("default"))
+    assert has_columns(kubectl)
+
+    kinds = "deployments,services,serviceaccounts,leases,networkpolicies,configmaps,roles,rolebindings"
+    own = [
+        f"{kinds},clusterroles,clusterrolebindings",
+        "--all-namespaces",
+        "--selector=app.kubernetes.io/instance=penstock",
+        "--output=name",
+    ]
+    assert kubectl.out("get", *own)
+    helm("uninstall", "penstock", "--wait")
+    assert kubectl.out("get", *own) == ""
+    assert "demo" in kubectl.out("get", "pools")
+
+
+def test_what_an_earlier_release_left_can_be_taken_over(
+    helm: Callable[..., str], kubectl: Kubectl, namespace: str
+) -> None:
+    helm("install", "first", CHART, "--take-ownership")
+    helm("uninstall", "first", "--wait")
+    helm("install", "second", CHART, "--take-ownership")
+    assert "second-operator" in kubectl.out("get", "deployments")
+    helm("uninstall", "second", "--wait")
+
+
+def test_a_namespaces_administrator_can_install_the_locked_down_chart(
+    kubeconfig: Path, kubectl: Kubectl, namespace: str
+) -> None:
+    """Rendered as that person may: Roles of a namespace can only grant what their maker has there."""
+    manifests = rendered("locked-down", ["--set", f"watchNamespaces={{{namespace}}}"], namespace)
+    granted = [rule for m in manifests if m["kind"] == "Role" for rule in m["rules"]]
+    kubectl.out("apply", "--filename=-", stdin=yaml.safe_dump_all(maintainer(granted)))
+    said = kubectl(
+        "apply",
+        "--as=maintainer",
+        "--filename=-",
+        stdin=yaml.safe_dump_all([m for m in manifests if not is_test(m)]),
+    )
+    assert said.code == 0, said.err
+
+
+def maintainer(granted: list[Manifest]) -> list[Manifest]:
+    """The cluster's admin of a namespace, with what the operator needs beside that."""
+    group = "rbac.authorization.k8s.io"
+    more = [*granted, {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]
+    subject = {"kind": "User", "name": "maintainer", "apiGroup": group}
+
+    def binding(name: str, kind: str, role: str) -> Manifest:
+        ref = {"apiGroup": group, "kind": kind, "name": role}
+        made = {"metadata": {"name": name}, "roleRef": ref, "subjects": [subject]}
+        return {"apiVersion": f"{group}/v1", "kind": "RoleBinding", **made}
+
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "more"}, "rules": more}
+    return [role, binding("admin", "ClusterRole", "admin"), binding("more", "Role", "more")]
+
+
+def test_people_may_do_what_the_clusters_own_roles_say(
+    helm: Callable[..., str], kubectl: Kubectl, namespace: str
+) -> None:
+    helm("install", "penstock", CHART, "--take-ownership")
+
+    def may(user: str, verb: str, part: str = "") -> bool:
+        what = [verb, "servingpools.penstock.dev", f"--subresource={part}"]
+        return kubectl("auth", "can-i", *what, f"--as={user}").code == 0
+
+    for role in ("view", "edit", "admin"):
+        name = f"--clusterrole={role}"
+        kubectl.out("create", "rolebinding", role, name, f"--user={role}er")
+    until(lambda: all(may(user, "list") for user in ("viewer", "editer", "adminer")))
+    until(lambda: may("editer", "create") and may("adminer", "delete"))
+    assert may("editer", "patch", "scale")
+    assert not may("viewer", "create")
+    assert not may("viewer", "patch", "scale")
+    assert not may("editer", "patch", "status")
+    helm("uninstall", "penstock", "--wait")
+
+
+def test_the_operator_may_hand_on_what_routers_need_and_nothing_more(
+    helm: Callable[..., str], kubectl: Kubectl, namespace: str
+) -> None:
+    helm("install", "penstock", CHART, "--take-ownership")
+
+    def grants(resource: str) -> bool:
+        rule = [f"--verb={verb}" for verb in ("get", "list", "watch")]
+        command = ["create", "role", "r", *rule, f"--resource={resource}", "--dry-run=server"]
+        return kubectl(*command, f"--as={ACCOUNT.format(namespace)}").code == 0
+
+    def may(*what: str) -> bool:
+        who = f"--as={ACCOUNT.format(namespace)}"
+        return kubectl("auth", "can-i", *what, who).code == 0
+
+    assert grants("endpointslices.discovery.k8s.io")
+    assert not grants("secrets")
+    assert may("get", "leases.coordination.k8s.io/penstock-operator")
+    assert not may("get", "leases.coordination.k8s.io/another")
+    assert not may("list", "secrets")
+    assert not may("update", "servingpools")
+    helm("uninstall", "penstock", "--wait")
