@@ -1,0 +1,88 @@
+"""Builds images as their Dockerfiles say: Debian's Python, then what they install, as docker-archives.
+
+  image NAME... --out FOLDER       NAME: operator, router, sidecar, simulator; traefik, of a static binary
+
+Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB: packed, as
+a registry keeps it, and unpacked. What has not changed comes from the cache.
+"""
+
+import argparse
+import json
+import subprocess
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from images.archive import write_archive, write_layer
+from images.debian import CACHE, runtime_layer
+from images.dockerfile import Recipe, read_recipe
+from images.members import member_layer
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+FOLDERS = {
+    "operator": "operator",
+    "router": "router",
+    "sidecar": "replica-sidecar",
+    "simulator": "simulator",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("image", description="Builds images without a builder.")
+    parser.add_argument("names", nargs="+", choices=[*FOLDERS, "traefik"], metavar="NAME")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in given.names:
+        layers = build_traefik(given.out) if name == "traefik" else build(name, given.out)
+        packed, unpacked = sum(map(_packed_bytes, layers)), sum(layer.stat().st_size for layer in layers)
+        print(f"{name} {packed / 1e6:.0f} MB packed, {unpacked / 1e6:.0f} MB unpacked", flush=True)
+
+
+def build(name: str, out: Path) -> list[Path]:
+    """One distribution's image. Returns its layers."""
+    recipe = read_recipe(CHECKOUT / FOLDERS[name] / "Dockerfile")
+    layers = [runtime_layer(), member_layer(recipe, CHECKOUT)]
+    write_archive(out / f"{name}.tar", f"localhost/penstock/{name}:dev", layers, _config(recipe))
+    return layers
+
+
+def _config(recipe: Recipe) -> Mapping[str, object]:
+    return {
+        "Env": [f"{name}={value}" for name, value in recipe.env.items()],
+        "Entrypoint": recipe.entrypoint,
+        "User": recipe.user,
+        "Labels": recipe.labels,
+        "WorkingDir": "/",
+    }
+
+
+def build_traefik(out: Path) -> list[Path]:
+    """The ingress controller's image: its binary and nothing else."""
+    build = Path(__file__).resolve().parents[1] / "build"
+    binaries = subprocess.run(
+        [build, "traefik"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+    layer = CACHE / f"traefik-{PurePath(binaries).name}.tar"
+    if not layer.exists():
+        layer.parent.mkdir(parents=True, exist_ok=True)
+        write_layer(layer, [(Path(binaries, "traefik"), PurePath("traefik"))])
+    write_archive(
+        out / "traefik.tar", "localhost/penstock/traefik:dev", [layer], {"Entrypoint": ["/traefik"]}
+    )
+    return [layer]
+
+
+def _packed_bytes(layer: Path) -> int:
+    """What a registry keeps of a layer: gzip's size of it, remembered beside it."""
+    note = layer.with_suffix(".packed.json")
+    if not note.exists():
+        packer = zlib.compressobj(6, wbits=31)
+        with layer.open("rb") as file:
+            packed = sum(len(packer.compress(chunk)) for chunk in iter(lambda: file.read(1 << 20), b""))
+        note.write_text(json.dumps(packed + len(packer.flush())))
+    return int(json.loads(note.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Debian 12 with its own Python 3.11, unpacked from Debian's packages: the base that images run on.
+
+`runtime` holds what gcr.io/distroless/python3-debian12 holds, package by package: no shell, no package
+manager. `build` has a shell and binutils as well, for the stage that installs. Both are kept unpacked in the
+cache, and the runtime's layer beside it.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from images.archive import write_layer
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "images"
+VERSION = "1"  # of what is made of the packages below
+
+RUNTIME = """
+base-files ca-certificates libbz2-1.0 libc6 libcrypt1 libdb5.3 libexpat1 libffi8 libgcc-s1 liblzma5
+libncursesw6 libnsl2 libpython3.11-minimal libpython3.11-stdlib libreadline8 libsqlite3-0 libssl3 libstdc++6
+libtinfo6 libtirpc3 libuuid1 media-types netbase python3.11 python3.11-minimal tzdata zlib1g
+"""
+BUILD = """
+binutils binutils-common binutils-x86-64-linux-gnu coreutils dash findutils libacl1 libattr1 libbinutils
+libctf-nobfd0 libctf0 libgmp10 libgprofng0 libjansson4 libpcre2-8-0 libselinux1 libzstd1
+"""
+NOT_RUN = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
+
+
+def runtime_layer() -> Path:
+    """The base as an image's first layer."""
+    tree = _tree("runtime", RUNTIME.split())
+    layer = tree.with_suffix(".tar")
+    if not layer.exists():
+        unfinished = layer.with_suffix(f".{os.getpid()}")
+        write_layer(unfinished, ((path, PurePath(path.name)) for path in sorted(tree.iterdir())))
+        unfinished.rename(layer)
+    return layer
+
+
+def build_tree() -> Path:
+    """A folder to change root into."""
+    return _tree("build", [*RUNTIME.split(), *BUILD.split()])
+
+
+def _tree(name: str, packages: Sequence[str]) -> Path:
+    key = hashlib.sha256(" ".join([VERSION, *packages]).encode()).hexdigest()[:12]
+    tree = CACHE / f"{name}-{key}"
+    if not tree.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as unfinished:
+            root = Path(unfinished, "root")
+            root.mkdir(mode=0o755)
+            _unpack(root, packages)
+            _configure(root)
+            root.rename(tree)
+    return tree
+
+
+def _unpack(root: Path, packages: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as debs:
+        command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
+        subprocess.run(command, cwd=debs, check=True, stdout=sys.stderr)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            (root / "usr" / name).mkdir(parents=True, exist_ok=True)
+            (root / name).symlink_to(f"usr/{name}")
+        for deb in sorted(Path(debs).glob("*.deb")):
+            files = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], check=True, stdout=subprocess.PIPE)
+            unpack = ["tar", "-x", "--keep-directory-symlink", "-C", str(root)]
+            subprocess.run(unpack, input=files.stdout, check=True)
+    for path in NOT_RUN:
+        shutil.rmtree(root / path, ignore_errors=True)
+
+
+def _configure(root: Path) -> None:
+    """What the packages' own scripts would do."""
+    etc = root / "etc"
+    (etc / "passwd").write_text(
+        "root:x:0:0::/root:/sbin/nologin\nnonroot:x:65532:65532::/home/nonroot:/sbin/nologin\n"
+    )
+    (etc / "group").write_text("root:x:0:\nnonroot:x:65532:\n")
+    (etc / "nsswitch.conf").write_text("hosts: files dns\n")
+    (root / "home/nonroot").mkdir(parents=True)
+    (root / "tmp").mkdir(exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
+    (etc / "ssl/certs").mkdir(parents=True, exist_ok=True)
+    (etc / "ssl/certs/ca-certificates.crt").write_text("".join(c.read_text() for c in certificates))
+    for name in ("python", "python3"):
+        (root / "usr/bin" / name).symlink_to("python3.11")
+    if (root / "bin/dash").exists() and not (root / "bin/sh").exists():
+        (root / "bin/sh").symlink_to("dash")
+    subprocess.run(["ldconfig", "-r", root], check=True)
+    python = ["chroot", str(root), "/usr/bin/python3.11", "-m", "compileall", "-q", "/usr/lib/python3.11"]
+    subprocess.run(python, check=True)

@@ -1,0 +1,6 @@
+# Where the cluster of this user is, and how to speak to it.
+D=$(realpath -m "${PENSTOCK_CLUSTER:-/tmp/penstock-cluster-$(id -u)}")
+CGROUP=penstock-$(cksum <<<"$D" | cut -d' ' -f1)
+PAUSE_IMAGE=localhost/penstock/pause:3.10
+
+kc() { "$BIN/kubectl" --kubeconfig "$D/kubeconfig" "$@"; }
