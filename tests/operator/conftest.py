@@ -61,13 +61,15 @@ def credentials() -> Credentials:
 
 @pytest.fixture(scope="session")
 def want(make_pool: MakePool, settings: Settings, credentials: Credentials) -> Want:
-    """Objects of a pool by `Kind/name`. `settings`, `replicas`, `name` are its own; the rest is spec."""
+    """Objects of a pool by `Kind/name`. decided: replicas to run, where not as the spec says."""
 
     def wanted(
-        *, name: str = "llama", settings: Settings = settings, replicas: int = 2, **spec: Any
+        *, name: str = "llama", settings: Settings = settings, decided: int | None = None, **spec: Any
     ) -> dict[str, Manifest]:
         pool = make_pool(name, **spec)
-        facts = Facts(replicas, credentials if settings.tls else None)
+        facts = Facts(
+            pool.spec.replicas if decided is None else decided, credentials if settings.tls else None
+        )
         manifests = desired(pool, Owner(name, "apps", f"uid-of-{name}"), settings, facts)
         return {f"{each['kind']}/{each['metadata']['name']}": each for each in manifests}
 

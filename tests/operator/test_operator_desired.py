@@ -99,7 +99,7 @@ def test_pods_are_applied_after_what_they_need_and_before_what_leads_to_them(wan
 
 
 def test_as_many_replicas_run_as_was_decided_and_not_as_the_spec_starts_with(want: Want) -> None:
-    assert want(replicas=7)["StatefulSet/llama-replica"]["spec"]["replicas"] == 7
+    assert want(replicas=2, decided=7)["StatefulSet/llama-replica"]["spec"]["replicas"] == 7
 
 
 @pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])

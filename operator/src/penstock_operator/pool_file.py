@@ -42,6 +42,8 @@ REPLICA_READS: Reads = {
             "speculation",
             "connectTimeout",
             "silenceTimeout",
+            "profileTimeout",
+            "profileTimeout",
         }
     ),
     "tiers": ALL,
