@@ -48,7 +48,7 @@ class Application(Spec):
 
     name: Name = Field(description="Unique in the pool.", examples=["ide"])
     tier: Name = Field(description="The tier of its requests that name none.", examples=["coder"])
-    allow: Annotated[tuple[Name, ...], Field(max_length=32)] = Field(
+    allow: Annotated[tuple[Name, ...], Field(max_length=16)] = Field(
         default=(), description="Other tiers it may ask for.", examples=[["batch"]]
     )
     keys: KeySource = Field(description="Its API keys.")

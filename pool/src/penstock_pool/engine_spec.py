@@ -138,6 +138,11 @@ class EngineSpec(Spec):
         description="An engine that sends nothing for a request it has started for so long counts as lost.",
         examples=["60s"],
     )
+    profile_timeout_s: Duration = Field(
+        default=60.0,
+        description="With `timeModel: auto`, how long the engine is measured before the replica is ready.",
+        examples=["60s"],
+    )
     pod_template: PodTemplate | None = Field(
         default=None,
         description="Merged into the replica's pod: tolerations, volumes, node selection.",

@@ -42,18 +42,20 @@ class PoolSpec(Spec):
             at="replicas",
         ),
         Rule(
-            "!has(self.defaultTier) || self.tiers.exists(tier, tier.name == self.defaultTier)",
+            "self.tiers.size() == 0 || !has(self.defaultTier) || "
+            "self.tiers.exists(tier, tier.name == self.defaultTier)",
             f'"{{self.defaultTier}}" is no tier; {_LIKE_THE_FIRST}',
             at="defaultTier",
         ),
         Rule(
-            "!has(self.applications) || self.applications.all(application, "
+            "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "self.tiers.exists(tier, tier.name == application.tier))",
             f"the tier of one is none of the pool's; {_LIKE_THE_FIRST}",
             at="applications",
         ),
         Rule(
-            "!has(self.applications) || self.applications.all(application, !has(application.allow) || "
+            "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
+            "!has(application.allow) || "
             "application.allow.all(name, self.tiers.exists(tier, tier.name == name)))",
             f"what one allows is no tier; {_LIKE_THE_FIRST}",
             at="applications",
@@ -71,7 +73,7 @@ class PoolSpec(Spec):
     autoscaling: Autoscaling | None = Field(
         default=None, description="How a cluster scales the replicas; absent: it does not."
     )
-    tiers: Annotated[tuple[TierSpec, ...], Field(min_length=1, max_length=32)] = Field(
+    tiers: Annotated[tuple[TierSpec, ...], Field(min_length=1, max_length=16)] = Field(
         description="Classes of requests, each with its promise.", json_schema_extra=KEYED_BY_NAME
     )
     default_tier: Name = Field(
@@ -79,7 +81,7 @@ class PoolSpec(Spec):
         description="Tier of requests that name none. Where it is absent, the first tier.",
         examples=["chat"],
     )
-    applications: Annotated[tuple[Application, ...], Field(max_length=256)] = Field(
+    applications: Annotated[tuple[Application, ...], Field(max_length=128)] = Field(
         default=(),
         description="Who may use the pool. Once given, a key that none has is answered 401.",
         json_schema_extra=KEYED_BY_NAME,

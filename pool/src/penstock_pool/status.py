@@ -100,7 +100,7 @@ class PoolStatus(Observed):
         description="Share of all requests whose SLO was met since the routers started, for people.",
         examples=["98.2%"],
     )
-    tiers: Annotated[tuple[TierStatus, ...], Field(max_length=32)] = Field(
+    tiers: Annotated[tuple[TierStatus, ...], Field(max_length=16)] = Field(
         default=(), description="The same for each tier.", json_schema_extra=KEYED_BY_NAME
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(

@@ -1,0 +1,85 @@
+"""A real API server for all tests of a worker, and a namespace for each: no test sees another's objects.
+
+Starting one takes seconds, and half a gigabyte: so it is one per process, and only where a test asks for it.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from kube.api import Pools, administrator
+from kube.api_server import DEFINITION, api_server, binaries
+from kube.kubectl import Kubectl
+from operating.account import operator_account
+from operating.process import OperatorProcess, operator_process
+from operating.world import World
+
+
+@pytest.fixture(scope="session")
+def apiserver() -> Iterator[Path]:
+    """The administrator's kubeconfig of a running API server with controllers."""
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-api-") as folder,
+        api_server(Path(folder)) as kubeconfig,
+    ):
+        yield kubeconfig
+
+
+@pytest.fixture(scope="session")
+def definition(apiserver: Path) -> None:
+    """The API server knows ServingPools."""
+    kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
+    kubectl.out("apply", "--server-side", "--filename", DEFINITION)
+    kubectl.out("wait", "--for=condition=Established", "--timeout=30s", "crd/servingpools.penstock.dev")
+
+
+@pytest.fixture(scope="session")
+def client(apiserver: Path) -> Iterator[httpx.Client]:
+    """HTTP to the API server, as the administrator."""
+    with administrator(apiserver) as client:
+        yield client
+
+
+@pytest.fixture
+def namespace(client: httpx.Client) -> Iterator[str]:
+    """A fresh namespace; it goes with what is in it."""
+    made = client.post("/api/v1/namespaces", json={"metadata": {"generateName": "test-"}}).raise_for_status()
+    name = made.json()["metadata"]["name"]
+    yield name
+    client.delete(f"/api/v1/namespaces/{name}").raise_for_status()
+
+
+@pytest.fixture
+def kubectl(apiserver: Path, namespace: str) -> Kubectl:
+    """kubectl as the administrator, in the test's namespace."""
+    return Kubectl(binaries() / "kubectl", apiserver, namespace)
+
+
+@pytest.fixture
+def pools(client: httpx.Client, namespace: str, definition: None) -> Pools:
+    """ServingPools in the test's namespace."""
+    return Pools(client, namespace)
+
+
+@pytest.fixture
+def world(client: httpx.Client, namespace: str, definition: None) -> World:
+    """The test's namespace, with what tests of the operator do there."""
+    return World(client, namespace)
+
+
+@pytest.fixture(scope="session")
+def operator(
+    apiserver: Path, client: httpx.Client, definition: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """An operator of all namespaces with exactly the rights of its table; none may turn out to be missing."""
+    folder = tmp_path_factory.mktemp("operator")
+    home = "penstock"
+    client.post("/api/v1/namespaces", json={"metadata": {"name": home}}).raise_for_status()
+    kubeconfig = operator_account(client, apiserver, home, folder)
+    with operator_process(kubeconfig, folder / "log") as operator:
+        yield operator
+        assert operator.stop() == 0, operator.said()
+    assert "forbidden" not in operator.said().replace("is forbidden: exceeded quota", ""), operator.said()
+    assert "Traceback" not in operator.said(), operator.said()

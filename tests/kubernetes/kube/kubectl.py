@@ -1,0 +1,55 @@
+"""kubectl, as a person would use it."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl of one administrator in one namespace. binary: the program."""
+
+    binary: Path
+    kubeconfig: Path
+    namespace: str
+
+    def __call__(self, *arguments: object, stdin: str = "") -> Done:
+        """Runs it, however it ends."""
+        done = subprocess.run(
+            [
+                self.binary,
+                f"--kubeconfig={self.kubeconfig}",
+                f"--namespace={self.namespace}",
+                *map(str, arguments),
+            ],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def out(self, *arguments: object, stdin: str = "") -> str:
+        """What it prints where it succeeds, which it has to."""
+        done = self(*arguments, stdin=stdin)
+        assert done.code == 0, f"kubectl {' '.join(map(str, arguments))}: {done.err}"
+        return done.out
+
+    def get(self, *arguments: object) -> dict[str, Any]:
+        """An object, or a list of them, as a document."""
+        document: dict[str, Any] = json.loads(self.out("get", "--output=json", *arguments))
+        return document

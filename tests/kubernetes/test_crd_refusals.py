@@ -1,0 +1,325 @@
+"""What a real API server says of a pool that is wrong: the field, and what would be right."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kube.api import Pools, refusals_in
+from kube.good_pool import GOOD, REMOVED, with_change
+from penstock_pool.cel import VALIDATIONS
+from penstock_pool.crd import definition
+
+OBJECT, STRING = 'Invalid value: "object": ', 'Invalid value: "string": '
+NAME_RULE = "lower-case letters, digits and inner dashes, a letter first, at most 40"
+FIRST = "write the name of one in tiers, such as chat"
+
+TABLE: list[tuple[str, object, list[str]]] = [
+    (
+        "metadata/name",
+        "p" * 41,
+        [f"<nil>: {OBJECT}metadata.name: is no name; {NAME_RULE}"],
+    ),
+    (
+        "metadata/name",
+        "4090-pool",
+        [f"<nil>: {OBJECT}metadata.name: is no name; {NAME_RULE}"],
+    ),
+    (
+        "spec/model/source",
+        {},
+        [
+            f"spec.model.source: {OBJECT}names no single source; write exactly one of hub, "
+            "persistentVolumeClaim, image"
+        ],
+    ),
+    (
+        "spec/model/source",
+        {"hub": "org/m", "image": "m:1"},
+        [
+            f"spec.model.source: {OBJECT}names no single source; write exactly one of hub, "
+            "persistentVolumeClaim, image"
+        ],
+    ),
+    (
+        "spec/engine/timeModel",
+        REMOVED,
+        [
+            f"spec.engine.timeModel: {OBJECT}a simulated engine has nothing to measure; write for example "
+            "llama-3-8b-a100"
+        ],
+    ),
+    (
+        "spec/engine/type",
+        "vllm",
+        [
+            "spec.engine.image: Required value: missing; a cluster has to know which container runs the "
+            "engine, for example vllm/vllm-openai:v0.33.0"
+        ],
+    ),
+    (
+        "spec/engine/type",
+        "vlm",
+        ['spec.engine.type: Unsupported value: "vlm": supported values: "vllm", "openai", "simulated"'],
+    ),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 3, "maxReplicas": 8},
+        [
+            f"spec.replicas: {OBJECT}is outside autoscaling's minReplicas to maxReplicas; start with one of "
+            "these"
+        ],
+    ),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 2, "maxReplicas": 1},
+        [
+            f"spec.replicas: {OBJECT}is outside autoscaling's minReplicas to maxReplicas; start with one of "
+            "these",
+            f"spec.autoscaling.minReplicas: {OBJECT}is above maxReplicas; at most that",
+        ],
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "by": "keda"},
+        [
+            "spec.autoscaling.prometheusUrl: Required value: missing; by: keda has to know the Prometheus "
+            "to ask"
+        ],
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "prometheusUrl": "http://prometheus:9090"},
+        ["spec.autoscaling.prometheusUrl: Forbidden: would not be used; write by: keda, or remove it"],
+    ),
+    (
+        "spec/autoscaling",
+        {"minReplicas": 0, "maxReplicas": 8, "by": "hpa"},
+        [
+            f"spec.autoscaling.minReplicas: {OBJECT}0 is more than by: hpa can do; write by: penstock, "
+            "by: keda, or 1"
+        ],
+    ),
+    (
+        "spec/tiers/3",
+        {"name": "chat", "bestEffort": True},
+        ['spec.tiers[3]: Duplicate value: {"name":"chat"}'],
+    ),
+    (
+        "spec/tiers/2/slo",
+        {"tpot": "1s"},
+        ["spec.tiers[2].slo: Forbidden: best effort carries no SLO; remove slo, or bestEffort: true"],
+    ),
+    (
+        "spec/tiers/1/slo",
+        REMOVED,
+        ["spec.tiers[1].slo: Required value: missing; give targets, or write bestEffort: true"],
+    ),
+    (
+        "spec/tiers/1/slo/tpot",
+        "50",
+        [f'spec.tiers[1].slo.tpot: {STRING}"50" has no unit; write 50ms or 50s'],
+    ),
+    (
+        "spec/tiers/1/slo/tpot",
+        "fast",
+        [f'spec.tiers[1].slo.tpot: {STRING}"fast" is no duration; write for example 800ms, 1.5s or 2m'],
+    ),
+    (
+        "spec/tiers/1/slo/tpot",
+        "0.0ms",
+        [f'spec.tiers[1].slo.tpot: {STRING}"0.0ms" is zero; it has to be positive'],
+    ),
+    (
+        "spec/tiers/1/slo/e2e",
+        "24h1ms",
+        [f'spec.tiers[1].slo.e2e: {STRING}"24h1ms" is longer than a day; at most 24h'],
+    ),
+    (
+        "spec/tiers/0/slo/e2e",
+        "99ms",
+        [f"spec.tiers[0].slo.e2e: {OBJECT}is shorter than tpot; the last token is not due before the others"],
+    ),
+    (
+        "spec/tiers/0/slo",
+        {"answerTpot": "2s", "e2e": "1s"},
+        [
+            f"spec.tiers[0].slo.e2e: {OBJECT}is shorter than answerTpot; the last token is not due before "
+            "the others"
+        ],
+    ),
+    (
+        "spec/tiers/0/slo",
+        {"judge": "max"},
+        [
+            '<nil>: Invalid value: "": "spec.tiers[0].slo" must validate at least one schema (anyOf)',
+            "spec.tiers[0].slo.ttft: Required value",
+        ],
+    ),
+    (
+        "spec/tiers/0/slo/ttft/slowdown",
+        0.5,
+        [
+            "spec.tiers[0].slo.ttft.slowdown: Invalid value: 0.5: spec.tiers[0].slo.ttft.slowdown in body "
+            "should be greater than or equal to 1"
+        ],
+    ),
+    ("spec/tiers/0/slo/ttft", {}, ["spec.tiers[0].slo.ttft.slowdown: Required value"]),
+    (
+        "spec/tiers/1/value",
+        0,
+        ["spec.tiers[1].value: Invalid value: 0: spec.tiers[1].value in body should be greater than 0"],
+    ),
+    ("spec/defaultTier", "chatt", [f'spec.defaultTier: {OBJECT}"chatt" is no tier; {FIRST}']),
+    (
+        "spec/applications/0/tier",
+        "x",
+        [f"spec.applications: {OBJECT}the tier of one is none of the pool's; {FIRST}"],
+    ),
+    (
+        "spec/applications/0/allow/1",
+        "x",
+        [f"spec.applications: {OBJECT}what one allows is no tier; {FIRST}"],
+    ),
+    (
+        "spec/applications/0/keys",
+        {},
+        [f"spec.applications[0].keys: {OBJECT}names no single place; write exactly one of secret, file"],
+    ),
+    (
+        "spec/applications/0/keys",
+        {"file": "keys.txt"},
+        [
+            "spec.applications[0].keys.file: Forbidden: is for local tools; a cluster reads keys from a "
+            "Secret of its own: write secret"
+        ],
+    ),
+    (
+        "spec/scheduling/policy",
+        "distserve",
+        ['spec.scheduling.policy: Unsupported value: "distserve": supported values: "annealing", "slos-ser'],
+    ),
+    (
+        "spec/routing",
+        {"backup": "offload"},
+        ["spec.routing.pool: Required value: missing; backup: offload has to name the pool that takes over"],
+    ),
+    (
+        "spec/routing",
+        {"pool": "spot"},
+        ['spec.routing.pool: Forbidden: "spot" would not be used; write backup: offload, or remove it'],
+    ),
+    (
+        "spec/routing",
+        {"backup": "offload", "pool": "demo"},
+        [f"<nil>: {OBJECT}spec.routing.pool: names the pool itself; write another that takes over"],
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "kind": "HTTPRoute"},
+        [
+            "spec.ingress.gateway: Required value: missing; kind: HTTPRoute has to name the Gateway that it "
+            "hangs on"
+        ],
+    ),
+    (
+        "spec/ingress",
+        {"host": "a.example.com", "gateway": {"name": "public"}},
+        ["spec.ingress.gateway: Forbidden: would not be used; write kind: HTTPRoute, or remove it"],
+    ),
+    (
+        "spec/ingress",
+        {
+            "host": "a.example.com",
+            "kind": "HTTPRoute",
+            "gateway": {"name": "public"},
+            "className": "traefik",
+            "tlsSecret": "tls",
+        },
+        [
+            "spec.ingress.className: Forbidden: would not be used; write kind: Ingress, or remove it",
+            "spec.ingress.tlsSecret: Forbidden: would not be used; the Gateway has its own, or write kind: "
+            "Ingress",
+        ],
+    ),
+    ("spec/engine/args", ["-v"] * 257, ["spec.engine.args: Too many: 257: must have at most 256 items"]),
+    ("spec/tiers", [], ["spec.tiers: Invalid value: 0: spec.tiers in body should have at least 1 items"]),
+    ("spec/model", REMOVED, ["spec.model: Required value"]),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "lines"), TABLE)
+def test_a_wrong_pool_is_refused_in_words(pools: Pools, path: str, value: object, lines: list[str]) -> None:
+    told = pools.refusals(with_change(path, value))
+    assert [line[: len(said)] for line, said in zip(told, lines, strict=True)] == lines
+
+
+def test_the_good_pool_is_accepted(pools: Pools) -> None:
+    assert pools.accepts(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("spec/replica", "spec.replica"),
+        ("spec/tiers/0/slo/ttf", "spec.tiers[0].slo.ttf"),
+        ("spec/engine/podTemplate/nodeSelector", "spec.engine.podTemplate.nodeSelector"),
+    ],
+)
+def test_an_unknown_field_is_named(pools: Pools, path: str, field: str) -> None:
+    (line,) = pools.refusals(with_change(path, {"a": "b"}))
+    assert f'unknown field "{field}"' in line
+
+
+def test_a_model_keeps_its_name(pools: Pools) -> None:
+    pools.create(GOOD).raise_for_status()
+    answer = pools.change("demo", {"spec": {"model": {"name": "other"}}})
+    assert refusals_in(answer) == [
+        'spec.model.name: Forbidden: stays "m": replicas change one by one, and meanwhile some would answer '
+        "for another model; make a second pool"
+    ]
+    pools.change("demo", {"spec": {"model": {"source": {"hub": "org/m"}}}}).raise_for_status()
+
+
+def test_a_pool_that_is_full_to_its_bounds_is_still_judged(pools: Pools) -> None:
+    """The rules' costs were foreseen: none is given up on where everything is as large as it may be."""
+    document = with_change("spec/tiers", [])
+    spec = document["spec"]
+    names = [f"{place:02}-{'t' * 60}" for place in range(16)]
+    spec["tiers"] = [{"name": name, "slo": {"ttft": "800ms", "tpot": "50ms", "e2e": "30s"}} for name in names]
+    spec["defaultTier"] = names[-1]
+    spec["applications"] = [
+        {"name": f"a{place}", "tier": names[-1], "allow": names[:15], "keys": {"secret": f"s{place}"}}
+        for place in range(128)
+    ]
+    assert pools.accepts(document)
+    spec["applications"][-1]["allow"].append("none")
+    (line,) = pools.refusals(document)
+    assert "what one allows is no tier" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("spec/engine/podTemplate/spec/volumes", [{"name": "v" * 1000}] * 4000, "Request entity too large"),
+        ("spec/engine/args", ["a" * 4097], "spec.engine.args[0]: Too long"),
+        ("spec/model/name", "m" * 1025, "spec.model.name: Too long"),
+        ("spec/tiers/1/slo/tpot", "1" * 33 + "ns", "spec.tiers[1].slo.tpot: Too long"),
+    ],
+)
+def test_what_is_huge_is_refused(pools: Pools, path: str, value: object, field: str) -> None:
+    assert pools.refusals(with_change(path, value))[0].startswith(field)
+
+
+def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Every rule of a schema, at any depth."""
+    yield from schema.get(VALIDATIONS, ())
+    inner = [schema[kind] for kind in ("items", "additionalProperties") if kind in schema]
+    for field in [*schema.get("properties", {}).values(), *inner]:
+        yield from rules(field)
+
+
+def test_every_rule_is_broken_once_above() -> None:
+    schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    said = "\n".join(line for _, _, lines in TABLE for line in lines)
+    silent = {rule["message"] for rule in rules(schema) if "message" in rule and rule["message"] not in said}
+    assert silent == set()
