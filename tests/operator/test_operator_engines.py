@@ -151,6 +151,22 @@ def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: Po
         pod_of("openai")
 
 
+def test_vllm_cannot_wait_for_its_time_model_to_be_measured(want: Want) -> None:
+    with pytest.raises(UnfitPool, match=r"spec\.engine\.timeModel: auto .* name a built-in"):
+        want(engine={"type": "vllm", "image": "vllm:1", "timeModel": "auto"})
+
+
+def test_a_sidecar_that_measures_its_engine_gets_the_time_for_it(want: Want) -> None:
+    def seconds(time_model: str) -> int:
+        engine = {"type": "openai", "image": "e:1", "timeModel": time_model, "profileTimeout": "3m"}
+        (sidecar,) = want(engine=engine)["StatefulSet/llama-replica"]["spec"]["template"]["spec"][
+            "containers"
+        ]
+        return int(sidecar["startupProbe"]["failureThreshold"])
+
+    assert seconds("auto") == seconds("llama-3-8b-a100") + 180
+
+
 def test_a_templates_word_for_the_engine_adds_and_keeps(pod_of: PodOf) -> None:
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
     patch = {

@@ -76,6 +76,6 @@ def test_routers_know_whether_to_hold_and_how_long(read: Read, least: int, held:
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 def test_every_type_of_engine_has_a_file_that_loads(read: Read, kind: str) -> None:
-    engine = {"type": kind, "image": "engine:1"}
+    engine = {"type": kind, "image": "engine:1", "timeModel": "llama-3-8b-a100"}
     for component in ("replica", "router"):
         assert read(component, engine=engine).spec.engine.type == kind

@@ -3,7 +3,10 @@
 No readiness of the engine's own: the sidecar asks its engine every second, and `/ready` is what it heard.
 """
 
+import math
 from typing import Any
+
+from penstock_pool.engine_spec import AUTO
 
 from penstock_operator.inputs import Inputs
 from penstock_operator.names import ENGINE_PORT, METRICS_PORT, REPLICA_PORT
@@ -26,6 +29,8 @@ TEMPORARY = "sidecar-tmp"
 SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
 """What a replica needs of the TLS Secret."""
 
+START_S = 120
+
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 """What a hundred requests a second take; `podTemplate` says otherwise, by the container's name."""
 
@@ -45,12 +50,18 @@ def sidecar(inputs: Inputs) -> Json:
             {"name": "replica", "containerPort": REPLICA_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
-        startupProbe=probe("/health", "metrics", period_s=1, failures=120),
+        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(inputs)),
         livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
         readinessProbe=probe("/ready", "metrics", period_s=1, failures=2),
         resources=RESOURCES,
         volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
     )
+
+
+def _start_s(inputs: Inputs) -> int:
+    """Longest that it may take to answer: to compile what is not yet, to measure where it has to."""
+    engine = inputs.pool.spec.engine
+    return START_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
 
 
 def _arguments(inputs: Inputs) -> list[str]:

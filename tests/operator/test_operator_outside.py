@@ -1,0 +1,122 @@
+"""Objects for those outside a pool: clients, Prometheus, autoscalers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from penstock_operator.manifest import Manifest
+
+Want = Callable[..., dict[str, Manifest]]
+HOST = "llama.example.com"
+NGINX = "nginx.ingress.kubernetes.io"
+
+
+def test_an_ingress_leads_only_the_api_in(want: Want) -> None:
+    spec = want(ingress={"host": HOST})["Ingress/llama"]["spec"]
+    assert spec == {
+        "rules": [
+            {
+                "host": HOST,
+                "http": {
+                    "paths": [
+                        {
+                            "path": "/v1",
+                            "pathType": "Prefix",
+                            "backend": {"service": {"name": "llama", "port": {"name": "http"}}},
+                        }
+                    ]
+                },
+            }
+        ]
+    }
+
+
+def test_an_ingress_has_the_class_and_the_certificate_that_are_named(want: Want) -> None:
+    named = {"host": HOST, "className": "traefik", "tlsSecret": "cert"}
+    spec = want(ingress=named)["Ingress/llama"]["spec"]
+    assert (spec["ingressClassName"], spec["tls"]) == ("traefik", [{"hosts": [HOST], "secretName": "cert"}])
+
+
+def test_nginx_is_told_to_let_streams_pass_unless_the_pool_says_otherwise(want: Want) -> None:
+    mine = {f"{NGINX}/proxy-read-timeout": "60", "cert-manager.io/cluster-issuer": "letsencrypt"}
+    ingress = want(ingress={"host": HOST, "annotations": mine}, router={"maxBodyBytes": 1024})
+    annotations = ingress["Ingress/llama"]["metadata"]["annotations"]
+    assert annotations[f"{NGINX}/proxy-buffering"] == "off"
+    assert annotations[f"{NGINX}/proxy-body-size"] == "1024"
+    assert annotations.items() >= mine.items()
+
+
+@pytest.mark.parametrize("namespace", [None, "gateways"])
+def test_a_route_hangs_on_its_gateway_and_never_times_out(want: Want, namespace: str | None) -> None:
+    gateway = {"name": "public", **({"namespace": namespace} if namespace else {})}
+    spec = want(ingress={"host": HOST, "kind": "HTTPRoute", "gateway": gateway})["HTTPRoute/llama"]["spec"]
+    (rule,) = spec["rules"]
+    assert (spec["parentRefs"], spec["hostnames"]) == ([gateway], [HOST])
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert rule["backendRefs"] == [{"name": "llama", "port": 80}]
+    assert set(rule["timeouts"].values()) == {"0s"}
+
+
+def test_a_monitor_finds_both_services_and_carries_the_labels_asked_for(want: Want) -> None:
+    objects = want(monitoring={"serviceMonitor": True, "labels": {"release": "prometheus"}})
+    monitor = objects["ServiceMonitor/llama"]
+    ports = {
+        port["name"]
+        for name in ("Service/llama", "Service/llama-replicas")
+        for port in objects[name]["spec"]["ports"]
+    }
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    assert objects["Service/llama"]["metadata"]["labels"].items() >= selected
+
+
+SCALING = {
+    "minReplicas": 1,
+    "maxReplicas": 8,
+    "scaleUp": {"stabilizationWindow": "15s", "maxStep": 2},
+    "scaleDown": {"stabilizationWindow": "2h"},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"by": "hpa"}, "HorizontalPodAutoscaler/llama"),
+        ({"by": "keda", "prometheusUrl": "http://prometheus:9090"}, "ScaledObject/llama"),
+    ],
+    ids=["hpa", "keda"],
+)
+def test_others_autoscalers_act_on_the_pool_and_never_on_its_parts(
+    want: Want, more: dict[str, Any], name: str
+) -> None:
+    spec = want(autoscaling={**SCALING, **more})[name]["spec"]
+    assert spec["scaleTargetRef"] == {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "name": "llama",
+    }
+
+
+def test_an_hpa_has_the_pools_bounds_and_haste(want: Want) -> None:
+    spec = want(autoscaling={**SCALING, "by": "hpa"})["HorizontalPodAutoscaler/llama"]["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 8)
+    assert spec["behavior"] == {
+        "scaleUp": {
+            "stabilizationWindowSeconds": 15,
+            "policies": [{"type": "Pods", "value": 2, "periodSeconds": 15}],
+        },
+        "scaleDown": {"stabilizationWindowSeconds": 3600},
+    }
+
+
+@pytest.mark.parametrize(("least", "questions"), [(1, 2), (0, 3)])
+def test_keda_asks_prometheus_about_this_pool_alone(want: Want, least: int, questions: int) -> None:
+    told = {**SCALING, "minReplicas": least, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
+    spec = want(autoscaling=told)["ScaledObject/llama"]["spec"]
+    asked = [trigger["metadata"] for trigger in spec["triggers"]]
+    assert (spec["minReplicaCount"], len(asked)) == (least, questions)
+    for each in asked:
+        assert each["serverAddress"] == "http://prometheus:9090"
+        assert each["query"].count("{") == each["query"].count('namespace="apps",service="llama')
+        assert each["query"].count("(") == each["query"].count(")")

@@ -1,0 +1,55 @@
+"""What an operator is told by its environment."""
+
+import pytest
+from penstock_operator.settings import Settings, SettingsError, read_settings
+
+LEAST = {
+    "PENSTOCK_ROUTER_IMAGE": "router:1",
+    "PENSTOCK_SIDECAR_IMAGE": "sidecar:1",
+    "PENSTOCK_SIMULATOR_IMAGE": "simulator:1",
+    "PENSTOCK_VLLM_PLUGIN_IMAGE": "plugin:1",
+}
+
+
+def test_images_are_enough() -> None:
+    assert read_settings(LEAST) == Settings(
+        "router:1", "sidecar:1", "simulator:1", "vllm/vllm-openai:v0.33.0", "plugin:1"
+    )
+
+
+def test_everything_can_be_said() -> None:
+    told = read_settings(
+        {
+            **LEAST,
+            "PENSTOCK_VLLM_IMAGE": "vllm:2",
+            "PENSTOCK_IMAGE_PULL_POLICY": "Never",
+            "PENSTOCK_IMAGE_PULL_SECRETS": "one, two,",
+            "PENSTOCK_TLS": "off",
+            "PENSTOCK_REDIS_URL_SECRET": "redis",
+        }
+    )
+    assert (told.vllm_image, told.image_pull_policy, told.tls) == ("vllm:2", "Never", False)
+    assert (told.image_pull_secrets, told.redis_url_secret) == (("one", "two"), "redis")
+
+
+def test_empty_variables_are_no_variables() -> None:
+    empty = dict.fromkeys(("PENSTOCK_TLS", "PENSTOCK_IMAGE_PULL_POLICY", "PENSTOCK_REDIS_URL_SECRET"), "")
+    assert read_settings({**LEAST, **empty}) == read_settings(LEAST)
+
+
+@pytest.mark.parametrize("variable", sorted(LEAST))
+def test_a_missing_image_is_named(variable: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{variable}: missing"):
+        read_settings({key: value for key, value in LEAST.items() if key != variable})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("PENSTOCK_IMAGE_PULL_POLICY", "always", 'POLICY: "always" is no pull policy; one of Always, '),
+        ("PENSTOCK_TLS", "true", 'PENSTOCK_TLS: "true" is neither on nor off'),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_right(variable: str, value: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_settings({**LEAST, variable: value})

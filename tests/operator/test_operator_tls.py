@@ -1,0 +1,223 @@
+"""Certificates between routers and replicas: who is trusted, and when what is renewed."""
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import verification
+from penstock_operator.certificates import MakeKey, Pair
+from penstock_operator.manifest import Manifest
+from penstock_operator.tls import (
+    AUTHORITY_LIFE,
+    CERTIFICATE_LIFE,
+    CERTIFICATE_RENEWED,
+    Credentials,
+    read_credentials,
+    renewed,
+)
+
+NAME = "llama-replicas.apps.svc"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def make_key() -> MakeKey:
+    """Keys by their number: the same in every run."""
+    numbers: Iterator[int] = iter(range(1, 10_000))
+
+    def key() -> ec.EllipticCurvePrivateKey:
+        seed = hashlib.sha256(str(next(numbers)).encode()).digest()
+        return ec.derive_private_key(int.from_bytes(seed) >> 1, ec.SECP256R1())
+
+    return key
+
+
+def trusts(authorities: tuple[Pair, ...], shown: Pair, now: datetime, *, name: str | None) -> bool:
+    """Whether a peer that has these authorities accepts this certificate. name: None for a client's."""
+    roots = [x509.load_pem_x509_certificate(pair.certificate) for pair in authorities]
+    builder = verification.PolicyBuilder().store(verification.Store(roots)).time(now)
+    certificate = x509.load_pem_x509_certificate(shown.certificate)
+    try:
+        if name is None:
+            builder.build_client_verifier().verify(certificate, [])
+        else:
+            builder.build_server_verifier(x509.DNSName(name)).verify(certificate, [])
+    except verification.VerificationError:
+        return False
+    return True
+
+
+def works(one: Credentials, other: Credentials, now: datetime) -> bool:
+    """Whether a router with the one and a replica with the other accept each other."""
+    server = trusts(one.authorities, other.server, now, name=NAME)
+    return server and trusts(other.authorities, one.client, now, name=None)
+
+
+def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
+    held = renewed(None, NAME, START, make_key)
+    assert works(held, held, START)
+    assert works(held, held, START + CERTIFICATE_LIFE - DAY)
+    assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
+
+
+def test_nobody_else_is_trusted(make_key: MakeKey) -> None:
+    ours, others = (renewed(None, NAME, START, make_key) for _ in range(2))
+    assert not trusts(ours.authorities, others.server, START, name=NAME)
+    assert not trusts(ours.authorities, others.client, START, name=None)
+    assert not trusts(ours.authorities, ours.server, START, name="llama-replicas.other.svc")
+
+
+def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
+    held = renewed(None, NAME, START, make_key)
+    assert not trusts(held.authorities, held.server, START, name=None)
+    assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
+
+
+def test_what_is_good_is_kept_to_the_byte(make_key: MakeKey) -> None:
+    held = renewed(None, NAME, START, make_key)
+    due = CERTIFICATE_LIFE - CERTIFICATE_RENEWED
+    assert renewed(held, NAME, START + due - DAY, make_key) == held
+
+
+def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: MakeKey) -> None:
+    held = renewed(None, NAME, START, make_key)
+    later = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED + DAY
+    new = renewed(held, NAME, later, make_key)
+    assert new.authorities == held.authorities
+    assert new.server != held.server
+    assert new.client != held.client
+    assert works(new, held, later)
+    assert works(held, new, later)
+
+
+def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey) -> None:
+    """Looked at weekly, with pods that are as much as a week behind with what they have read."""
+    now, before = START, renewed(None, NAME, START, make_key)
+    authorities = set(before.authorities)
+    while now < START + 2 * AUTHORITY_LIFE:
+        now += 7 * DAY
+        held = renewed(before, NAME, now, make_key)
+        if held != before:
+            assert works(held, before, now), now
+            assert works(before, held, now), now
+        authorities |= set(held.authorities)
+        assert len(held.authorities) <= 2
+        before = held
+    assert len(authorities) == 3
+
+
+def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) -> None:
+    held = renewed(None, "llama-replicas.old.svc", START, make_key)
+    new = renewed(held, NAME, START + DAY, make_key)
+    assert new.server != held.server
+
+
+def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
+    one, other = (renewed(None, NAME, START, make_key) for _ in range(2))
+    new = renewed(Credentials(one.authorities, other.server, one.client), NAME, START, make_key)
+    assert (new.client, new.authorities) == (one.client, one.authorities)
+    assert works(new, new, START)
+
+
+def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
+    held = renewed(None, NAME, START, make_key)
+    later = START + AUTHORITY_LIFE + DAY
+    new = renewed(held, NAME, later, make_key)
+    assert len(new.authorities) == 1
+    assert works(new, new, later)
+
+
+Want = Callable[..., dict[str, Manifest]]
+
+
+def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
+    objects = want()
+    assert read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"]) == credentials
+
+
+def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
+    old, new = (renewed(None, NAME, START, make_key) for _ in range(2))
+    both = (*old.authorities, *new.authorities)
+    signing = {"ca.crt": b"".join(p.certificate for p in both), "ca.key": b"".join(p.key for p in both)}
+    published = {
+        "tls.crt": old.server.certificate,
+        "tls.key": old.server.key,
+        "client.crt": old.client.certificate,
+        "client.key": old.client.key,
+    }
+    held = read_credentials(secret(signing), secret(published))
+    assert held == Credentials(both, old.server, old.client)
+
+
+def secret(entries: dict[str, bytes]) -> Manifest:
+    return {"data": {entry: b64encode(value).decode() for entry, value in entries.items()}}
+
+
+def _without(entry: str) -> Callable[[Any], None]:
+    return lambda data: data.pop(entry)
+
+
+def _saying(entry: str, value: str) -> Callable[[Any], None]:
+    return lambda data: data.update({entry: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("ca", _without("ca.key")),
+        ("ca", _saying("ca.key", "")),
+        ("tls", _without("client.key")),
+        ("tls", _saying("tls.crt", b64encode(b"not a certificate").decode())),
+        ("tls", _saying("tls.key", "?")),
+    ],
+    ids=["no key", "no authority", "no client", "no certificate", "no base64"],
+)
+def test_what_somebody_spoiled_counts_as_missing(want: Want, name: str, spoil: Callable[[Any], None]) -> None:
+    objects = want()
+    secrets = {each: {**objects[f"Secret/llama-{each}"]} for each in ("ca", "tls")}
+    secrets[name]["data"] = dict(secrets[name]["data"])
+    spoil(secrets[name]["data"])
+    assert read_credentials(secrets["ca"], secrets["tls"]) is None
+
+
+def test_a_key_of_another_certificate_counts_as_missing(want: Want) -> None:
+    objects = want()
+    published = objects["Secret/llama-tls"]
+    mixed = {**published, "data": {**published["data"], "tls.key": published["data"]["client.key"]}}
+    assert read_credentials(objects["Secret/llama-ca"], mixed) is None
+
+
+@pytest.mark.parametrize("absent", [(True, False), (False, True), (True, True)])
+def test_secrets_that_are_not_there_hold_nothing(want: Want, absent: tuple[bool, bool]) -> None:
+    objects = want()
+    there = (objects["Secret/llama-ca"], objects["Secret/llama-tls"])
+    signing, published = (None if gone else manifest for gone, manifest in zip(absent, there, strict=True))
+    assert read_credentials(signing, published) is None
+
+
+async def test_grpc_takes_them_on_both_sides(make_key: MakeKey) -> None:
+    """Over a real connection, by the address and not by the name, as routers connect to pods."""
+    held = renewed(None, NAME, datetime.now(UTC), make_key)
+    authorities = b"".join(pair.certificate for pair in held.authorities)
+    server = grpc.aio.server()
+    port = server.add_secure_port(
+        "127.0.0.1:0",
+        grpc.ssl_server_credentials(
+            [(held.server.key, held.server.certificate)], authorities, require_client_auth=True
+        ),
+    )
+    await server.start()
+    trusted = grpc.ssl_channel_credentials(authorities, held.client.key, held.client.certificate)
+    options = [("grpc.ssl_target_name_override", NAME)]
+    try:
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted, options=options) as channel:
+            await channel.channel_ready()
+    finally:
+        await server.stop(None)
