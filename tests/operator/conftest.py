@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from penstock_operator.desired import Facts, desired
 from penstock_operator.manifest import Manifest, Owner
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials, renewed
+from penstock_operator.tls import Credentials, Held, renewed
 from penstock_pool import Pool, parse_pool
 
 MakePool = Callable[..., Pool]
@@ -52,7 +52,7 @@ def settings() -> Settings:
 @pytest.fixture(scope="session")
 def credentials() -> Credentials:
     return renewed(
-        None,
+        Held(),
         "llama-replicas.apps.svc",
         datetime(2026, 1, 1, tzinfo=UTC),
         lambda: ec.generate_private_key(ec.SECP256R1()),

@@ -3,6 +3,8 @@
 import hashlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +20,7 @@ from penstock_operator.tls import (
     CERTIFICATE_LIFE,
     CERTIFICATE_RENEWED,
     Credentials,
+    Held,
     read_credentials,
     renewed,
 )
@@ -61,33 +64,33 @@ def works(one: Credentials, other: Credentials, now: datetime) -> bool:
 
 
 def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
-    held = renewed(None, NAME, START, make_key)
+    held = renewed(Held(), NAME, START, make_key)
     assert works(held, held, START)
     assert works(held, held, START + CERTIFICATE_LIFE - DAY)
     assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
 
 
 def test_nobody_else_is_trusted(make_key: MakeKey) -> None:
-    ours, others = (renewed(None, NAME, START, make_key) for _ in range(2))
+    ours, others = (renewed(Held(), NAME, START, make_key) for _ in range(2))
     assert not trusts(ours.authorities, others.server, START, name=NAME)
     assert not trusts(ours.authorities, others.client, START, name=None)
     assert not trusts(ours.authorities, ours.server, START, name="llama-replicas.other.svc")
 
 
 def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
-    held = renewed(None, NAME, START, make_key)
+    held = renewed(Held(), NAME, START, make_key)
     assert not trusts(held.authorities, held.server, START, name=None)
     assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
 
 
 def test_what_is_good_is_kept_to_the_byte(make_key: MakeKey) -> None:
-    held = renewed(None, NAME, START, make_key)
+    held = renewed(Held(), NAME, START, make_key)
     due = CERTIFICATE_LIFE - CERTIFICATE_RENEWED
     assert renewed(held, NAME, START + due - DAY, make_key) == held
 
 
 def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: MakeKey) -> None:
-    held = renewed(None, NAME, START, make_key)
+    held = renewed(Held(), NAME, START, make_key)
     later = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED + DAY
     new = renewed(held, NAME, later, make_key)
     assert new.authorities == held.authorities
@@ -99,7 +102,7 @@ def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: Ma
 
 def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey) -> None:
     """Looked at weekly, with pods that are as much as a week behind with what they have read."""
-    now, before = START, renewed(None, NAME, START, make_key)
+    now, before = START, renewed(Held(), NAME, START, make_key)
     authorities = set(before.authorities)
     while now < START + 2 * AUTHORITY_LIFE:
         now += 7 * DAY
@@ -114,20 +117,20 @@ def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey
 
 
 def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) -> None:
-    held = renewed(None, "llama-replicas.old.svc", START, make_key)
+    held = renewed(Held(), "llama-replicas.old.svc", START, make_key)
     new = renewed(held, NAME, START + DAY, make_key)
     assert new.server != held.server
 
 
 def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
-    one, other = (renewed(None, NAME, START, make_key) for _ in range(2))
+    one, other = (renewed(Held(), NAME, START, make_key) for _ in range(2))
     new = renewed(Credentials(one.authorities, other.server, one.client), NAME, START, make_key)
     assert (new.client, new.authorities) == (one.client, one.authorities)
     assert works(new, new, START)
 
 
 def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
-    held = renewed(None, NAME, START, make_key)
+    held = renewed(Held(), NAME, START, make_key)
     later = START + AUTHORITY_LIFE + DAY
     new = renewed(held, NAME, later, make_key)
     assert len(new.authorities) == 1
@@ -139,21 +142,15 @@ Want = Callable[..., dict[str, Manifest]]
 
 def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
     objects = want()
-    assert read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"]) == credentials
+    held = read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"])
+    assert held == Held(credentials.authorities, credentials.server, credentials.client)
 
 
 def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
-    old, new = (renewed(None, NAME, START, make_key) for _ in range(2))
+    old, new = (renewed(Held(), NAME, START, make_key) for _ in range(2))
     both = (*old.authorities, *new.authorities)
     signing = {"ca.crt": b"".join(p.certificate for p in both), "ca.key": b"".join(p.key for p in both)}
-    published = {
-        "tls.crt": old.server.certificate,
-        "tls.key": old.server.key,
-        "client.crt": old.client.certificate,
-        "client.key": old.client.key,
-    }
-    held = read_credentials(secret(signing), secret(published))
-    assert held == Credentials(both, old.server, old.client)
+    assert read_credentials(secret(signing), None) == Held(both)
 
 
 def secret(entries: dict[str, bytes]) -> Manifest:
@@ -168,43 +165,46 @@ def _saying(entry: str, value: str) -> Callable[[Any], None]:
     return lambda data: data.update({entry: value})
 
 
+def _mixed(data: Any) -> None:
+    data["tls.key"] = data["client.key"]
+
+
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("name", "spoil", "lost"),
     [
-        ("ca", _without("ca.key")),
-        ("ca", _saying("ca.key", "")),
-        ("tls", _without("client.key")),
-        ("tls", _saying("tls.crt", b64encode(b"not a certificate").decode())),
-        ("tls", _saying("tls.key", "?")),
+        ("ca", _without("ca.key"), "authorities"),
+        ("ca", _saying("ca.key", ""), "authorities"),
+        ("tls", _without("client.key"), "client"),
+        ("tls", _saying("tls.crt", b64encode(b"not a certificate").decode()), "server"),
+        ("tls", _saying("tls.key", "?"), "server"),
+        ("tls", _mixed, "server"),
     ],
-    ids=["no key", "no authority", "no client", "no certificate", "no base64"],
+    ids=["no key", "no authority", "no client", "no certificate", "no base64", "another's key"],
 )
-def test_what_somebody_spoiled_counts_as_missing(want: Want, name: str, spoil: Callable[[Any], None]) -> None:
-    objects = want()
-    secrets = {each: {**objects[f"Secret/llama-{each}"]} for each in ("ca", "tls")}
-    secrets[name]["data"] = dict(secrets[name]["data"])
+def test_what_somebody_spoiled_is_lost_and_nothing_else(
+    want: Want, credentials: Credentials, name: str, spoil: Callable[[Any], None], lost: str
+) -> None:
+    secrets = {each: deepcopy(want()[f"Secret/llama-{each}"]) for each in ("ca", "tls")}
     spoil(secrets[name]["data"])
-    assert read_credentials(secrets["ca"], secrets["tls"]) is None
+    held = read_credentials(secrets["ca"], secrets["tls"])
+    whole = Held(credentials.authorities, credentials.server, credentials.client)
+    assert held == replace(whole, **{lost: getattr(Held(), lost)})
 
 
-def test_a_key_of_another_certificate_counts_as_missing(want: Want) -> None:
-    objects = want()
-    published = objects["Secret/llama-tls"]
-    mixed = {**published, "data": {**published["data"], "tls.key": published["data"]["client.key"]}}
-    assert read_credentials(objects["Secret/llama-ca"], mixed) is None
+def test_secrets_that_are_not_there_hold_nothing() -> None:
+    assert read_credentials(None, None) == Held()
 
 
-@pytest.mark.parametrize("absent", [(True, False), (False, True), (True, True)])
-def test_secrets_that_are_not_there_hold_nothing(want: Want, absent: tuple[bool, bool]) -> None:
-    objects = want()
-    there = (objects["Secret/llama-ca"], objects["Secret/llama-tls"])
-    signing, published = (None if gone else manifest for gone, manifest in zip(absent, there, strict=True))
-    assert read_credentials(signing, published) is None
+def test_lost_certificates_are_made_anew_by_the_authority_that_is_left(make_key: MakeKey) -> None:
+    held = renewed(Held(), NAME, START, make_key)
+    new = renewed(Held(held.authorities), NAME, START + DAY, make_key)
+    assert works(new, held, START + DAY)
+    assert works(held, new, START + DAY)
 
 
 async def test_grpc_takes_them_on_both_sides(make_key: MakeKey) -> None:
     """Over a real connection, by the address and not by the name, as routers connect to pods."""
-    held = renewed(None, NAME, datetime.now(UTC), make_key)
+    held = renewed(Held(), NAME, datetime.now(UTC), make_key)
     authorities = b"".join(pair.certificate for pair in held.authorities)
     server = grpc.aio.server()
     port = server.add_secure_port(

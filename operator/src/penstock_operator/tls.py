@@ -54,26 +54,32 @@ class Credentials:
     client: Pair
 
 
-def read_credentials(signing: Manifest | None, published: Manifest | None) -> Credentials | None:
-    """What two Secrets hold, `names.authority_name` and `names.tls_name`; None if anything is amiss."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is left of a pool's keys: of each only what is there and whole."""
+
+    authorities: tuple[Pair, ...] = ()
+    server: Pair | None = None
+    client: Pair | None = None
+
+
+def read_credentials(signing: Manifest | None, published: Manifest | None) -> Held:
+    """What two Secrets hold, `names.authority_name` and `names.tls_name`, as far as it is of use."""
     own, shown = _entries(signing), _entries(published)
-    try:
-        pairs = zip(_pems(own["ca.crt"]), _pems(own["ca.key"]), strict=True)
-        authorities = tuple(Pair(certificate, key) for certificate, key in pairs)
-        server = Pair(shown["tls.crt"], shown["tls.key"])
-        client = Pair(shown["client.crt"], shown["client.key"])
-    except (KeyError, ValueError):
-        return None
-    whole = authorities and all(map(is_whole, (*authorities, server, client)))
-    return Credentials(authorities, server, client) if whole else None
+    pairs = zip(_pems(own.get("ca.crt", b"")), _pems(own.get("ca.key", b"")), strict=False)
+    return Held(
+        tuple(pair for pair in (Pair(*each) for each in pairs) if is_whole(pair)),
+        _whole(shown, "tls"),
+        _whole(shown, "client"),
+    )
 
 
-def renewed(held: Credentials | None, server_name: str, now: datetime, make_key: MakeKey) -> Credentials:
+def renewed(held: Held | Credentials, server_name: str, now: datetime, make_key: MakeKey) -> Credentials:
     """Credentials good for a while yet: those held where nothing is due, else with what was due made anew.
 
-    held: None where there are none, or none that can be read. now: aware.
+    now: aware.
     """
-    authorities = _authorities(held.authorities if held else (), server_name, now, make_key)
+    authorities = _authorities(held.authorities, server_name, now, make_key)
     signer = _signer(authorities, now)
 
     def good_or_new(pair: Pair | None, subject: Subject) -> Pair:
@@ -85,8 +91,8 @@ def renewed(held: Credentials | None, server_name: str, now: datetime, make_key:
     client = Subject(f"router.{server_name}", ExtendedKeyUsageOID.CLIENT_AUTH)
     return Credentials(
         authorities,
-        good_or_new(held.server if held else None, server),
-        good_or_new(held.client if held else None, client),
+        good_or_new(held.server, server),
+        good_or_new(held.client, client),
     )
 
 
@@ -110,6 +116,11 @@ def _is_good(pair: Pair, subject: Subject, authorities: Sequence[Pair], now: dat
     """Whether it is this subject's, will last, and is trusted."""
     trusted = any(signed_by(pair, signer) for signer in authorities)
     return trusted and is_for(pair, subject) and left(pair, now) > CERTIFICATE_RENEWED
+
+
+def _whole(entries: dict[str, bytes], name: str) -> Pair | None:
+    pair = Pair(entries.get(f"{name}.crt", b""), entries.get(f"{name}.key", b""))
+    return pair if is_whole(pair) else None
 
 
 def _entries(secret: Manifest | None) -> dict[str, bytes]:
