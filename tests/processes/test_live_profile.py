@@ -1,12 +1,17 @@
-"""`penstock profile` on a real engine process: a model that predicts it, in a file that can be read."""
+"""A real engine process is measured: by `penstock profile`, and by a sidecar whose pool says `auto`."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from live.pool_file import write_pool
 from live.process import Process
+from live.waiting import until
 from penstock_core.time_model import BatchWork, from_json
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.replica_pb2_grpc import ReplicaStub
 
 
 def test_a_live_engine_is_measured_and_its_model_written(tmp_path: Path) -> None:
@@ -17,6 +22,56 @@ def test_a_live_engine_is_measured_and_its_model_written(tmp_path: Path) -> None
     finally:
         engine.ask_to_stop()
         engine.exit_code()
+
+
+async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_path: Path) -> None:
+    simulated, measured = write_pool(tmp_path / "engine.yaml"), auto_pool(tmp_path, kvCacheTokens=43296)
+    engine = Process(
+        "engine", ["penstock-engine", "-f", str(simulated), "--port", "0"], tmp_path / "engine.log"
+    )
+    try:
+        sidecar = auto_sidecar(measured, f"http://{engine.wait_ready()}", tmp_path)
+        async with grpc.aio.insecure_channel(sidecar.wait_ready()) as channel:
+            told = await ReplicaStub(channel).Describe(wire.DescribeRequest())
+        assert told.kv_tokens_total == 43296
+        assert from_json(json.loads(told.time_model_json)).prefill_seconds(512) > 0
+        assert "event=measured" in sidecar.said
+        sidecar.ask_to_stop()
+        assert sidecar.exit_code() == 0
+    finally:
+        engine.ask_to_stop()
+        engine.exit_code()
+
+
+def test_a_replica_waits_for_its_engine_and_stops_when_told(tmp_path: Path) -> None:
+    sidecar = auto_sidecar(auto_pool(tmp_path), "http://127.0.0.1:9", tmp_path)
+    until(lambda: "waiting for the engine" in sidecar.said, "waiting")
+    sidecar.ask_to_stop()
+    assert sidecar.exit_code() == 0
+
+
+def test_a_cache_that_nobody_tells_of_is_asked_for(tmp_path: Path) -> None:
+    simulated = write_pool(tmp_path / "engine.yaml")
+    engine = Process(
+        "engine", ["penstock-engine", "-f", str(simulated), "--port", "0"], tmp_path / "engine.log"
+    )
+    try:
+        sidecar = auto_sidecar(auto_pool(tmp_path), f"http://{engine.wait_ready()}", tmp_path)
+        assert sidecar.exit_code() == 1
+    finally:
+        engine.ask_to_stop()
+        engine.exit_code()
+    assert "spec.engine.kvCacheTokens: missing, and this engine does not tell" in sidecar.said
+
+
+def auto_pool(tmp_path: Path, **engine: Any) -> Path:
+    told = {"type": "openai", "timeModel": "auto", "profileTimeout": "2s", **engine}
+    return write_pool(tmp_path / "auto.yaml", engine=told)
+
+
+def auto_sidecar(pool: Path, engine: str, tmp_path: Path) -> Process:
+    flags = ["-f", str(pool), "--name", "r0", "--listen", "127.0.0.1:0", "--engine", engine]
+    return Process("sidecar", ["penstock-sidecar", *flags], tmp_path / "sidecar.log")
 
 
 def measure(url: str, out: Path, tmp_path: Path) -> None:

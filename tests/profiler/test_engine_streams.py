@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from penstock_profiler import EngineError, connected
+from penstock_profiler import EngineError, KvCache, connected
 from penstock_profiler.engine import Drafts, Stream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -133,3 +133,20 @@ async def test_drafts_are_read_from_vllms_counters() -> None:
 async def test_an_engine_without_counters_drafts_nothing() -> None:
     async with serving(streaming(text(1))) as url, connected(url) as engine:
         assert await engine.drafts() == Drafts()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        (
+            'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="512"} 1.0',
+            KvCache(512, 16),
+        ),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0', None),
+        ("", None),
+    ],
+    ids=["told", "not yet known", "no metrics"],
+)
+async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, told: KvCache | None) -> None:
+    async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:
+        assert await engine.kv_cache() == told

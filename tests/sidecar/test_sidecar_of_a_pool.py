@@ -7,6 +7,7 @@ from penstock_core.builtin_time_models import time_model
 from penstock_core.speculation import Speculation
 from penstock_pool import load_pool
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine_facts import named
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.sidecar import mirror_of
@@ -39,7 +40,8 @@ def test_drafts_are_expected_as_the_pool_says(
     file = tmp_path / "pool.yaml"
     file.write_text(POOL.format(more=more))
     model = time_model("llama-3-8b-h100")
-    view = mirror_of(load_pool(file), Learned(model), Bounds()).view(0.0, model)
+    pool = load_pool(file)
+    view = mirror_of(pool, named(pool).kv, Learned(model), Bounds()).view(0.0, model)
     assert view.speculation == speculation
 
 
@@ -47,7 +49,8 @@ def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Pa
     file = tmp_path / "pool.yaml"
     file.write_text(POOL.format(more=""))
     model = time_model("llama-3-8b-h100")
-    mirror, policy = mirror_of(load_pool(file), Learned(model), Bounds()), Everybody()
+    pool = load_pool(file)
+    mirror, policy = mirror_of(pool, named(pool).kv, Learned(model), Bounds()), Everybody()
     rehearse(policy, mirror.view(0.0, model), TIERS.values())
     ((chat, slow, batch),) = policy.asked
     assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)

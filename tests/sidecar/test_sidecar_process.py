@@ -153,10 +153,6 @@ async def test_what_hinders_its_start_is_one_line(pool: Path, tmp_path: Path, so
     code, said = await refused_to_start(*sidecar(bad, "127.0.0.1:1"))
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith(f"{bad}: spec.tiers[0].slo.tpot:")
-    auto = tmp_path / "auto.yaml"
-    auto.write_text(POOL.replace("type: simulated, timeModel: llama-3-8b-h100", "type: openai"))
-    code, said = await refused_to_start(*sidecar(auto, "127.0.0.1:1"))
-    assert (code, said.count("\n")) == (1, 1) and said.startswith("spec.engine.timeModel:")
 
 
 async def test_without_an_engine_it_serves_and_says_so(pool: Path) -> None:

@@ -8,7 +8,7 @@ import orjson
 import typer
 from penstock_core.time_model import TimeModel, to_json
 from penstock_core.time_model_fit import Quality
-from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooSlow, connected, profile
+from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooLittle, connected, profile
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -46,7 +46,7 @@ def profile_engine(
     limits = Limits(longest_prompt, most_requests, kv_tokens=kv_tokens)
     try:
         model, found = asyncio.run(_measure(engine, limits, seconds, console))
-    except (EngineError, TooSlow) as error:
+    except (EngineError, TooLittle) as error:
         raise Failure(f"--engine: {error}") from None
     out.write_bytes(as_file(model, found))
     show(Console(), found)

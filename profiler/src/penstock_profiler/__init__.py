@@ -4,20 +4,21 @@
 through the plan within a bound of time and fits a model to the points (`penstock_core.time_model_fit`).
 """
 
-from penstock_profiler.engine import Engine, EngineError, connected
+from penstock_profiler.engine import Engine, EngineError, KvCache, connected
 from penstock_profiler.plan import Decodes, Limits, Prefill, Probe, plan
-from penstock_profiler.profiling import Profile, Reading, TooSlow, profile
+from penstock_profiler.profiling import Profile, Reading, TooLittle, profile
 
 __all__ = [
     "Decodes",
     "Engine",
     "EngineError",
+    "KvCache",
     "Limits",
     "Prefill",
     "Probe",
     "Profile",
     "Reading",
-    "TooSlow",
+    "TooLittle",
     "connected",
     "plan",
     "profile",

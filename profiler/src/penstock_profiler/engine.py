@@ -5,6 +5,7 @@ where an engine takes text alone, they are words, and its usage says how long th
 length asked for (`ignore_eos`, which engines that do not know it pass over).
 """
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ DATA, DONE = b"data:", b"[DONE]"
 
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class EngineError(Exception):
@@ -44,6 +47,13 @@ class Drafts(NamedTuple):
 
     drafted: int = 0
     accepted: int = 0
+
+
+class KvCache(NamedTuple):
+    """The engine's cache: so many blocks of so many tokens."""
+
+    blocks: int
+    block_tokens: int
 
 
 @dataclass(slots=True)
@@ -84,12 +94,24 @@ class Engine:
 
     async def drafts(self) -> Drafts:
         """Its drafter's counters."""
+        text = await self._metrics()
+        return Drafts(_counter(text, DRAFTED), _counter(text, ACCEPTED))
+
+    async def kv_cache(self) -> KvCache | None:
+        """Its KV cache, as vLLM tells it; None where it does not."""
+        found = CACHE.search(await self._metrics())
+        told = dict(LABEL.findall(found[1])) if found else {}
+        try:
+            return KvCache(int(told["num_gpu_blocks"]), int(told["block_size"]))
+        except (KeyError, ValueError):
+            return None
+
+    async def _metrics(self) -> str:
         try:
             async with self.session.get(f"{self.url}/metrics") as reply:
-                text = await reply.text() if reply.status == 200 else ""
+                return await reply.text() if reply.status == 200 else ""
         except aiohttp.ClientError:
-            return Drafts()
-        return Drafts(_counter(text, DRAFTED), _counter(text, ACCEPTED))
+            return ""
 
     def _body(self, prompt_tokens: int, max_tokens: int, random: Random) -> bytes:
         ids = [random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(prompt_tokens)]

@@ -20,12 +20,15 @@ from penstock_profiler.plan import ALONE, THROUGH, Limits, Probe, plan
 
 MOST_ROUNDS = 5
 
+LEAST_PROBES = 8
+"""Measured however long they take: a model of fewer says nothing."""
+
 Told = Callable[[Probe, int, int], None]
 """Called before each probe, with its number and how many there are in the round."""
 
 
-class TooSlow(Exception):
-    """Time was up before there were points enough."""
+class TooLittle(Exception):
+    """The engine did not do enough of what it was asked for to fit a model to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,16 @@ def _say_nothing(probe: Probe, number: int, of: int) -> None:
 async def profile(
     engine: Engine, limits: Limits, seconds: float, *, seed: int = 0, told: Told = _say_nothing
 ) -> Profile:
-    """Measure an engine that does nothing else, for at most so many seconds and one probe more.
+    """Measure an engine that does nothing else, for so many seconds, or as long as the first probes take.
 
-    Raises EngineError, TooSlow.
+    Raises EngineError, TooLittle.
     """
     until_s, random = monotonic() + seconds, Random(seed)
     points = defaultdict[Probe, list[Point]](list)
     probes, way_s = plan(limits), await _way_s(engine, random)
     for _ in range(MOST_ROUNDS):
         for number, probe in enumerate(probes):
-            if monotonic() >= until_s:
+            if monotonic() >= until_s and len(points) >= LEAST_PROBES:
                 break
             told(probe, number, len(probes))
             point = await measured(engine, probe, way_s, random)
@@ -82,7 +85,7 @@ async def profile(
     try:
         return Profile(readings, way_s, fit("profiled", [reading.point for reading in readings]))
     except TooFewPoints as error:
-        raise TooSlow(f"within {seconds:g} s the engine gave {error}; allow more time") from error
+        raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
 
 
 def reading(probe: Probe, points: Sequence[Point]) -> Reading:

@@ -2,21 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import structlog
-from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import KvCache, Limits
 from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
 from penstock_pool import Pool
-from penstock_runtime.serving import StartError, address_of, listen, serving
+from penstock_runtime.serving import address_of, listen, serving
 from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_client import EngineClient
+from penstock_sidecar.engine_facts import facts_of
 from penstock_sidecar.engine_watch import EngineWatch
 from penstock_sidecar.grpc_server import grpc_serving
 from penstock_sidecar.inspection import inspection_app
@@ -41,16 +40,22 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     bounds = bounds_of(pool)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    learned = Learned(time_model_of(pool))
-    mirror, serves = mirror_of(pool, learned, bounds), serving_of(pool)
-    rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
+    standing: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
+        inspected = _inspected(options.metrics, registry, lambda: any(there.serves for there in standing))
+        metrics_address = await stack.enter_async_context(inspected)
         engine = await stack.enter_async_context(EngineClient(options.engine, bounds))
+        facts = await facts_of(pool, options.engine, engine.probe, stop)
+        if facts is None:
+            return
+        learned = Learned(facts.model)
+        mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
+        rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
         replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds)
+        standing.append(replica)
         if options.telemetry is not None:
             reports = StepReports(mirror, learned, metrics, replica.prompt_known)
             stack.callback(TelemetrySocket(options.telemetry, reports.receive).close)
-        metrics_address = await stack.enter_async_context(_inspected(options.metrics, registry, replica))
         identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
@@ -73,15 +78,6 @@ def identity_of(options: Options, pool: Pool, metrics_address: str | None) -> Id
     """What this replica says it is."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
     return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url)
-
-
-def time_model_of(pool: Pool) -> TimeModel:
-    """The fitted model to start from. Raises StartError where the pool names none."""
-    name = pool.spec.engine.time_model
-    try:
-        return time_model(name)
-    except UnknownTimeModel as error:
-        raise StartError(f"spec.engine.timeModel: {error}") from None
 
 
 def bounds_of(pool: Pool) -> Bounds:
@@ -108,27 +104,23 @@ def serving_of(pool: Pool) -> Serving:
     )
 
 
-def mirror_of(pool: Pool, learned: Learned, bounds: Bounds) -> ReplicaMirror:
+def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> ReplicaMirror:
     """An empty replica of this pool. Its KV cache and drafter are as the pool says until the engine tells."""
-    engine, scheduling = pool.spec.engine, pool.spec.scheduling
-    tokens = engine.kv_cache_tokens or kv_cache_tokens(engine.time_model)
-    blocks = tokens // engine.block_tokens
-    limits = Limits(scheduling.max_batch_tokens, scheduling.max_running)
-    kv = KvCache(blocks, blocks, engine.block_tokens)
-    told = engine.speculation
+    limits = Limits(pool.spec.scheduling.max_batch_tokens, pool.spec.scheduling.max_running)
+    told = pool.spec.engine.speculation
     prior = Speculation(told.max_tokens, told.acceptance) if told else None
     return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
 
 
 @contextlib.asynccontextmanager
 async def _inspected(
-    wanted: Address | None, registry: CollectorRegistry, replica: Replica
+    wanted: Address | None, registry: CollectorRegistry, serves: Callable[[], bool]
 ) -> AsyncIterator[str | None]:
     if wanted is None:
         yield None
         return
     listener = listen(wanted.host, wanted.port)
-    async with serving(inspection_app(registry, lambda: replica.serves), listener, drain_s=GOODBYE_S):
+    async with serving(inspection_app(registry, serves), listener, drain_s=GOODBYE_S):
         yield address_of(listener)
 
 
