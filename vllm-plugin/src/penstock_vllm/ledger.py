@@ -1,0 +1,195 @@
+"""What the engine holds, as a policy sees it: a job beside each of vLLM's requests.
+
+vLLM's requests say how far they have come; a job also says what was promised and when its next token is due.
+A job stands as of the last step whose end is known. What steps under way will add is foreseen by `view`.
+
+Most requests are the policy's to plan. Two kinds are not, and vLLM serves them by its own rules beside the
+plan: sessions whose input is still streaming in, and requests whose KV is being loaded from elsewhere. They
+are known here all the same, because they hold memory and take time.
+
+A request that waits may be blocked for a while: its grammar is being compiled, or tokens of a step that it
+was preempted in are still to come. Policies do not see it until it is ready.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock_core.engine_fields import Scalar, from_fields
+from penstock_core.request import Job, RequestId, advance, preempted
+
+from penstock_vllm.engine import EngineRequest
+
+POOLED_TOKENS = 1
+"""What a pooling request counts as bringing out: its one result."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One request that the engine holds.
+
+    job: as of the last step whose end is known.
+    planned: whether the policy decides over it.
+    running: whether it holds KV.
+    blocked: it waits and cannot be started yet.
+    drafts_under_way: drafts that steps under way verify.
+    """
+
+    request: EngineRequest
+    job: Job
+    planned: bool = True
+    running: bool = False
+    blocked: bool = False
+    drafts_under_way: int = 0
+
+    @property
+    def known_computed_tokens(self) -> int:
+        """Tokens whose KV is in memory, steps under way left out."""
+        request = self.request
+        alive = request.num_in_flight_tokens - request.num_stale_output_tokens
+        return max(request.num_computed_tokens - alive, 0)
+
+
+class Ledger:
+    """All that the engine holds.
+
+    by_id: by vLLM's own ids. by_name: by those of their jobs.
+    blocked: those that wait and cannot be started yet.
+    unplanned: how many are not the policy's to plan.
+    preemptions: since the engine started.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Held] = {}
+        self.by_name: dict[RequestId, Held] = {}
+        self.blocked: set[Held] = set()
+        self.unplanned = 0
+        self.preemptions = 0
+        self._waiting: list[Held] = []
+        self._ready: tuple[Job, ...] | None = None
+
+    @property
+    def waiting(self) -> list[Held]:
+        """All that hold no KV, in order of arrival."""
+        return self._waiting
+
+    @property
+    def ready(self) -> tuple[Job, ...]:
+        """Jobs that the policy may start, in order of arrival."""
+        if self._ready is None:
+            self._ready = tuple([h.job for h in self._waiting if h.planned and not h.blocked])
+        return self._ready
+
+    def add(self, request: EngineRequest, now_s: float, *, blocked: bool) -> Held:
+        """A request has come. What rides in it is read; where that cannot be, it is best effort."""
+        known = self.by_id.get(request.request_id)
+        if known is not None:  # the next piece of a session's input
+            return known
+        held = Held(request, self._job(request, now_s), planned=not request.resumable, blocked=blocked)
+        self.by_id[request.request_id] = self.by_name[held.job.request.id] = held
+        self.unplanned += not held.planned
+        self._wait(held)
+        return held
+
+    def drop(self, held: Held) -> None:
+        """A request has ended, in whatever way."""
+        if self.by_id.pop(held.request.request_id, None) is None:
+            return
+        del self.by_name[held.job.request.id]
+        self.unplanned -= not held.planned
+        self._unwait(held)
+
+    def start(self, held: Held) -> None:
+        """A request holds KV from here on; some of it may have been in memory already."""
+        self._unwait(held)
+        if not held.running:
+            held.running = True
+            held.job = held.job._replace(computed_tokens=held.known_computed_tokens)
+        self._plan(held, planned=not held.request.resumable)
+
+    def preempt(self, held: Held) -> None:
+        """A request has lost its KV."""
+        self.preemptions += 1
+        held.job = preempted(held.job)
+        held.drafts_under_way = 0
+        held.running = False
+        held.blocked = held.request.num_stale_output_tokens > 0 and not held.request.drop_stale_output
+        self._wait(held)
+
+    def leave_to_vllm(self, held: Held) -> None:
+        """Its KV is being loaded from elsewhere: until it runs, vLLM decides over it."""
+        self._plan(held, planned=False)
+
+    def unblock(self, can_start: Callable[[Held], bool]) -> None:
+        """Look again at those that could not be started."""
+        for held in [held for held in self.blocked if can_start(held)]:
+            held.blocked = False
+            self.blocked.discard(held)
+            self._ready = None
+
+    def promote(self, held: Held, job: Job) -> None:
+        """Best effort that has a promise from here on."""
+        held.job = held.job._replace(best_effort=job.best_effort)
+        self._ready = None
+
+    def advance(self, computed: Iterable[str], now_s: float) -> None:
+        """A step that computed these has ended: their jobs stand where vLLM's requests do."""
+        by_id = self.by_id
+        for engine_id in computed:
+            held = by_id.get(engine_id)
+            if held is not None:
+                _advance(held, now_s)
+                if not held.running:
+                    self._ready = None
+
+    def _job(self, request: EngineRequest, now_s: float) -> Job:
+        sampling = request.sampling_params
+        fields: dict[str, Scalar] = (sampling.extra_args or {}) if sampling is not None else {}
+        longest = request.max_tokens if sampling is not None else POOLED_TOKENS
+        if fields.get("penstock_id") in self.by_name:  # one of several answers to one request
+            fields = {**fields, "penstock_id": request.request_id}
+        for told in (fields, {}):
+            try:
+                return from_fields(
+                    told,
+                    engine_id=request.request_id,
+                    prompt_tokens=request.num_prompt_tokens,
+                    max_output_tokens=max(longest, 1),
+                    now_s=now_s,
+                )
+            except (ValueError, TypeError):
+                continue
+        raise AssertionError("a request without fields is always read")
+
+    def _plan(self, held: Held, planned: bool) -> None:
+        if held.planned != planned:
+            held.planned = planned
+            self.unplanned += 1 if not planned else -1
+            self._ready = None
+
+    def _wait(self, held: Held) -> None:
+        insort(self._waiting, held, key=_arrival)
+        if held.blocked:
+            self.blocked.add(held)
+        self._ready = None
+
+    def _unwait(self, held: Held) -> None:
+        if not held.running and held in self._waiting:
+            self._waiting.remove(held)
+            self.blocked.discard(held)
+            held.blocked = False
+            self._ready = None
+
+
+def _arrival(held: Held) -> tuple[float, str]:
+    return held.job.request.arrival_s, held.request.request_id
+
+
+def _advance(held: Held, now_s: float) -> None:
+    job, request = held.job, held.request
+    computed = held.known_computed_tokens if held.running else 0
+    if not held.planned:
+        held.job = job._replace(computed_tokens=computed, generated_tokens=request.num_output_tokens)
+        return
+    new_tokens = request.num_output_tokens - job.generated_tokens
+    held.job = advance(job, computed - job.computed_tokens, new_tokens, now_s)

@@ -1,0 +1,53 @@
+"""The policy's first steps, taken before anybody waits for them.
+
+First calls are slow: modules are read, machine code is loaded, or compiled where none was kept. In a live
+engine that would be a late step for whoever comes first, or one that took longer than it may. So before the
+engine is ready the policy decides over requests that do not exist: some that wait, some that have begun, some
+that decode. What it remembers of them is thrown away. One that fails here would fail its first clients, so it
+raises.
+"""
+
+from typing import Any
+
+from penstock_core.policy import Policy
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.slo import Targets
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import TimeModel
+
+REQUESTS = 8
+PROMPT_TOKENS, ANSWER_TOKENS = 100, 20
+BLOCKS, BLOCK_TOKENS = 1024, 16
+
+
+def rehearse(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
+    """Have the policy plan a few steps of a small engine. Raises what it raises."""
+    memory = policy.start()
+    jobs = [_job(number) for number in range(min(REQUESTS, limits.running))]
+    begun = [advance(job, PROMPT_TOKENS // 2, 0, 0.0) for job in jobs]
+    decodes = [advance(job, PROMPT_TOKENS, 1, 0.1) for job in jobs]
+    kv = KvCache(BLOCKS, BLOCKS // 2, BLOCK_TOKENS)
+    for now_s, running, waiting in (
+        (0.0, [], jobs),
+        (0.1, begun, []),
+        (0.2, decodes, []),
+        (0.3, decodes, jobs),
+    ):
+        others = [job._replace(request=_renamed(job.request)) for job in waiting]
+        view = ReplicaView(now_s, now_s, tuple(running), tuple(others), kv, limits, model, speculation)
+        _, memory = policy.step(view, memory)
+
+
+def _job(number: int) -> Job:
+    """Of two tiers in turn, one of them best effort now and then."""
+    targets = Targets(ttft_s=1.0, tpot_s=0.05) if number % 2 else Targets(e2e_s=10.0)
+    tier = "chat" if number % 2 else "batch"
+    request = Request(f"rehearsed-{number}", tier, 0.0, PROMPT_TOKENS, 2 * ANSWER_TOKENS, targets)
+    return new_job(request, ANSWER_TOKENS, best_effort=number % 4 == 0)
+
+
+def _renamed(request: Request) -> Request:
+    return Request(
+        f"{request.id}-waiting", request.tier, 0.0, request.prompt_tokens, 2 * ANSWER_TOKENS, request.targets
+    )

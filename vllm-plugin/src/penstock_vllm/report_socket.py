@@ -1,0 +1,87 @@
+"""Step reports to the sidecar: one datagram a step over a local Unix socket, lossy on purpose.
+
+The sidecar binds the socket, so the engine may be there first, or again after the sidecar's restart: it
+connects anew whenever it has to, and a report that cannot be handed over at once is dropped and counted.
+The next one heals the loss, because each is the whole state.
+
+A datagram is at most what the socket's send buffer holds, 200 kB on an untuned Linux: rows of some 4,000
+requests; and never more than `LONGEST_BYTES`, which readers make room for. A report past that goes without
+the rows of those who came last to wait; its `waiting` still counts them all.
+"""
+
+import errno
+import socket
+from pathlib import Path
+
+from penstock_proto.telemetry_pb2 import StepReport
+
+SEND_BUFFER_BYTES = 4 << 20
+"""Asked of the kernel, which grants at most net.core.wmem_max."""
+
+LONGEST_BYTES = 1 << 20
+
+
+class ReportSocket:
+    """The engine's end of the socket.
+
+    lost: reports that nobody took.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._socket: socket.socket | None = None
+        self.lost = 0
+
+    def send(self, report: StepReport) -> None:
+        """Hand a report over, or drop it. Never blocks, never raises for want of a reader."""
+        try:
+            self._deliver(report)
+        except OSError:
+            self.lost += 1
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the socket; the next report opens it again."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _deliver(self, report: StepReport) -> None:
+        if self._socket is None:
+            self._socket = _connected(self._path)
+        while True:
+            try:
+                data = report.SerializeToString()
+                if len(data) > LONGEST_BYTES:
+                    raise OSError(errno.EMSGSIZE, "longer than readers take")
+                self._socket.send(data)
+                return
+            except BlockingIOError:  # the reader is behind: this one is lost, the socket is sound
+                self.lost += 1
+                return
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE or len(report.request_ids) <= report.running:
+                    raise
+                _drop_half_of_the_waiting(report)
+
+
+def _connected(path: str) -> socket.socket:
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sender.connect(path)
+    except OSError:
+        sender.close()
+        raise
+    return sender
+
+
+def _drop_half_of_the_waiting(report: StepReport) -> None:
+    keep = report.running + (len(report.request_ids) - report.running) // 2
+    for column in (
+        report.request_ids,
+        report.computed_tokens,
+        report.generated_tokens,
+        report.best_effort,
+    ):
+        del column[keep:]

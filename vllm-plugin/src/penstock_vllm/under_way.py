@@ -1,0 +1,52 @@
+"""A step that is being computed, and what it costs by the time model's measures."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from penstock_core.request import Job
+from penstock_core.time_model import BatchWork, chunk_work
+
+from penstock_vllm.engine import EngineRequest, StepOutput
+from penstock_vllm.ledger import Held
+
+
+class UnderWay(NamedTuple):
+    """One step of vLLM's.
+
+    output: vLLM's own word for it. asked_s: when it was planned.
+    work: what it computes. chunks: tokens that it prefills of each request, by vLLM's ids.
+    """
+
+    output: StepOutput
+    asked_s: float
+    work: BatchWork
+    chunks: Mapping[str, int]
+
+
+def under_way(
+    output: StepOutput, held: Mapping[str, Held], asked_s: float, decodes: Sequence[Job] | None
+) -> UnderWay:
+    """The step that vLLM has just planned. decodes: these and nothing else, where that is known."""
+    tokens, drafted = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+    spec_steps = max([len(ids) for ids in drafted.values()], default=0)
+    if decodes is not None and len(decodes) == len(tokens):
+        context_tokens = sum([job.computed_tokens for job in decodes]) + len(decodes)
+        work = BatchWork(output.total_num_scheduled_tokens, context_tokens, 0.0, spec_steps)
+        return UnderWay(output, asked_s, work, {})
+    context_tokens, prefill_work, chunks = 0, 0.0, {}
+    for engine_id, count in tokens.items():
+        request = held[engine_id].request
+        before_tokens = request.num_computed_tokens - count
+        if decoded(request, before_tokens):
+            context_tokens += before_tokens + 1
+        else:
+            chunks[engine_id] = count
+            prefill_work += chunk_work(count, before_tokens)
+    work = BatchWork(output.total_num_scheduled_tokens, context_tokens, prefill_work, spec_steps)
+    return UnderWay(output, asked_s, work, chunks)
+
+
+def decoded(request: EngineRequest, before_tokens: int) -> bool:
+    """Whether a step that found so many tokens computed began behind all that had to be prefilled."""
+    tokens = request.num_tokens
+    return before_tokens >= tokens or (before_tokens == tokens - 1 and request.num_output_tokens > 0)

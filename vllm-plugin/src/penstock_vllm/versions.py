@@ -1,0 +1,41 @@
+"""Which vLLM this works with. Its scheduler is no public interface, so versions are named and checked."""
+
+import re
+from collections.abc import Iterable
+
+OLDEST, NEWEST = (0, 32), (0, 33)
+
+HOOKS = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "finish_requests",
+    "_preempt_request",
+    "_reserve_prefill_lookahead",
+    "_mamba_block_aligned_split",
+    "_try_schedule_encoder_inputs",
+    "_handle_blocked_waiting_request",
+)
+"""Methods of vLLM's scheduler that are called or extended here."""
+
+
+class UnsupportedVllm(Exception):
+    """This vLLM's scheduler is not one that is known."""
+
+    def __init__(self, version: str, why: str) -> None:
+        window = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        super().__init__(
+            f"penstock: vLLM {version} {why}; use {window}, or run vLLM without --scheduler-cls "
+            "behind a pool with engine.type: openai"
+        )
+
+
+def check_version(version: str, methods: Iterable[str]) -> None:
+    """Raises UnsupportedVllm unless a scheduler of this version, with these methods, can be steered."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not OLDEST <= release <= NEWEST:
+        raise UnsupportedVllm(version, "is not supported")
+    missing = sorted(set(HOOKS) - set(methods))
+    if missing:
+        raise UnsupportedVllm(version, f"has a scheduler without {', '.join(missing)}")
