@@ -12,6 +12,7 @@ import pytest
 from kube.api import Pools, administrator
 from kube.api_server import DEFINITION, api_server, binaries
 from kube.kubectl import Kubectl
+from kube.until import until
 from operating.account import operator_account
 from operating.process import OperatorProcess, operator_process
 from operating.world import World
@@ -28,18 +29,19 @@ def apiserver() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def definition(apiserver: Path) -> None:
-    """The API server knows ServingPools."""
-    kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
-    kubectl.out("apply", "--server-side", "--filename", DEFINITION)
-    kubectl.out("wait", "--for=condition=Established", "--timeout=30s", "crd/servingpools.penstock.dev")
-
-
-@pytest.fixture(scope="session")
 def client(apiserver: Path) -> Iterator[httpx.Client]:
     """HTTP to the API server, as the administrator."""
     with administrator(apiserver) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def definition(apiserver: Path, client: httpx.Client) -> None:
+    """The API server knows ServingPools, and says what they are."""
+    kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
+    kubectl.out("apply", "--server-side", "--filename", DEFINITION)
+    until(lambda: client.get("/openapi/v3/apis/penstock.dev/v1alpha1").is_success)
+    until(lambda: client.get("/apis/penstock.dev/v1alpha1/servingpools").is_success)
 
 
 @pytest.fixture

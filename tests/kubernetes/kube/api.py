@@ -40,10 +40,14 @@ class Pools:
     def change(self, name: str, patch: dict[str, Any], part: str = "") -> httpx.Response:
         """Merges a change into one. part: a subresource."""
         return self._client.patch(
-            f"{self._path}/{name}{f'/{part}' if part else ''}",
+            self.path_of(name, part),
             json=patch,
             headers={"content-type": "application/merge-patch+json"},
         )
+
+    def path_of(self, name: str, part: str = "") -> str:
+        """Where one is served."""
+        return f"{self._path}/{name}{f'/{part}' if part else ''}"
 
     def accepts(self, document: dict[str, Any]) -> bool:
         """Whether it could be created."""

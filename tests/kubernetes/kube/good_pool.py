@@ -26,9 +26,9 @@ GOOD: dict[str, Any] = {
 REMOVED = object()
 
 
-def with_change(path: str, value: object) -> dict[str, Any]:
-    """The good pool with one field changed, added or REMOVED. path: its steps, as in `spec/tiers/0/slo`."""
-    document = copy.deepcopy(GOOD)
+def with_change(path: str, value: object, pool: dict[str, Any] = GOOD) -> dict[str, Any]:
+    """The pool with one field changed, added or REMOVED. path: its steps, as in `spec/tiers/0/slo`."""
+    document = copy.deepcopy(pool)
     *steps, last = [int(part) if part.isdigit() else part for part in path.split("/")]
     place: Any = document
     for step in steps:

@@ -32,6 +32,7 @@ class Kubectl:
             [
                 self.binary,
                 f"--kubeconfig={self.kubeconfig}",
+                f"--cache-dir={self.kubeconfig.parent}/kubectl-cache",  # a port may have been another's
                 f"--namespace={self.namespace}",
                 *map(str, arguments),
             ],
