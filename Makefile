@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test fresh-clone lint types contracts units proto proto-check crds clean \
+.PHONY: help setup demo test e2e fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real bench-vllm-real cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity
 
@@ -33,6 +33,9 @@ test: setup lint types contracts proto-check cluster-api units ## everything tha
 
 fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 	@e2e/fresh_clone
+
+e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, or KUBECONFIG
+	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep)
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

@@ -1,0 +1,76 @@
+"""`make e2e`: from no cluster to a verdict, and nothing left behind.
+
+Reads top-down: each line of STORY is one step, told in its own file of `steps/`. Traffic runs through the
+ingress from `clients` on; after every step all requests that it touched have to have been answered in full,
+but for those that the step excused because their process was killed under them.
+
+  KUBECONFIG=...   another cluster than the one of e2e/cluster; place.py says what it has to have
+  make e2e KEEP=1  leaves the cluster up, where a step failed or all is done
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from story.runner import Step, run_story
+from story.steps import (
+    clients,
+    control_plane,
+    deletions,
+    evictions,
+    first_pool,
+    installation,
+    kills,
+    leaving,
+    refusals,
+    releases,
+    rolling,
+    scaling,
+)
+
+STORY: Sequence[Step] = (
+    Step(installation.cluster),
+    Step(installation.images),
+    Step(installation.ingress_controller),
+    Step(installation.chart),
+    Step(refusals.bad_specs),
+    Step(first_pool.from_apply_to_ready),
+    Step(clients.official_client),
+    Step(clients.answers_stream_through_the_ingress),
+    Step(clients.replayed_trace),
+    Step(scaling.up, traffic=True),
+    Step(scaling.down, traffic=True),
+    Step(rolling.engine, traffic=True),
+    Step(rolling.router, traffic=True),
+    Step(kills.engine, traffic=True, own_cluster=True),
+    Step(kills.sidecar, traffic=True, own_cluster=True),
+    Step(kills.router, traffic=True, own_cluster=True),
+    Step(deletions.replicas, traffic=True),
+    Step(deletions.routers, traffic=True),
+    Step(control_plane.operator, traffic=True),
+    Step(control_plane.api_server, traffic=True, own_cluster=True),
+    Step(evictions.against_the_budget, traffic=True),
+    Step(releases.upgraded_and_rolled_back, traffic=True),
+    Step(leaving.idle_operator),
+    Step(leaving.deleted_pool),
+    Step(leaving.uninstalled),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        "e2e", description="Penstock on a real cluster, from nothing to a verdict."
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(".e2e"), help="figures, and evidence of a failure"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
+    parser.add_argument("--only", metavar="STEP", action="append", default=[], help="and no other steps")
+    given = parser.parse_args()
+    chosen = [step for step in STORY if not given.only or step.name in given.only]
+    return run_story(chosen, given.results.resolve(), keep=given.keep)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

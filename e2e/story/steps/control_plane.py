@@ -1,0 +1,42 @@
+"""The control plane goes and comes back. Requests do not depend on it, and no change is forgotten."""
+
+from time import monotonic
+
+from story.kubectl import CommandFailed
+from story.pool import NAME, NAMESPACE, REPLICAS
+from story.steps.installation import SYSTEM
+from story.waiting import until
+from story.world import World
+
+OPERATOR = "app.kubernetes.io/component=operator"
+
+
+def operator(world: World) -> None:
+    """The operator is killed while a change is under way, which its successor ends."""
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS - 1}})
+    world.tools.kubectl(
+        "delete", "pod", "--namespace", SYSTEM, "--selector", OPERATOR, "--grace-period=0", "--force"
+    )
+    world.settled(REPLICAS - 1)
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS}})
+    world.settled(REPLICAS)
+
+
+def api_server(world: World) -> None:
+    """The API server is killed; it is back in seconds, and so is the operator's watch."""
+    killed_s = monotonic()
+    world.node.kill_api_server()
+    until(lambda: not _answers(world), "the API server is gone", every_s=0.05)
+    until(lambda: _answers(world), "the API server is back")
+    world.figures["api_server_away_s"] = round(monotonic() - killed_s, 1)
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS + 1}})
+    world.settled(REPLICAS + 1)
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS}})
+    world.settled(REPLICAS)
+
+
+def _answers(world: World) -> bool:
+    try:
+        return world.tools.kubectl("get", "--raw=/readyz", "--request-timeout=2s") == "ok"
+    except CommandFailed:
+        return False

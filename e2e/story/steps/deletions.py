@@ -1,0 +1,61 @@
+"""Pods that are deleted finish what they have, and routers hear of it at once."""
+
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import httpx
+
+from story.pool import NAME, NAMESPACE, REPLICAS
+from story.waiting import until
+from story.world import World
+
+GONE = {None, "terminating", "draining"}
+"""What a router says of a replica that gets nothing new; None: nothing at all."""
+
+
+def replicas(world: World) -> None:
+    """Every replica's pod is deleted, one after another; a router knows within a second."""
+    heard_s: list[float] = []
+    for name in world.pod_names("replica"):
+        if world.place.own:
+            heard_s.append(_until_heard_s(world, name))
+        else:
+            world.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--wait=false")
+        until(lambda name=name: _replaced(world, name), f"{name} is new")  # type: ignore[misc]
+        world.settled(REPLICAS)
+    if heard_s:
+        world.figures["change_to_router_s"] = {
+            "p50": round(median(heard_s), 3),
+            "p99": round(max(heard_s), 3),
+            "samples": len(heard_s),
+        }
+        assert max(heard_s) < 1, f"routers heard after {heard_s} s"
+
+
+def _until_heard_s(world: World, name: str) -> float:
+    """Seconds from the API server's word that a pod goes to a router that knows."""
+    service = world.tools.get("service", NAME, "--namespace", NAMESPACE)["spec"]["clusterIP"]
+    with httpx.Client(base_url=f"http://{world.place.forward(f'{service}:80')}") as router:
+        assert _state(router, name) == "ready"
+        world.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--wait=false")
+        deleted_s = monotonic()
+        until(lambda: _state(router, name) in GONE, f"a router knows that {name} goes", every_s=0.01)
+        return monotonic() - deleted_s
+
+
+def _state(router: httpx.Client, name: str) -> Any:
+    known = router.get("/penstock/v1/demand").raise_for_status().json()["replicas"]
+    return next((replica["state"] for replica in known if replica["name"] == name), None)
+
+
+def _replaced(world: World, name: str) -> bool:
+    pods = world.tools.items("pods", "--namespace", NAMESPACE, f"--field-selector=metadata.name={name}")
+    return any("deletionTimestamp" not in pod["metadata"] for pod in pods)
+
+
+def routers(world: World) -> None:
+    """Both routers' pods are deleted, one after another."""
+    for name in world.pod_names("router"):
+        world.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--timeout=120s")
+        world.settled(REPLICAS)

@@ -1,0 +1,33 @@
+"""Draining a node evicts its pods; the pool's disruption budget says how many at a time."""
+
+import json
+
+from story.pool import NAMESPACE, REPLICAS
+from story.world import World
+
+
+def against_the_budget(world: World) -> None:
+    """One replica is evicted, a second one at once is refused, and all heals."""
+    first, second, *_ = world.pod_names("replica")
+    _evict(world, first)
+    said = world.tools.refused(*_command(second), stdin=_eviction(second))
+    assert "disruption budget" in said, said
+    world.settled(REPLICAS)
+    router, other, *_ = world.pod_names("router")
+    _evict(world, router)
+    said = world.tools.refused(*_command(other), stdin=_eviction(other))
+    assert "disruption budget" in said, said
+    world.settled(REPLICAS)
+
+
+def _evict(world: World, pod: str) -> None:
+    world.tools.kubectl(*_command(pod), stdin=_eviction(pod))
+
+
+def _command(pod: str) -> list[str]:
+    return ["create", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", "--filename=-"]
+
+
+def _eviction(pod: str) -> str:
+    metadata = {"name": pod, "namespace": NAMESPACE}
+    return json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})

@@ -1,0 +1,75 @@
+"""From nothing to an operator that waits for pools."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from story.kubectl import Tools
+from story.place import CLUSTER, OwnCluster, binaries
+from story.pool import NAMESPACE
+from story.waiting import until
+from story.world import ROOT, World
+
+CHART, RELEASE, SYSTEM = ROOT / "charts" / "penstock", "penstock", "penstock-system"
+IMAGES = ("operator", "router", "sidecar", "simulator")
+GPUS = 8
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+def cluster(world: World) -> None:
+    """A cluster comes up, its node with GPUs."""
+    world.tools_or_none = Tools(binaries(), world.place.up())
+    if isinstance(world.place, OwnCluster):
+        _pretend_gpus(world.tools)
+    for namespace in (NAMESPACE, SYSTEM):
+        world.tools.kubectl("create", "namespace", namespace)
+        world.tools.kubectl("label", "namespace", namespace, RESTRICTED)
+
+
+def _pretend_gpus(tools: Tools) -> None:
+    """What a device plug-in would say."""
+    capacity = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(GPUS)}]
+    tools.kubectl(
+        "patch", "node", "node1", "--subresource=status", "--type=json", "--patch", json.dumps(capacity)
+    )
+    until(
+        lambda: tools.get("node", "node1")["status"]["allocatable"].get("nvidia.com/gpu") == str(GPUS),
+        "the node's GPUs allocatable",
+    )
+
+
+def images(world: World) -> None:
+    """Images are built and loaded onto the node."""
+    if not isinstance(world.place, OwnCluster):
+        return
+    folder = world.results / "images"
+    command = [str(CLUSTER / "image"), *IMAGES, "traefik", "--out", str(folder)]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    sizes = (line.split() for line in said.splitlines())
+    world.figures["image_mb"] = {
+        name: {"packed": int(packed), "unpacked": int(unpacked)}
+        for name, packed, _, _, unpacked, *_ in sizes
+        if name in IMAGES
+    }
+    archives = sorted(folder.glob("*.tar"))
+    world.place.load(*archives)
+    for archive in archives:
+        archive.unlink()
+
+
+def ingress_controller(world: World) -> None:
+    """Traefik takes what comes from outside."""
+    if world.place.own:
+        world.tools.kubectl("apply", "--filename", Path(__file__).parents[2] / "cluster" / "traefik.yaml")
+        world.tools.kubectl(
+            "rollout", "status", "deployment/traefik", "--namespace=ingress", "--timeout=120s"
+        )
+    world.url = world.place.ingress_url()
+
+
+def chart(world: World) -> None:
+    """Helm installs Penstock, and its own test says that it works."""
+    images = f"images.registry={world.place.registry},images.tag=dev"
+    where = ["--namespace", SYSTEM]
+    world.tools.helm("install", RELEASE, CHART, *where, "--set", images, "--wait", "--timeout=3m")
+    world.tools.helm("test", RELEASE, *where, "--timeout=2m")

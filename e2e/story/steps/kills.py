@@ -1,0 +1,61 @@
+"""kill -9 of one process of a pool. Only what it had in hand may be lost; all others are answered."""
+
+from time import time
+from typing import Any
+
+from story.pool import NAMESPACE, REPLICAS
+from story.traffic import Asked
+from story.waiting import until
+from story.world import World
+
+
+def engine(world: World) -> None:
+    """An engine is killed; streams that had begun on it are lost, and no others."""
+    _kill_in_a_replica(world, "engine")
+
+
+def sidecar(world: World) -> None:
+    """A sidecar is killed; streams that had begun on it are lost, and no others."""
+    _kill_in_a_replica(world, "sidecar")
+
+
+def router(world: World) -> None:
+    """A router is killed; requests in its hands are lost, and none that came later."""
+    pod = world.pods("router")[0]
+    killed_s = time()
+    _kill(world, pod, "router")
+    at_most = world.traffic.under_way
+    world.traffic.excuse(lambda asked: asked.began_s <= killed_s)
+    world.settled(REPLICAS)
+    world.figures["under_way_when_router_was_killed"] = at_most
+
+
+def _kill_in_a_replica(world: World, container: str) -> None:
+    pod = world.pods("replica")[1]
+    name = pod["metadata"]["name"]
+    world.traffic.more_requests(REPLICAS)
+    killed_s = time()
+    _kill(world, pod, container)
+
+    def had_begun_there(asked: Asked) -> bool:
+        return asked.replica == name and asked.began_s <= killed_s
+
+    world.traffic.excuse(had_begun_there)
+    world.settled(REPLICAS)
+
+
+def _kill(world: World, pod: Any, container: str) -> None:
+    """And wait until Kubernetes has started it again."""
+    name = pod["metadata"]["name"]
+    before = _restarts(pod, container)
+    world.node.kill(name, container, NAMESPACE)
+    until(
+        lambda: _restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
+        f"{container} of {name} started again",
+    )
+
+
+def _restarts(pod: Any, container: str) -> int:
+    status = pod["status"]
+    of_all = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return sum(one["restartCount"] for one in of_all if one["name"] == container)

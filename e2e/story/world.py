@@ -1,0 +1,84 @@
+"""What every step is given: the cluster, its tools, the traffic, and where figures go."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from story.kubectl import Tools
+from story.place import OwnCluster, Place
+from story.pool import NAME, NAMESPACE
+from story.traffic import Traffic
+from story.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(slots=True)
+class World:
+    """Grows as the story goes: a step that needs what an earlier one makes comes after it."""
+
+    place: Place
+    results: Path
+    figures: dict[str, Any] = field(default_factory=dict)
+    tools_or_none: Tools | None = None
+    url: str = ""
+    traffic_or_none: Traffic | None = None
+
+    @property
+    def tools(self) -> Tools:
+        assert self.tools_or_none is not None, "the cluster is not up"
+        return self.tools_or_none
+
+    @property
+    def traffic(self) -> Traffic:
+        assert self.traffic_or_none is not None, "there is no traffic in this step"
+        return self.traffic_or_none
+
+    @property
+    def node(self) -> OwnCluster:
+        """The cluster of one's own, whose processes may be killed."""
+        assert isinstance(self.place, OwnCluster)
+        return self.place
+
+    def pool(self) -> Any:
+        """The pool as it is now."""
+        return self.tools.get("pool", NAME, "--namespace", NAMESPACE)
+
+    def pods(self, component: str) -> list[Any]:
+        """Its pods of a component, those on their way out left out, by name."""
+        selector = f"penstock.dev/pool={NAME},app.kubernetes.io/component={component}"
+        pods = self.tools.items("pods", "--namespace", NAMESPACE, "--selector", selector)
+        return sorted(
+            (pod for pod in pods if "deletionTimestamp" not in pod["metadata"]),
+            key=lambda pod: str(pod["metadata"]["name"]),
+        )
+
+    def pod_names(self, component: str) -> list[str]:
+        """Their names."""
+        return [pod["metadata"]["name"] for pod in self.pods(component)]
+
+    def settled(self, replicas: int, patience_s: float = 180) -> None:
+        """Wait until the pool is what its spec says, with so many replicas, and says so."""
+        until(
+            lambda: settled(self.pool(), replicas),
+            f"pool {NAME} settled with {replicas} replicas",
+            patience_s,
+        )
+
+    def changed(self, observe: Callable[[], Any], before: Any, what: str) -> Any:
+        """Wait until an observation differs from what it was."""
+        return until(lambda: (now := observe()) != before and now, what)
+
+
+def settled(pool: Any, replicas: int) -> bool:
+    """Whether a pool's status says that all of its spec is done."""
+    status = pool.get("status", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+    seen = pool["metadata"]["generation"]
+    said = {name: conditions.get(name, {}).get("status") for name in ("Ready", "Progressing", "Degraded")}
+    return (
+        status.get("observedGeneration") == seen
+        and said == {"Ready": "True", "Progressing": "False", "Degraded": "False"}
+        and status.get("replicas") == status.get("readyReplicas") == status.get("updatedReplicas") == replicas
+    )
