@@ -137,7 +137,7 @@ class Traffic:
 
 
 async def stream(client: openai.AsyncOpenAI, model: str, asked: Asked) -> None:
-    """One chat answer, as it streams. Raises AssertionError where it is cut short, and what `openai` raises."""
+    """One chat answer, as it streams. Raises AssertionError where it is cut short, and as `openai` does."""
     response = await client.chat.completions.with_raw_response.create(
         model=model,
         messages=[{"role": "user", "content": PROMPT}],

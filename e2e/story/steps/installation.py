@@ -13,7 +13,6 @@ from story.world import ROOT, World
 CHART, RELEASE, SYSTEM = ROOT / "charts" / "penstock", "penstock", "penstock-system"
 IMAGES = ("operator", "router", "sidecar", "simulator")
 GPUS = 8
-RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 def cluster(world: World) -> None:
@@ -21,9 +20,10 @@ def cluster(world: World) -> None:
     world.tools_or_none = Tools(binaries(), world.place.up())
     if isinstance(world.place, OwnCluster):
         _pretend_gpus(world.tools)
-    for namespace in (NAMESPACE, SYSTEM):
-        world.tools.kubectl("create", "namespace", namespace)
-        world.tools.kubectl("label", "namespace", namespace, RESTRICTED)
+    for name in (NAMESPACE, SYSTEM):
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        world.tools.kubectl("apply", "--filename=-", stdin=json.dumps(namespace))
 
 
 def _pretend_gpus(tools: Tools) -> None:
@@ -71,5 +71,7 @@ def chart(world: World) -> None:
     """Helm installs Penstock, and its own test says that it works."""
     images = f"images.registry={world.place.registry},images.tag=dev"
     where = ["--namespace", SYSTEM]
-    world.tools.helm("install", RELEASE, CHART, *where, "--set", images, "--wait", "--timeout=3m")
+    world.tools.helm(
+        "upgrade", "--install", RELEASE, CHART, *where, "--set", images, "--wait", "--timeout=3m"
+    )
     world.tools.helm("test", RELEASE, *where, "--timeout=2m")
