@@ -165,6 +165,23 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     ("spec/tiers/0/slo/ttft", {}, ["spec.tiers[0].slo.ttft.slowdown: Required value"]),
     (
+        "spec/tiers/0/slo/ttft",
+        800,
+        [
+            '<nil>: Invalid value: "": "spec.tiers[0].slo.ttft" must validate at least one schema (anyOf)',
+            'spec.tiers[0].slo.ttft: Unsupported value: 800: supported values: "800ms", "1.5s", '
+            '"{\\"slowdown\\":5}"',
+        ],
+    ),
+    (
+        "spec/tiers/0/slo/ttft",
+        "800",
+        [
+            'spec.tiers[0].slo.ttft: Invalid value: "800": spec.tiers[0].slo.ttft in body should match '
+            "'^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$'"
+        ],
+    ),
+    (
         "spec/tiers/1/value",
         0,
         ["spec.tiers[1].value: Invalid value: 0: spec.tiers[1].value in body should be greater than 0"],

@@ -81,7 +81,6 @@ def test_what_may_be_absent_stays_absent(path: str) -> None:
 def test_names_that_the_core_knows_are_listed() -> None:
     assert FIELDS["spec.scheduling.policy"]["enum"] == list(POLICIES)
     assert FIELDS["spec.routing.order"]["enum"] == list(ORDERS)
-    assert "auto" in FIELDS["spec.engine.timeModel"]["enum"]
 
 
 def test_a_status_has_no_defaults() -> None:

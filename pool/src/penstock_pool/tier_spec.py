@@ -23,6 +23,10 @@ def _ttft_kind(given: Any) -> str:
     return "<slowdown>" if isinstance(given, dict | Slowdown) else "<duration>"
 
 
+_LIKE: list[Any] = ["800ms", "1.5s", {"slowdown": 5}]
+_NO_OTHER_TYPE = {"minimum": 1, "maximum": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
+"""No number, no list and neither true nor false: Kubernetes has no word for that."""
+
 Ttft = Annotated[
     Annotated[Duration, Tag("<duration>")] | Annotated[Slowdown, Tag("<slowdown>")],
     Discriminator(_ttft_kind),
@@ -35,13 +39,12 @@ Ttft = Annotated[
             "properties": {"slowdown": Slowdown.model_json_schema()["properties"]["slowdown"]},
             "required": ["slowdown"],
             "maxProperties": 1,
-            "oneOf": [{"maxLength": 0}, {"minProperties": 1, "maxProperties": 0}],  # other types pass both
+            "anyOf": [{"enum": _LIKE}, _NO_OTHER_TYPE],  # what is of another type is told what it may be like
         }
     ),
 ]
 """A duration or a mapping. Kubernetes has no unions, so each keyword speaks to values of its own type:
-`pattern` to text, `required` to mappings; and text fails the first of `oneOf`, a mapping the second, any
-other type neither, which is one too few. CEL cannot see a field that has two types."""
+`pattern` to text, `required` to mappings. CEL cannot see a field that has two types."""
 
 
 def _no_later_than_the_last_token(field: str) -> Rule:
