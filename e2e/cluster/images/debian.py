@@ -26,7 +26,7 @@ libtinfo6 libtirpc3 libuuid1 media-types netbase python3.11 python3.11-minimal t
 """
 BUILD = """
 binutils binutils-common binutils-x86-64-linux-gnu coreutils dash findutils libacl1 libattr1 libbinutils
-libctf-nobfd0 libctf0 libgmp10 libgprofng0 libjansson4 libpcre2-8-0 libselinux1 libzstd1
+libctf-nobfd0 libctf0 libgmp10 libgprofng0 libjansson4 libpcre2-8-0 libselinux1 libzstd1 sed
 """
 NOT_RUN = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
 
