@@ -309,6 +309,26 @@ TABLE: list[tuple[str, object, str]] = [
         {"backup": "offload"},
         "spec.routing.pool: missing; backup: offload has to name the pool that takes over",
     ),
+    (
+        "spec/routing",
+        {"backup": "offload", "pool": "demo"},
+        "spec.routing.pool: names the pool itself; write another that takes over",
+    ),
+    (
+        "spec/routing",
+        {"pool": "spot"},
+        'spec.routing.pool: "spot" would not be used; write backup: offload, or remove it',
+    ),
+    (
+        "spec/model/source",
+        {"hub": "org/m", "image": "m:1"},
+        "spec.model.source: names no single source; write exactly one of hub, persistentVolumeClaim, image",
+    ),
+    (
+        "spec/tiers/1/slo/tpot",
+        "1" * 33 + "ns",
+        f'spec.tiers[1].slo.tpot: "{"1" * 33}ns" is no duration; write for example 800ms, 1.5s or 2m',
+    ),
     ("spec/routing/maxHops", 0, "spec.routing.maxHops: 0 is too small; at least 1"),
     (
         "spec/router/bodyTimeout",

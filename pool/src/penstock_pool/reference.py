@@ -19,14 +19,27 @@ INTRO = """# The pool file
 Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file
 and names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
 
-The same file is what `kubectl apply` takes: `crds/servingpools.yaml` is generated from the same schema, and
-`kubectl explain servingpool.spec` reads like this page. Fields that say "for a cluster" local tools check and
-then leave alone.
+The same file is what `kubectl apply` takes: [`crds/servingpools.yaml`](../crds/servingpools.yaml) is
+generated from the same schema (`make crds`), and `kubectl explain servingpool.spec` reads like this page.
 
     apiVersion: penstock.dev/v1alpha1
     kind: ServingPool
     metadata: {name: llama3-8b}
     spec: …
+
+## In a cluster
+
+What is wrong is refused when it is applied, with the field and what would be right. Fields that say "for a
+cluster" local tools check and then leave alone. Beyond what holds everywhere, a cluster
+
+- needs `engine.image`, but for simulated engines, and reads API keys from Secrets (`keys.secret`) only;
+- keeps `model.name`: replicas change one by one, and meanwhile some would answer for another model;
+- counts `replicas: 0` as a pool that is stopped, which local commands refuse to run;
+- takes `null` as absent, where a field has a default.
+
+Its schema language cannot see how long a `ttft` given as a duration is, nor the names of labels, annotations
+and resources. A pool that is wrong there is applied, and its condition `Degraded`, reason `SpecInvalid`, says
+what is wrong and where. `penstock validate` says it before.
 """
 
 
