@@ -1,0 +1,46 @@
+"""Pages for operators name every condition and reason that there is, and no other."""
+
+from collections.abc import Iterable
+
+import pytest
+from chart.rendered import ROOT
+from chart.tables import between
+from penstock_core.autoscaling_terms import Reason as ScalingReason
+from penstock_operator.diagnosis import Cause
+from penstock_operator.status import Reason
+from penstock_pool import parse_pool
+from penstock_pool.status import CONDITIONS
+from yaml import safe_load_all
+
+PAGE = (ROOT / "docs" / "kubernetes" / "operations.md").read_text()
+
+
+def rows(name: str) -> list[list[str]]:
+    lines = between(PAGE, name).splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def camel(words: Iterable[str]) -> list[str]:
+    return ["".join(part.capitalize() for part in word.split("_")) for word in words]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("reasons", list(Reason)), ("causes", list(Cause)), ("autoscaling", camel(ScalingReason))],
+)
+def test_every_reason_is_told_in_its_order_and_no_other(name: str, words: list[str]) -> None:
+    assert [row[0].strip("`") for row in rows(name)] == words
+    assert [row for row in rows(name) if not all(row)] == []
+
+
+def test_conditions_are_told_as_kubectl_explain_tells_them() -> None:
+    assert {row[0].strip("`"): row[1] for row in rows("conditions")} == CONDITIONS
+
+
+def test_example_pools_are_pools() -> None:
+    found = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
+    assert [path.stem for path in found] == ["autoscaled", "simulated", "vllm"]
+    for path in found:
+        for document in safe_load_all(path.read_text()):
+            if document["kind"] == "ServingPool":
+                parse_pool(document, path.name)
