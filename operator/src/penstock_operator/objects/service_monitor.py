@@ -5,6 +5,12 @@ from penstock_operator.manifest import Manifest
 from penstock_operator.names import POOL_LABEL
 from penstock_operator.objects.child import child
 
+POOL_AS_LABEL = {
+    "sourceLabels": ["__meta_kubernetes_service_label_penstock_dev_pool"],
+    "targetLabel": "pool",
+}
+"""Which pool a metric is of, in the label that alerts and the dashboard of the chart know."""
+
 
 def service_monitor(inputs: Inputs) -> tuple[Manifest, ...]:
     """One for both Services, where the pool asks for it. Each endpoint is on one of them only."""
@@ -13,8 +19,9 @@ def service_monitor(inputs: Inputs) -> tuple[Manifest, ...]:
         return ()
     spec = {
         "selector": {"matchLabels": {POOL_LABEL: inputs.name}},
-        "targetLabels": [POOL_LABEL],
-        "endpoints": [{"port": "http", "path": "/metrics"}, {"port": "metrics", "path": "/metrics"}],
+        "endpoints": [
+            {"port": port, "path": "/metrics", "relabelings": [POOL_AS_LABEL]} for port in ("http", "metrics")
+        ],
     }
     made = child(
         inputs,

@@ -1,0 +1,33 @@
+"""A pool's own ServiceMonitor and the chart's PodMonitor name pools by the same label, which alerts read."""
+
+from chart.rendered import rendered, the
+from penstock_operator.desired import Facts
+from penstock_operator.inputs import Inputs
+from penstock_operator.manifest import Owner
+from penstock_operator.objects.service_monitor import service_monitor
+from penstock_operator.settings import Settings
+from penstock_pool import parse_pool
+
+POOL = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "ServingPool",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "model": {"name": "m"},
+        "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+        "tiers": [{"name": "chat", "slo": {"ttft": "800ms"}}],
+        "monitoring": {"serviceMonitor": True},
+    },
+}
+
+
+def test_both_say_which_pool_a_metric_is_of() -> None:
+    owner = Owner("demo", "apps", "uid")
+    settings = Settings("router", "sidecar", "simulator", "vllm", "plugin")
+    (monitor,) = service_monitor(Inputs(parse_pool(POOL, "pool"), owner, settings, Facts(1, None)))
+    endpoints = (
+        monitor["spec"]["endpoints"] + the(rendered("ha"), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    )
+    assert [[r["targetLabel"] for r in e["relabelings"] if "targetLabel" in r] for e in endpoints] == [
+        ["pool"]
+    ] * 4
