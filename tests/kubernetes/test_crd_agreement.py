@@ -34,6 +34,8 @@ VALUES: dict[str, list[object]] = {
         {"limits": {"memory": "40 GB"}},
         {"limits": {"memory": 1.5}},
         {"limits": {"cpu": True}},
+        {"limits": {"cpu": -1}},
+        {"limits": {"cpu": "-1"}},
         {"limit": {}},
     ],
     "spec/engine/podTemplate": [{}, {"spec": {"x": [1]}}, {"metadata": {}}, {"nodeSelector": {}}, "gpu"],

@@ -10,7 +10,7 @@ from penstock_pool.scalars import LabelName, wrong
 from penstock_pool.spec import Spec
 
 QUANTITY = (
-    r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+    r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)"
     r"([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 )
 _QUANTITY = re.compile(QUANTITY, re.ASCII)
@@ -30,6 +30,7 @@ Quantity = Annotated[
         {
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": 0,
             "pattern": QUANTITY,
             "maxLength": 64,
         }
