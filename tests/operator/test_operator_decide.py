@@ -99,7 +99,7 @@ def foreign(manifest: Manifest, **owner: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("owner", "whose"),
     [
-        ({}, "is not this pool's"),
+        ({}, "has no ownerReference to this pool"),
         ({"kind": "Release", "name": "web", "uid": "x", "controller": True}, 'belongs to Release "web"'),
         (
             {"kind": "ServingPool", "name": "llama", "uid": "an-earlier-one", "controller": True},

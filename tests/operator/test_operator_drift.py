@@ -84,6 +84,8 @@ def test_what_only_looks_different_is_no_drift(wanted: Any, seen: Any) -> None:
         ({"readOnly": True}, {}, ["readOnly"]),
         ({"enabled": True}, {"enabled": 1}, ["enabled"]),
         ({"metadata": {"ownerReferences": [{"uid": "u"}]}}, {"metadata": {}}, ["metadata.ownerReferences"]),
+        ({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}}, ["selector"]),
+        ({"podSelector": {}}, {"podSelector": {"matchLabels": {"a": "b"}}}, ["podSelector"]),
         (
             {"initContainers": [{"name": "copy"}, {"name": "engine"}]},
             {"initContainers": [{"name": "engine"}, {"name": "copy"}]},
@@ -106,6 +108,8 @@ def test_what_only_looks_different_is_no_drift(wanted: Any, seen: Any) -> None:
         "flag gone",
         "number for a flag",
         "owner gone",
+        "condition added",
+        "condition where all are meant",
         "order of init containers",
     ],
 )

@@ -108,7 +108,7 @@ def _may_be_deleted(manifest: Manifest, owner: Owner) -> bool:
 def _whose(manifest: Manifest) -> str:
     """In words, with what to do."""
     keepers = [f'{owner["kind"]} "{owner["name"]}"' for owner in _owners(manifest) if owner.get("controller")]
-    whose = f"belongs to {keepers[0]}" if keepers else "is not this pool's"
+    whose = f"belongs to {keepers[0]}" if keepers else "has no ownerReference to this pool"
     return f"{ref_of(manifest)} {whose}: delete it, or give the pool another name"
 
 

@@ -30,6 +30,11 @@ _DEFAULT_IS_NOT_EMPTY = frozenset(
 _ORDERED = frozenset({"initContainers"})
 """Lists by key whose order matters too."""
 
+_WHOLE_MAPS = frozenset(
+    {"selector", "matchLabels", "podSelector", "namespaceSelector", "labelSelector", "nodeSelector"}
+)
+"""Maps that are owned whole: one more condition and a selector selects something else."""
+
 _OF_QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "averageValue"})
 
 
@@ -40,6 +45,8 @@ def drift(wanted: Any, seen: Any) -> tuple[str, ...]:
 
 def _differences(path: str, field: str, wanted: Any, seen: Any) -> Iterator[str]:
     if isinstance(wanted, dict) and isinstance(seen, dict):
+        if field in _WHOLE_MAPS and seen.keys() - wanted.keys():
+            yield path
         for name, value in wanted.items():
             inner = field if field in _OF_QUANTITIES else name
             yield from _differences(_join(path, name), inner, value, seen.get(name, _ABSENT))
