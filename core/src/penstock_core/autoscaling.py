@@ -5,7 +5,8 @@ cannot keep has no long queue, and knows more: which share of the demand it had 
 were sent on, whether promises were kept, and how full its planner takes every replica to be.
 
 Up fast: what fell short says how many replicas would have kept it. Down slowly, a few at a time, once all
-decisions within the window agree, and never below what the promises already made would fill. To zero only
+decisions within the window agree, and never below what the promises already made would fill; where it was
+never seen how much a replica takes, every step is watched for a whole window before the next. To zero only
 where that is allowed and nothing has come for the idle timeout; from zero with the first request.
 
 A value in, a value out: `Memory` is all that is kept between two calls.
@@ -43,7 +44,10 @@ def decide_replicas(
     if asked.reason in AT_ONCE:
         return asked, replace(memory, asked=(Asked(now_s, asked.replicas),))
     memory = replace(memory, asked=_window(scaling, demand, memory, Asked(now_s, asked.replicas)))
-    return _bounded(scaling, _stabilised(scaling, demand, memory, asked)), memory
+    decision = _bounded(scaling, _stabilised(scaling, demand, memory, asked))
+    if decision.replicas < demand.desired and memory.capacity_rps is None:
+        memory = replace(memory, asked=(Asked(now_s, decision.replicas),))  # see first what that does
+    return decision, memory
 
 
 def _asked(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Decision:
@@ -85,10 +89,12 @@ def _hopped(memory: Memory) -> float:
 
 
 def _window(scaling: Scaling, demand: Demand, memory: Memory, now: Asked) -> tuple[Asked, ...]:
-    """What was asked within the windows. A pool that has just begun has asked for what it has."""
-    begins_s = now.at_s - max(scaling.scale_up_window_s, scaling.scale_down_window_s)
-    before = memory.asked or (Asked(now.at_s, demand.desired),)
-    return (*(asked for asked in before if begins_s <= asked.at_s <= now.at_s), now)
+    """What was asked within the windows. One not looked at for so long asks for what it has."""
+    longest_s = max(scaling.scale_up_window_s, scaling.scale_down_window_s)
+    before = tuple(asked for asked in memory.asked if now.at_s - longest_s <= asked.at_s <= now.at_s)
+    if not before and longest_s > 0:
+        before = (Asked(now.at_s - demand.elapsed_s, demand.desired),)
+    return (*before, now)
 
 
 def _stabilised(scaling: Scaling, demand: Demand, memory: Memory, asked: Decision) -> Decision:

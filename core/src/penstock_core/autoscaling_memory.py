@@ -72,14 +72,16 @@ class Memory:
 
 
 def memory_from_json(told: Mapping[str, Any]) -> Memory:
-    """What `as_json` gave. Raises KeyError, TypeError or AttributeError for anything else."""
+    """What `as_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
     return Memory(
-        periods=tuple(
-            Period(**{**period, "shares": {tier: Share(*share) for tier, share in period["shares"].items()}})
-            for period in told["periods"]
-        ),
+        periods=tuple(_period(period) for period in told["periods"]),
         asked=tuple(Asked(*asked) for asked in told["asked"]),
         capacity_rps=told["capacity_rps"],
         ready=told["ready"],
         busy_s=told["busy_s"],
     )
+
+
+def _period(told: Mapping[str, Any]) -> Period:
+    shares = {tier: Share(*share) for tier, share in dict(told["shares"]).items()}
+    return Period(**{**told, "shares": shares})

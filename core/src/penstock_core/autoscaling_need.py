@@ -28,7 +28,7 @@ def need(scaling: Scaling, memory: Memory) -> Need:
     """The most that any measure asks for. Of equals, the first stands."""
     return max(
         (_short(scaling, memory), _offered(scaling, memory), _filled(scaling, memory)),
-        key=lambda one: one.replicas,
+        key=lambda one: round(one.replicas, 6),  # a capacity just learned says the same as the shortfall
     )
 
 

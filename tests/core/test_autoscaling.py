@@ -1,0 +1,293 @@
+"""Decisions on one observation, as the docs tell them, and what is remembered of each."""
+
+import json
+from dataclasses import replace
+from math import inf
+
+import pytest
+from penstock_core.autoscaling import decide_replicas
+from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling_filling import filling
+from penstock_core.autoscaling_memory import Asked, Memory, Period, Share, memory_from_json
+from penstock_core.autoscaling_terms import Decision, Reason, Scaling
+from penstock_core.snapshot import Snapshot
+
+NOW_S = 10_000.0
+PERIOD_S = 15.0
+POOL = Scaling(min_replicas=1, max_replicas=10)
+ZERO = replace(POOL, min_replicas=0)
+AT_ONCE = replace(POOL, scale_down_window_s=0.0)
+
+
+def chat(arrived: int, *, refused: int = 0, late: int = 0, hops: int = 0) -> dict[str, TierDemand]:
+    admitted = arrived - refused
+    return {
+        "chat": TierDemand(
+            arrived=arrived,
+            admitted=admitted,
+            best_effort=refused,
+            hops=hops or admitted,
+            judged=admitted,
+            met=admitted - late,
+        )
+    }
+
+
+def pool_of(
+    ready: int, share: float = 0.0, *, starting: int = 0, running: int = 1
+) -> tuple[ReplicaDemand, ...]:
+    """Replicas, the ready ones so full."""
+    said = Snapshot(running=running, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
+    return (
+        *(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(ready)),
+        *(ReplicaDemand(f"s{i}", ReplicaState.STARTING) for i in range(starting)),
+    )
+
+
+def seen(
+    tiers: dict[str, TierDemand],
+    replicas: tuple[ReplicaDemand, ...],
+    *,
+    desired: int | None = None,
+    held: int = 0,
+    elapsed_s: float = PERIOD_S,
+) -> Demand:
+    return Demand(elapsed_s, len(replicas) if desired is None else desired, tiers, held, replicas)
+
+
+def remembering(ready: int, *, desired: int | None = None, **more: object) -> Memory:
+    """A pool that has long had so many replicas and was busy at the last look."""
+    asked = (Asked(NOW_S - 1000, ready if desired is None else desired),)
+    return replace(Memory(asked=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
+
+
+def decided(scaling: Scaling, demand: Demand, memory: Memory) -> Decision:
+    return decide_replicas(scaling, demand, memory, NOW_S)[0]
+
+
+HALF = pool_of(2, 0.5)
+
+TABLE = [
+    # what happens                               demand                                        capacity  then
+    ("nothing is wrong", seen(chat(60), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
+    ("a third is refused", seen(chat(60, refused=20), HALF), None, (4, Reason.REFUSED)),
+    ("nearly all is refused", seen(chat(900, refused=880), HALF), None, (7, Reason.REFUSED)),
+    ("all is refused", seen(chat(900, refused=900), HALF), None, (7, Reason.REFUSED)),
+    ("all is refused by many", seen(chat(99, refused=99), pool_of(6)), None, (10, Reason.BOUND)),
+    ("as much is refused as may be", seen(chat(100, refused=5), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
+    ("two of four are refused", seen(chat(4, refused=2), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
+    ("a third is late", seen(chat(60, late=20), HALF), None, (4, Reason.MISSED)),
+    ("late on idle replicas", seen(chat(60, late=20), pool_of(2, 0.2)), 3.0, (2, Reason.STEADY)),
+    ("all are late", seen(chat(60, late=60), HALF), None, (5, Reason.MISSED)),
+    ("promises fill what there is", seen(chat(60), pool_of(2, 1.0)), None, (3, Reason.FILLED)),
+    ("more is offered than was ever kept", seen(chat(60), HALF), 1.0, (4, Reason.OFFERED)),
+    ("those that come are enough", seen(chat(60), pool_of(2, 0.5, starting=3)), 1.0, (5, Reason.STEADY)),
+    ("too many for too little", seen(chat(60), pool_of(5, 0.2)), None, (4, Reason.SURPLUS)),
+    ("a quarter goes at once at most", seen(chat(60), pool_of(8, 0.1)), None, (6, Reason.SURPLUS)),
+    ("too many, and full ones", seen(chat(60), pool_of(5, 0.7)), None, (5, Reason.STEADY)),
+    ("tries are refused", seen(chat(60, hops=90), pool_of(5, 0.2)), None, (5, Reason.HOPPED)),
+    ("idle, and one has to stay", seen({}, pool_of(1, 0.0, running=0)), None, (1, Reason.STEADY)),
+    ("a tier without promises floods", seen({"batch": TierDemand(900, 0, 900, promises=False)}, pool_of(1)),
+     None, (1, Reason.STEADY)),
+    ("more than are allowed", seen(chat(60), pool_of(12, 0.9)), None, (10, Reason.BOUND)),
+    ("fewer than are allowed", seen({}, (), desired=0), None, (1, Reason.BOUND)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("demand", "capacity_rps", "then"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
+)
+def test_one_observation(demand: Demand, capacity_rps: float | None, then: tuple[int, Reason]) -> None:
+    memory = remembering(len(demand.ready()), desired=1, capacity_rps=capacity_rps)
+    decision = decided(AT_ONCE, demand, memory)
+    assert (decision.replicas, decision.reason) == then
+
+
+def test_the_worst_tier_speaks_for_the_pool() -> None:
+    tiers = {"chat": TierDemand(1000, 1000, 0, 0, 1000, 1000, 1000), "coder": TierDemand(40, 20, 20, 0, 40)}
+    decision = decided(POOL, seen(tiers, HALF), remembering(2))
+    assert (decision.replicas, decision.reason) == (5, Reason.REFUSED)
+    assert decision.message == "50% of tier coder were refused by 2 replicas"
+
+
+def test_a_bound_is_named() -> None:
+    decision = decided(POOL, seen(chat(99, refused=99), pool_of(9)), remembering(9))
+    assert decision == Decision(
+        10, Reason.BOUND, "100% of tier chat were refused by 9 replicas; maxReplicas is 10"
+    )
+
+
+def test_what_fewer_replicas_refused_says_nothing_of_more() -> None:
+    old = Period(NOW_S - 15, 15.0, 1, 0.5, 60, 30, {"chat": Share(60, 30, 0, 0)})
+    assert decided(POOL, seen(chat(60), HALF), remembering(2, periods=(old,))).replicas == 2
+    same = old._replace(ready=2)
+    assert decided(POOL, seen(chat(60), HALF), remembering(2, periods=(same,))).replicas > 2
+
+
+def test_demand_is_averaged_over_the_time_that_is_observed() -> None:
+    quiet = Period(NOW_S - 30, 45.0, 2, 0.5, 0, 0, {})
+    decision = decided(POOL, seen(chat(60), HALF), remembering(2, periods=(quiet,), capacity_rps=0.5))
+    assert decision.message == "1 requests/s are offered, and a replica takes 0.5"
+    long_ago = quiet._replace(ended_s=NOW_S - POOL.observed_s)
+    decision = decided(POOL, seen(chat(60), HALF), remembering(2, periods=(long_ago,), capacity_rps=1.0))
+    assert decision.message.startswith("4 requests/s")
+
+
+# Windows.
+
+
+def test_fewer_only_once_the_whole_window_asks_for_fewer() -> None:
+    demand, memory, now_s = seen(chat(60), pool_of(4, 0.1)), Memory(), 0.0
+    while (decision := decide_replicas(POOL, demand, memory, now_s))[0].replicas == 4:
+        assert decision[0].reason in {Reason.STABILISING, Reason.STEADY}
+        memory, now_s = decision[1], now_s + PERIOD_S
+    assert now_s == POOL.scale_down_window_s
+    assert (decision[0].replicas, decision[0].reason) == (3, Reason.SURPLUS)
+
+
+def test_more_only_once_the_whole_window_asks_for_more() -> None:
+    patient = replace(POOL, scale_up_window_s=60.0)
+    demand, memory, now_s = seen(chat(60, refused=30), HALF), Memory(), 0.0
+    while (decision := decide_replicas(patient, demand, memory, now_s))[0].replicas == 2:
+        assert decision[0].reason is Reason.STABILISING or now_s == 0.0
+        memory, now_s = decision[1], now_s + PERIOD_S
+    assert now_s == 75.0
+
+
+def test_what_the_window_saw_stays_in_the_message() -> None:
+    memory = remembering(4, asked=(Asked(NOW_S - 60, 4),))
+    decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
+    assert decision == Decision(
+        4, Reason.STABILISING, "2 are asked for: what is accepted fills 1.20 replicas"
+    )
+
+
+# To zero, and back.
+
+
+def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
+    idle = seen({}, pool_of(2, running=0))
+    almost = remembering(2, busy_s=NOW_S - ZERO.idle_timeout_s + 1)
+    assert decided(ZERO, idle, almost).replicas == 2
+    decision = decided(ZERO, idle, remembering(2, busy_s=NOW_S - ZERO.idle_timeout_s))
+    assert decision == Decision(0, Reason.IDLE, "no request for 600 s")
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        seen({}, pool_of(1, running=1)),
+        seen({"batch": TierDemand(arrived=1, promises=False)}, pool_of(1, running=0)),
+        seen({}, pool_of(1, running=0), held=1),
+    ],
+    ids=["runs", "came", "held"],
+)
+def test_not_to_zero_while_anybody_wants_anything(demand: Demand) -> None:
+    memory = remembering(1, busy_s=NOW_S - 10 * ZERO.idle_timeout_s)
+    assert decided(ZERO, demand, memory).replicas == 1
+
+
+def test_one_stays_where_zero_is_not_allowed() -> None:
+    memory = remembering(1, busy_s=NOW_S - 10 * POOL.idle_timeout_s)
+    assert decided(POOL, seen({}, pool_of(1, running=0)), memory).replicas == 1
+
+
+def test_the_first_held_request_wakes_the_pool_whatever_the_windows_say() -> None:
+    patient = replace(ZERO, scale_up_window_s=600.0)
+    memory = Memory(asked=(Asked(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
+    decision, after = decide_replicas(patient, seen({}, (), held=1), memory, NOW_S)
+    assert decision == Decision(1, Reason.WAKE, "1 requests are held")
+    assert after.asked == (Asked(NOW_S, 1),)
+
+
+def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
+    memory = remembering(0, capacity_rps=1.0)
+    assert decided(ZERO, seen(chat(60, refused=60), (), held=60), memory).replicas == 5
+
+
+def test_a_pool_that_is_told_to_have_none_sleeps_until_it_is_needed() -> None:
+    decision, memory = decide_replicas(ZERO, seen({}, (), elapsed_s=0.0), Memory(), NOW_S)
+    assert (decision.replicas, decision.reason) == (0, Reason.IDLE)
+    assert decide_replicas(ZERO, seen({}, ()), memory, NOW_S + 15)[0].replicas == 0
+
+
+# Capacity, as it is learned.
+
+
+def after(memory: Memory, demand: Demand, scaling: Scaling = POOL) -> float | None:
+    return decide_replicas(scaling, demand, memory, NOW_S)[1].capacity_rps
+
+
+def test_capacity_is_unknown_until_something_is_refused() -> None:
+    assert after(remembering(2), seen(chat(60), HALF)) is None
+    assert after(remembering(2), seen(chat(60, refused=30), HALF)) == pytest.approx(1.0)
+
+
+def test_capacity_moves_to_what_refusals_show_by_half_in_the_observed_time() -> None:
+    minute = seen(chat(240, refused=120), HALF, elapsed_s=60.0)
+    assert after(remembering(2, capacity_rps=3.0), minute) == pytest.approx(2.0)
+
+
+def test_capacity_grows_with_what_is_carried_without_refusals() -> None:
+    minute = seen(chat(480), HALF, elapsed_s=60.0)
+    assert after(remembering(2, capacity_rps=3.0), minute) == pytest.approx(3.5)
+
+
+def test_capacity_is_forgotten_while_replicas_are_not_half_full() -> None:
+    hours = seen(chat(60), pool_of(2, 0.2), elapsed_s=POOL.forget_s)
+    assert after(remembering(2, capacity_rps=2.0), hours) == pytest.approx(3.0)
+    assert after(remembering(2, capacity_rps=2.0), replace(hours, replicas=HALF)) == 2.0
+
+
+@pytest.mark.parametrize("demand", [seen(chat(60), HALF, elapsed_s=0.0), seen(chat(60), (), desired=2)])
+def test_capacity_is_not_learned_from_nothing(demand: Demand) -> None:
+    assert after(remembering(2, capacity_rps=2.0), demand) == 2.0
+
+
+def test_a_replica_that_came_meanwhile_has_not_refused() -> None:
+    """Two are ready, one was all the time: the refusals are that one's."""
+    _, memory = decide_replicas(POOL, seen(chat(60, refused=30), HALF), remembering(1), NOW_S)
+    assert memory.periods[-1].ready == 1
+    assert memory.capacity_rps is None
+
+
+# How full a replica is.
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (Snapshot(), 0.0),
+        (Snapshot(kv_tokens_total=100, kv_tokens_headroom=25), 0.75),
+        (Snapshot(kv_tokens_total=100, kv_tokens_headroom=-5), 1.0),
+        (Snapshot(kv_tokens_total=100, kv_tokens_headroom=100), 0.0),
+        (Snapshot(prefill_wait_s=0.3, prefill_slack_s=0.1), 0.75),
+        (Snapshot(prefill_wait_s=0.3, prefill_slack_s=0.0), 1.0),
+        (Snapshot(prefill_wait_s=0.3, prefill_slack_s=inf), 0.0),
+        (Snapshot(prefill_wait_s=inf, prefill_slack_s=0.0), 1.0),
+        (Snapshot(prefill_wait_s=0.0, prefill_slack_s=0.0), 0.0),
+        (Snapshot(kv_tokens_total=4, kv_tokens_headroom=2, prefill_wait_s=0.3, prefill_slack_s=0.1), 0.75),
+    ],
+)
+def test_a_replica_is_as_full_as_its_scarcer_half(said: Snapshot, share: float) -> None:
+    assert filling(said) == pytest.approx(share)
+
+
+# Memory.
+
+
+def test_a_memory_survives_as_json() -> None:
+    memory = remembering(2, capacity_rps=1.5)
+    for step in range(3):
+        memory = decide_replicas(POOL, seen(chat(60, refused=9), HALF), memory, NOW_S + step * PERIOD_S)[1]
+    assert memory_from_json(json.loads(json.dumps(memory.as_json()))) == memory
+    assert memory_from_json(json.loads(json.dumps(Memory().as_json()))) == Memory()
+
+
+def test_a_memory_from_the_future_is_dropped() -> None:
+    later = Period(NOW_S + 100, 15.0, 2, 0.5, 60, 60, {"chat": Share(60, 60, 0, 0)})
+    memory = remembering(2, periods=(later,), asked=(Asked(NOW_S + 100, 9),))
+    decision, after = decide_replicas(POOL, seen(chat(60), HALF), memory, NOW_S)
+    assert decision.replicas == 2
+    assert [period.ended_s for period in after.periods] == [NOW_S]
+    assert [asked.at_s for asked in after.asked] == [NOW_S - PERIOD_S, NOW_S]

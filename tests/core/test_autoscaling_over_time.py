@@ -1,0 +1,211 @@
+"""Decisions one after the other, on a pool whose replicas each take so many requests a second and no more.
+
+Not a simulation of a fleet: a fluid that is admitted up to what the ready replicas take, and refused beyond.
+It is enough to see whether the number settles, where, and whether it stays.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_core.autoscaling import decide_replicas
+from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling_memory import Memory, memory_from_json
+from penstock_core.autoscaling_terms import Decision, Reason, Scaling
+from penstock_core.snapshot import Snapshot
+
+POOL = Scaling(min_replicas=1, max_replicas=20)
+HOUR_S = 3600.0
+
+
+@dataclass
+class Pool:
+    """A fluid. told: how full replicas say that they are, of how full they really are."""
+
+    scaling: Scaling
+    takes_rps: float
+    replicas: int = 1
+    startup_s: float = 60.0
+    period_s: float = 15.0
+    told: float = 1.0
+    memory: Memory = field(default_factory=Memory)
+    ready_s: list[float] = field(default_factory=list)
+
+    def run(self, offered_rps: Callable[[float], float], seconds: float) -> list[Decision]:
+        """Decisions, one a period."""
+        self.ready_s = self.ready_s or [0.0] * self.replicas
+        decisions, now_s = [], 0.0
+        while now_s < seconds:
+            rate_rps = offered_rps(now_s)
+            decision, self.memory = decide_replicas(
+                self.scaling, self.demand(now_s, rate_rps), self.memory, now_s
+            )
+            decisions.append(decision)
+            self.become(decision.replicas, now_s)
+            now_s += self.period_s
+        return decisions
+
+    def demand(self, now_s: float, rate_rps: float) -> Demand:
+        ready = sum(ready_s <= now_s for ready_s in self.ready_s)
+        arrived = round(rate_rps * self.period_s)
+        admitted = min(arrived, round(ready * self.takes_rps * self.period_s))
+        filled = self.told * admitted / max(ready * self.takes_rps * self.period_s, 1)
+        said = Snapshot(
+            running=min(admitted, 1), kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - filled))
+        )
+        tier = TierDemand(arrived, admitted, arrived - admitted, 0, arrived, admitted, admitted)
+        replicas = [
+            ReplicaDemand(f"r{i}", ReplicaState.READY, said)
+            if ready_s <= now_s
+            else ReplicaDemand(f"r{i}", ReplicaState.STARTING)
+            for i, ready_s in enumerate(self.ready_s)
+        ]
+        return Demand(self.period_s, len(self.ready_s), {"chat": tier}, 0, tuple(replicas))
+
+    def become(self, replicas: int, now_s: float) -> None:
+        more = replicas - len(self.ready_s)
+        self.ready_s = (
+            [*self.ready_s, *[now_s + self.startup_s] * more] if more > 0 else self.ready_s[:replicas]
+        )
+
+
+def constant(rate_rps: float) -> Callable[[float], float]:
+    return lambda now_s: rate_rps
+
+
+def numbers(decisions: list[Decision]) -> list[int]:
+    return [decision.replicas for decision in decisions]
+
+
+def turns(decisions: list[Decision]) -> int:
+    """How often the number went another way than before."""
+    counts = numbers(decisions)
+    moves = [after - before for before, after in pairwise(counts) if after != before]
+    return sum(one * other < 0 for one, other in pairwise(moves))
+
+
+rates = st.floats(0.5, 60.0)
+starts = st.integers(1, 20)
+
+
+@given(rates, starts, st.sampled_from([0.8, 1.0]))
+@settings(max_examples=8)
+def test_a_constant_load_finds_its_number_and_keeps_it(rate_rps: float, replicas: int, told: float) -> None:
+    pool = Pool(POOL, takes_rps=4.0, replicas=replicas, told=told)
+    decisions = pool.run(constant(rate_rps), 1.5 * HOUR_S)
+    assert turns(decisions) <= 2
+    assert len(set(numbers(decisions[-60:]))) == 1
+    carried = min(decisions[-1].replicas * 4.0, rate_rps)
+    assert carried >= 0.95 * rate_rps
+
+
+def test_fewer_are_tried_seldom_where_replicas_say_that_they_are_hardly_full() -> None:
+    pool = Pool(POOL, takes_rps=4.0, told=0.3)
+    decisions = pool.run(constant(9.0), 3 * HOUR_S)
+    settled = numbers(decisions)[40:]
+    assert set(settled) == {2, 3}
+    assert turns(decisions) <= 6
+    assert settled.count(2) < 0.05 * len(settled)
+
+
+@given(rates)
+@settings(max_examples=8)
+def test_a_load_that_goes_is_followed_down(rate_rps: float) -> None:
+    pool = Pool(POOL, takes_rps=4.0)
+    decisions = pool.run(lambda now_s: rate_rps if now_s < 900 else 0.5, 1.5 * HOUR_S)
+    assert decisions[-1].replicas == 1
+    assert turns(decisions) <= 2
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.integers(0, 3), st.integers(0, 8))
+@settings(max_examples=15)
+def test_bounds_and_windows_are_kept_whatever_comes(loads: list[float], fewest: int, more: int) -> None:
+    scaling = replace(POOL, min_replicas=fewest, max_replicas=max(fewest + more, 1), idle_timeout_s=120.0)
+    pool = Pool(scaling, takes_rps=4.0, replicas=2)
+    decisions = pool.run(lambda now_s: loads[int(now_s // 150) % len(loads)], 1800)
+    counts = numbers(decisions)
+    assert all(scaling.min_replicas <= count <= scaling.max_replicas for count in counts)
+    rises = [step * pool.period_s for step in range(1, len(counts)) if counts[step] > counts[step - 1]]
+    for step in range(1, len(counts)):
+        if counts[step] < counts[step - 1] and decisions[step].reason is Reason.SURPLUS:
+            recent = [at_s for at_s in rises if step * pool.period_s - 300.0 <= at_s < step * pool.period_s]
+            assert not recent
+            assert counts[step] >= counts[step - 1] - max(counts[step - 1] // 4, 1)
+
+
+@given(st.integers(1, 300), st.integers(1, 6), st.data())
+def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.DataObject) -> None:
+    few = data.draw(st.integers(0, arrived))
+    many = data.draw(st.integers(few, arrived))
+    memory = Pool(POOL, takes_rps=4.0, replicas=ready).memory
+    said = Snapshot(running=1, kv_tokens_total=100, kv_tokens_headroom=50)
+    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(ready))
+
+    def asked(refused: int) -> int:
+        tier = TierDemand(arrived, arrived - refused, refused, 0, arrived)
+        demand = Demand(15.0, ready, {"chat": tier}, 0, replicas)
+        return decide_replicas(POOL, demand, replace(memory, ready=ready), 1000.0)[0].replicas
+
+    assert asked(few) <= asked(many)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
+def test_never_below_what_the_promises_already_made_fill(shares: list[float]) -> None:
+    hasty = replace(POOL, scale_down_window_s=0.0)
+    said = [Snapshot(1, kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - s))) for s in shares]
+    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, one) for i, one in enumerate(said))
+    demand = Demand(15.0, len(replicas), {}, 0, replicas)
+    decision, _ = decide_replicas(hasty, demand, Memory(), 1000.0)
+    assert decision.replicas >= min(sum(shares), POOL.max_replicas) - 0.01
+
+
+@given(st.sampled_from([0.25, 0.5, 2.0, 4.0]), rates, starts)
+@settings(max_examples=6)
+def test_a_world_that_runs_slower_is_scaled_alike(slower: float, rate_rps: float, replicas: int) -> None:
+    """All durations and rates stretched together: the same decisions."""
+    arrived = max(round(rate_rps * 15), 1)  # whole requests a period in both
+    usual = Pool(POOL, takes_rps=4.0, replicas=replicas)
+    stretched = replace(
+        POOL,
+        observed_s=POOL.observed_s * slower,
+        scale_down_window_s=POOL.scale_down_window_s * slower,
+        idle_timeout_s=POOL.idle_timeout_s * slower,
+        forget_s=POOL.forget_s * slower,
+    )
+    other = Pool(stretched, 4.0 / slower, replicas, 60.0 * slower, 15.0 * slower)
+    expected = usual.run(constant(arrived / 15), 1500)
+    assert numbers(expected) == numbers(other.run(constant(arrived / 15 / slower), 1500 * slower))
+
+
+def test_a_doubled_load_is_met_within_two_startups() -> None:
+    pool = Pool(POOL, takes_rps=4.0, replicas=2)
+    decisions = pool.run(lambda now_s: 6.0 if now_s < 600 else 30.0, 1200)
+    enough = next(step * 15.0 for step, count in enumerate(numbers(decisions)) if count * 4.0 >= 30.0)
+    assert enough <= 600 + 2 * pool.startup_s
+
+
+def test_a_forgotten_memory_changes_no_number_of_a_pool_that_is_well() -> None:
+    pool = Pool(POOL, takes_rps=4.0, replicas=2)
+    before = pool.run(constant(20.0), HOUR_S)[-1].replicas
+    pool.memory = Memory()
+    again = [decision.replicas for decision in pool.run(constant(20.0), 240.0)]
+    assert set(again) == {before}
+
+
+@pytest.mark.parametrize("rate_rps", [3.0, 25.0])
+def test_a_memory_kept_as_json_decides_the_same(rate_rps: float) -> None:
+    usual, told = Pool(POOL, takes_rps=4.0), Pool(POOL, takes_rps=4.0)
+    expected = usual.run(constant(rate_rps), 600)
+    found = []
+    for step in range(40):
+        told.memory = memory_from_json(told.memory.as_json())
+        told.ready_s = told.ready_s or [0.0]
+        decision, told.memory = decide_replicas(
+            POOL, told.demand(step * 15.0, rate_rps), told.memory, step * 15.0
+        )
+        told.become(decision.replicas, step * 15.0)
+        found.append(decision)
+    assert found == expected
