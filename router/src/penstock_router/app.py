@@ -34,9 +34,12 @@ log = structlog.get_logger()
 
 
 class RouterApp:
-    """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on."""
+    """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on.
 
-    def __init__(self, pool: Pool, settings: Settings, rotation: Rotation) -> None:
+    first_turn: the turn of its first request; routers that begin at different ones do not go in step.
+    """
+
+    def __init__(self, pool: Pool, settings: Settings, rotation: Rotation, first_turn: int = 0) -> None:
         self._pool, self._settings, self._rotation = pool, settings, rotation
         self.draining = False
         self.metrics = Metrics(settings.tiers, rotation)
@@ -46,7 +49,7 @@ class RouterApp:
             settings, rotation, self.metrics, self._room, partial(pages.told_time_model, rotation, pool)
         )
         self._started_s = int(time.time())
-        self._turn = self._open = 0
+        self._turn, self._open = first_turn, 0
         self._pages: dict[str, Page] = {
             "/v1/models": self._models,
             "/health": self._health,

@@ -16,7 +16,6 @@ import httpx2
 from lightkube.config.client_adapter import user_auth, verify_cluster
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
 from lightkube.config.models import User
-from lightkube.core.exceptions import ConfigError
 
 ANSWER_S = 10.0
 """Longest wait for a connection, and for an answer to begin."""
@@ -47,13 +46,12 @@ class Access:
 
     def client(self) -> httpx2.AsyncClient:
         """A client of the API server with the credentials of this moment. Blocks. Raises AccessError."""
-        config = self._config()
         try:
-            user = config.user or User()
-            verify = verify_cluster(config.cluster, user, config.abs_file)
+            config = self._config()
+            verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
             auth = user_auth(config.user)
-        except (OSError, ValueError, ConfigError) as error:
-            raise AccessError(f"{self._where}: {error}") from None
+        except Exception as error:  # readers of YAML, types, keys and certificates raise of many kinds
+            raise AccessError(f"{self.kubeconfig or self.account}: {_said(error)}") from None
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=KEEP_ALIVE)
         return httpx2.AsyncClient(
             base_url=config.cluster.server,
@@ -63,23 +61,14 @@ class Access:
             headers={"accept-encoding": "identity", "user-agent": "penstock-router"},
         )
 
-    @property
-    def _where(self) -> str:
-        return str(self.kubeconfig or self.account)
-
     def _config(self) -> SingleConfig:
-        try:
-            if self.kubeconfig is None:
-                config = KubeConfig.from_service_account(self.account).get()
-            else:
-                config = KubeConfig.from_file(self.kubeconfig).get()
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-            raise AccessError(f"{self._where}: {_said(error)}") from None
+        if self.kubeconfig is None:
+            config = KubeConfig.from_service_account(self.account).get()
+        else:
+            config = KubeConfig.from_file(self.kubeconfig).get()
         assert config is not None
         return config
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"has no {error}"
-    return str(error)
+    return f"has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]

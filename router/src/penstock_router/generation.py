@@ -52,7 +52,7 @@ FINISH_S = 5.0
 class Call(NamedTuple):
     """One HTTP request.
 
-    turn: how many came before it.
+    turn: one more than that of the one before it.
     """
 
     scope: Scope

@@ -5,7 +5,7 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 
 import structlog
@@ -20,10 +20,15 @@ from penstock_router.cluster_access import Access, AccessError
 from penstock_router.connecting import connect_by
 from penstock_router.discovery import Fixed, Source
 from penstock_router.endpoint_watch import EndpointWatch
+from penstock_router.metrics import Metrics
 from penstock_router.options import Options, parse
+from penstock_router.placed_elsewhere import Placed
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.settings import Settings, settings_of
+
+MANY_TURNS = 2**16
+"""Routers begin at turns of their own, so that they do not go round in step."""
 
 log = structlog.get_logger()
 
@@ -56,27 +61,49 @@ async def serve(
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random, connect = Random(), connect_by(options.tls)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)))
-    app = RouterApp(pool, settings, rotation)
+    app = RouterApp(pool, settings, rotation, first_turn=random.randrange(MANY_TURNS))
     listener = listen(options.host, options.port)
     bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
     drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
-    following = asyncio.create_task(rotation.follow(source))
+    beside = [
+        asyncio.create_task(part)
+        for part in (*_sharing(options, pool, rotation, app.metrics), rotation.follow(source))
+    ]
     stopping = asyncio.create_task(stop.wait())
     try:
         async with serving(app, listener, drain_s, bounds):
-            log.info(
-                "ready", address=address_of(listener), replicas=str(options.service or len(options.replicas))
-            )
-            await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+            where = options.service or len(options.replicas)
+            log.info("ready", address=address_of(listener), replicas=str(where))
+            await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
+            for part in beside:
+                if part.done():
+                    part.result()
             app.draining = True
             await asyncio.sleep(min(options.lame_duck_s, drain_s))
     finally:
-        stopping.cancel()
-        following.cancel()
-        await asyncio.wait({following})
+        for task in (stopping, *beside):
+            task.cancel()
+        await asyncio.wait(beside)
     log.info("stopped")
+
+
+def _sharing(
+    options: Options, pool: Pool, rotation: Rotation, metrics: Metrics
+) -> Iterator[Coroutine[None, None, None]]:
+    """What shares with other routers, where that is wanted."""
+    if options.redis_url is None:
+        return
+    from penstock_router.shared_placements import SharedPlacements
+
+    def heard(replica: str, placed: Placed) -> None:
+        metrics.placements_heard.inc()
+        rotation.placed_elsewhere(replica, placed)
+
+    channel = f"penstock:{options.service or pool.metadata.name}:placements"
+    shared = SharedPlacements(options.redis_url, channel, heard, Backoff(Random()))
+    rotation.placed = shared.placed
+    metrics.redis_connected.set_function(lambda: shared.connected)
+    yield shared.run()
 
 
 def _source(options: Options) -> Source:

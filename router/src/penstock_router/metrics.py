@@ -69,6 +69,16 @@ class Metrics:
             "Of them, those that wait because no replica is in service.",
             registry=registry,
         )
+        self.redis_connected = Gauge(
+            "penstock_router_redis_connected",
+            "Whether placements are shared with other routers now.",
+            registry=registry,
+        )
+        self.placements_heard = Counter(
+            "penstock_router_placements_heard",
+            "Messages of other routers about what they had just sent where.",
+            registry=registry,
+        )
         registry.register(_Replicas(rotation))
         for tier in tiers:
             self._met.labels(tier)

@@ -1,14 +1,19 @@
 """The router's flags: what is this process's own. Everything else is in the pool file."""
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock_runtime.flags import port
 
 from penstock_router.connecting import Tls
 from penstock_router.discovery import Service
+
+REDIS_URL = "PENSTOCK_REDIS_URL"
+"""In the environment, or a file: a URL may hold a password, so it is no flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,7 @@ class Options:
     service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
         None for the pod's own account.
     drain_s: None takes the pool's.
+    redis_url: reads where the Redis is that routers share through; None: they share nothing.
     """
 
     pool: Path
@@ -30,6 +36,7 @@ class Options:
     drain_s: float | None
     lame_duck_s: float
     tls: Tls | None
+    redis_url: Callable[[], str] | None
     log_level: str
     log_json: bool
 
@@ -38,7 +45,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    if problem := _problem(given):
+    redis_url = _redis_url(given.redis_url_file)
+    if problem := _problem(given) or (redis_url and _redis_problem(redis_url)):
         parser.error(problem)
     tls = None
     if given.tls_ca:
@@ -53,6 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         drain_s=given.drain_s,
         lame_duck_s=given.lame_duck_s,
         tls=tls,
+        redis_url=redis_url,
         log_level=given.log_level,
         log_json=given.log_json,
     )
@@ -68,6 +77,26 @@ def _problem(given: argparse.Namespace) -> str | None:
     if not given.tls_ca and (given.tls_cert or given.tls_server_name):
         return "TLS to the replicas needs --tls-ca"
     return None
+
+
+def _redis_url(file: Path | None) -> Callable[[], str] | None:
+    """From the file, as it is whenever it is asked for; else from the environment."""
+    if file is not None:
+        return lambda: file.read_text(encoding="utf-8").strip()
+    given = os.environ.get(REDIS_URL)
+    return (lambda: given) if given else None
+
+
+def _redis_problem(redis_url: Callable[[], str]) -> str | None:
+    """What is wrong with the URL, without repeating it."""
+    try:
+        parts = urlsplit(redis_url())
+        right = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    except OSError as error:
+        return f"--redis-url-file: {error.filename}: {error.strerror}"
+    except ValueError:
+        right = False
+    return None if right else "the URL of Redis is not redis://HOST:PORT or rediss://HOST:PORT"
 
 
 def _replica(text: str) -> tuple[str, str]:
@@ -114,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=0.0,
         help="when stopped, first go on serving for so long while /ready says no (default: %(default)s)",
+    )
+    add(
+        "--redis-url-file",
+        type=Path,
+        metavar="FILE",
+        help="share with the pool's other routers through the Redis at this URL, redis:// or rediss://; read "
+        f"anew for every connection (else: the environment's {REDIS_URL}, if there is one)",
     )
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-json", action="store_true", help="one JSON object a line")

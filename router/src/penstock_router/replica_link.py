@@ -25,6 +25,7 @@ from penstock_router.backoff import Backoff
 from penstock_router.connecting import Connect
 from penstock_router.discovery import Standing
 from penstock_router.exchange import Exchange, Lost
+from penstock_router.placed_elsewhere import PlacedElsewhere
 from penstock_router.session_writer import Attempt, SessionWriter
 
 CONNECT_S = 5.0
@@ -60,7 +61,8 @@ class ReplicaLink:
     """One replica.
 
     standing: what its owner wants with it.
-    changed: called when its state is another one.
+    changed: called when its state is another one. placed: called with each request's prompt tokens, about.
+    elsewhere: what other routers have just sent there.
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
     heard_s: when the last frame came.
@@ -70,6 +72,8 @@ class ReplicaLink:
         self.name, self.address = name, address
         self.standing = Standing.IN_SERVICE
         self.changed: Callable[[], None] = lambda: None
+        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
+        self.elsewhere = PlacedElsewhere()
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
@@ -92,9 +96,19 @@ class ReplicaLink:
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its last snapshot, and what was sent since: a verdict comes with the snapshot that knows of it."""
-        sent = self._unanswered.values()
-        return ReplicaLoad(self.name, self._snapshot, monotonic() - self._told_s, len(sent), sum(sent))
+        """Its last snapshot, and what was sent since, as far as this router knows.
+
+        Of its own requests it knows well: a verdict comes with the snapshot that knows of it.
+        """
+        sent, now_s = self._unanswered.values(), monotonic()
+        others = self.elsewhere.not_told(self._told_s, now_s)
+        return ReplicaLoad(
+            self.name,
+            self._snapshot,
+            now_s - self._told_s,
+            len(sent) + others.requests,
+            sum(sent) + others.prompt_tokens,
+        )
 
     def submit(self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]) -> Exchange:
         """Ask the replica. The exchange ends as lost at once where there is no session."""
@@ -103,7 +117,8 @@ class ReplicaLink:
             exchange.finish(Lost(self.name, "no connection"))
             return exchange
         self._carried[exchange.id] = exchange
-        self._unanswered[exchange.id] = tokens_about(len(attempt.submission.body))
+        tokens = self._unanswered[exchange.id] = tokens_about(len(attempt.submission.body))
+        self.placed(self.name, tokens)
         self._idle.clear()
         self._writer.submit(exchange.id, attempt)
         return exchange

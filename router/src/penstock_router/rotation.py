@@ -7,17 +7,23 @@ nothing new; where it is terminating and there is no link yet, there will be non
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from penstock_core.replica_load import ReplicaLoad
 
 from penstock_router.discovery import Place, ReplicaSet, Source, Standing
+from penstock_router.placed_elsewhere import Placed
 from penstock_router.replica_link import LinkState, ReplicaLink
 
 MakeLink = Callable[[str, str], ReplicaLink]
 
 
 class Rotation:
-    """Links by replica name. known: whether the source has said any set, even an empty one."""
+    """Links by replica name.
+
+    known: whether the source has said any set, even an empty one.
+    placed: called with each request's replica and prompt tokens, about. To be set before `follow`.
+    """
 
     def __init__(self, make_link: MakeLink) -> None:
         self._make_link = make_link
@@ -26,6 +32,7 @@ class Rotation:
         self._source: Source | None = None
         self._taking_work = asyncio.Event()
         self.known = False
+        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
 
     def __getitem__(self, name: str) -> ReplicaLink:
         return self._links[name]
@@ -34,6 +41,11 @@ class Rotation:
     def links(self) -> list[ReplicaLink]:
         """All of the set, by name."""
         return [self._links[name] for name in sorted(self._links)]
+
+    def placed_elsewhere(self, name: str, placed: Placed) -> None:
+        """Another router has sent this there."""
+        if (link := self._links.get(name)) is not None:
+            link.elsewhere.heard(placed, monotonic())
 
     def loads(self) -> list[ReplicaLoad]:
         """The replicas that take work."""
@@ -86,7 +98,7 @@ class Rotation:
 
     def _join(self, name: str, place: Place, group: asyncio.TaskGroup) -> ReplicaLink:
         link = self._make_link(name, place.address)
-        link.standing, link.changed = place.standing, self._changed
+        link.standing, link.changed, link.placed = place.standing, self._changed, self.placed
         self._tasks[link] = group.create_task(link.run())
         return link
 

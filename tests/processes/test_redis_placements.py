@@ -1,0 +1,193 @@
+"""What routers tell one another through a real Redis, which comes and goes."""
+
+import asyncio
+import signal
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from live.redis import PROGRAM, RedisServer
+from penstock_router import shared_placements
+from penstock_router.backoff import Backoff
+from penstock_router.placed_elsewhere import Placed
+from penstock_router.shared_placements import SharedPlacements
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+class Router:
+    """One router's part, and what it has heard."""
+
+    def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
+        self.heard: list[tuple[str, Placed]] = []
+        backoff = Backoff(Random(1), 0.01, 0.1)
+        self.shared = SharedPlacements(url, channel, lambda *told: self.heard.append(told), backoff)
+
+    @property
+    def requests(self) -> int:
+        return sum(placed.requests for _, placed in self.heard)
+
+
+@asynccontextmanager
+async def routers(*ours: Router) -> AsyncIterator[None]:
+    """All of them running, and connected."""
+    tasks = [asyncio.create_task(one.shared.run()) for one in ours]
+    try:
+        await until(lambda: all(one.shared.connected for one in ours))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  of many kinds, and few have an event
+            await asyncio.sleep(0.005)
+
+
+async def tell_until_heard(teller: Router, listener: Router) -> None:
+    """Messages may be lost around an outage; later ones are not."""
+    before = listener.requests
+    async with asyncio.timeout(PATIENCE_S):
+        while listener.requests == before:
+            teller.shared.placed("r0", 1)
+            await asyncio.sleep(0.01)
+
+
+async def test_others_hear_what_one_has_placed_and_it_does_not_hear_itself(redis: RedisServer) -> None:
+    a, b, c = (Router(lambda: redis.url) for _ in range(3))
+    async with routers(a, b, c):
+        a.shared.placed("r0", 100)
+        a.shared.placed("r0", 50)
+        a.shared.placed("r1", 7)
+        for other in (b, c):
+            await until(lambda other=other: other.requests == 3)  # type: ignore[misc]
+            assert other.heard == [("r0", Placed(2, 150)), ("r1", Placed(1, 7))]
+        assert a.heard == []
+
+
+async def test_pools_do_not_hear_one_another(redis: RedisServer) -> None:
+    a, b, other = Router(lambda: redis.url), Router(lambda: redis.url), Router(lambda: redis.url, "another")
+    async with routers(a, b, other):
+        await tell_until_heard(a, b)
+        assert other.heard == []
+
+
+async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: RedisServer) -> None:
+    a, b = Router(lambda: redis.url), Router(lambda: redis.url)
+    with capture_logs() as said:
+        async with routers(a, b):
+            await tell_until_heard(a, b)
+            redis.kill()
+            await until(lambda: not a.shared.connected and not b.shared.connected)
+            a.shared.placed("r0", 1)  # nobody listens, nothing is kept
+            heard = len(b.heard)
+            redis.start()
+            await until(lambda: a.shared.connected and b.shared.connected)
+            assert len(b.heard) == heard
+            await tell_until_heard(a, b)
+    assert len([line for line in said if line["event"] == "redis is away"]) == 2  # one for each router
+
+
+async def test_a_redis_that_stands_still_is_as_good_as_gone(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"HEARTBEAT_S": 0.05, "SILENCE_S": 0.3, "ANSWER_S": 0.3}.items():
+        monkeypatch.setattr(shared_placements, name, seconds)
+    a, b = Router(lambda: redis.url), Router(lambda: redis.url)
+    async with routers(a, b):
+        redis.signal(signal.SIGSTOP)
+        await until(lambda: not a.shared.connected and not b.shared.connected)
+        redis.signal(signal.SIGCONT)
+        await until(lambda: a.shared.connected and b.shared.connected)
+        await tell_until_heard(a, b)
+
+
+async def test_messages_that_are_none_of_ours_are_passed_over(redis: RedisServer) -> None:
+    a, b = Router(lambda: redis.url), Router(lambda: redis.url)
+    async with routers(a, b), Redis.from_url(redis.url) as stranger:
+        for message in (
+            b"",
+            b"[]",
+            b'"x"',
+            b'{"router": 1}',
+            b'{"router": "x", "placed": {"r0": 7}}',
+            b"\xff",
+        ):
+            await stranger.publish("pool", message)
+        await stranger.publish("pool", b" " * (shared_placements.MESSAGE_BYTES + 1))
+        await tell_until_heard(a, b)
+        assert {name for name, _ in b.heard} == {"r0"}
+        assert a.shared.connected and b.shared.connected
+
+
+async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, password="right")
+    server.start()
+    url = tmp_path / "url"
+    url.write_text(server.url.replace("right", "old"))
+    router = Router(url.read_text)
+    with capture_logs() as said:
+        task = asyncio.create_task(router.shared.run())
+        await until(lambda: any(line["event"] == "redis is away" for line in said))
+        url.write_text(server.url)
+        await until(lambda: router.shared.connected)
+        task.cancel()
+        await asyncio.wait([task])
+    server.kill()
+    assert "old" not in str(said) and "right" not in str(said)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    """A server's context; its own authority is cert.pem."""
+    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=redis"
+    names = "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
+    subprocess.run(["openssl", *f"{new} {names}".split()], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    return context
+
+
+async def test_it_speaks_tls(redis: RedisServer, certificate: ssl.SSLContext, tmp_path: Path) -> None:
+    async with tls_in_front(redis.port, certificate) as port:
+        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
+        a, b = Router(lambda: url), Router(lambda: url)
+        async with routers(a, b):
+            await tell_until_heard(a, b)
+
+
+@asynccontextmanager
+async def tls_in_front(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """A port that takes TLS for one that does not."""
+
+    async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(carry, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]

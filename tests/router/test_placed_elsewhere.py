@@ -1,0 +1,72 @@
+"""What other routers have just sent to a replica, and how long it counts."""
+
+import asyncio
+
+from penstock_core.replica_load import tokens_about
+from penstock_proto import replica_pb2 as wire
+from penstock_router.discovery import Fixed
+from penstock_router.placed_elsewhere import LONGEST_S, MOST, SETTLED_S, Placed, PlacedElsewhere
+from penstock_router.rotation import Rotation
+from penstock_router.session_writer import Attempt, Submission
+from scripted.house import make_link, until
+from scripted.replica import ScriptedReplica, is_silent
+
+NOBODY = Placed(0, 0)
+
+
+def heard(*at_s: float) -> PlacedElsewhere:
+    """One request of ten tokens at each of these moments."""
+    elsewhere = PlacedElsewhere()
+    for moment_s in at_s:
+        elsewhere.heard(Placed(1, 10), moment_s)
+    return elsewhere
+
+
+def test_placements_add_up() -> None:
+    assert heard(1.0, 1.001).not_told(told_s=0.9, now_s=1.002) == Placed(2, 20)
+
+
+def test_a_snapshot_that_must_know_of_them_ends_them() -> None:
+    elsewhere = heard(1.0, 1.02)
+    assert elsewhere.not_told(told_s=1.0 + SETTLED_S, now_s=1.03) == Placed(1, 10)
+    assert elsewhere.not_told(told_s=1.02 + SETTLED_S, now_s=1.04) == NOBODY
+
+
+def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
+    assert heard(1.0).not_told(told_s=1.0 + SETTLED_S / 2, now_s=1.01) == Placed(1, 10)
+
+
+def test_what_no_snapshot_ever_tells_of_is_forgotten() -> None:
+    elsewhere = heard(1.0)
+    assert elsewhere.not_told(told_s=0.0, now_s=1.0 + LONGEST_S / 2) == Placed(1, 10)
+    assert elsewhere.not_told(told_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
+
+
+def test_however_much_is_heard_no_more_than_a_bound_is_held() -> None:
+    elsewhere = heard(*[1.0] * (MOST + 50))
+    assert elsewhere.not_told(told_s=0.0, now_s=1.0) == Placed(MOST, 10 * MOST)
+
+
+async def test_orders_see_them_as_load() -> None:
+    link = make_link("r0", "127.0.0.1:1")
+    link.elsewhere.heard(Placed(2, 300), 1e9)  # in the far future, so that nothing has settled it
+    assert (link.load.sent, link.load.sent_tokens) == (2, 300)
+
+
+async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
+    Rotation(make_link).placed_elsewhere("r9", Placed(1, 1))
+
+
+async def test_what_this_router_places_is_told() -> None:
+    told: list[tuple[str, int]] = []
+    replica, rotation = ScriptedReplica("r0", is_silent), Rotation(make_link)
+    rotation.placed = lambda name, tokens: told.append((name, tokens))
+    await replica.start()
+    following = asyncio.create_task(rotation.follow(Fixed({"r0": replica.address})))
+    await until(lambda: rotation.ready)
+    submission = Submission("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, "chat", 0.0)
+    rotation["r0"].submit(Attempt(submission, 1, False), None, lambda: None)
+    assert told == [("r0", tokens_about(400))]
+    following.cancel()
+    await asyncio.wait([following])
+    await replica.die()

@@ -1,0 +1,93 @@
+"""The router's flags: what fits together, and what is said where it does not."""
+
+from pathlib import Path
+
+import pytest
+from penstock_router.cluster_access import Access, AccessError
+from penstock_router.discovery import Service
+from penstock_router.options import REDIS_URL, Options, parse
+
+THERE = ["--replica", "r0=h:1"]
+
+
+def parsed(*flags: str) -> Options:
+    return parse(["-f", "pool.yaml", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "say where the replicas are"),
+        ([*THERE, "--discover", "n/s"], "say where the replicas are"),
+        (["--discover", "service"], "'service' is not NAMESPACE/SERVICE"),
+        (["--discover", "n/s/x"], "'n/s/x' is not NAMESPACE/SERVICE"),
+        ([*THERE, "--kubeconfig", "x"], "--kubeconfig is for --discover"),
+        ([*THERE, "--tls-server-name", "x"], "TLS to the replicas needs --tls-ca"),
+        ([*THERE, "--tls-ca", "x", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
+        ([*THERE, "--redis-url-file", "/no/such"], "/no/such: No such file"),
+        ([*THERE, "--redis-url-file", "/dev/null"], "the URL of Redis is not redis://HOST:PORT"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_flags_that_do_not_fit_are_exit_2(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(*flags)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_replicas_are_told_or_discovered() -> None:
+    assert parsed("--replica", "r0=a:1", "--replica", "r1=b:2").replicas == {"r0": "a:1", "r1": "b:2"}
+    assert parsed("--discover", "default/p-replicas").service == Service("default", "p-replicas")
+
+
+def test_the_url_of_redis_comes_from_its_file_as_it_is_by_then(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text("redis://:old@redis:6379\n")
+    url = parsed(*THERE, "--redis-url-file", str(file)).redis_url
+    file.write_text("redis://:new@redis:6379\n")
+    assert url is not None and url() == "redis://:new@redis:6379"
+
+
+def test_or_from_the_environment_or_routers_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS_URL, raising=False)
+    assert parsed(*THERE).redis_url is None
+    monkeypatch.setenv(REDIS_URL, "rediss://redis:6380/1")
+    url = parsed(*THERE).redis_url
+    assert url is not None and url() == "rediss://redis:6380/1"
+
+
+def test_a_wrong_url_of_redis_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(REDIS_URL, "redis://:hunter2@redis:port")
+    with pytest.raises(SystemExit):
+        parsed(*THERE)
+    assert "hunter2" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (None, "not found"),
+        ("clusters: [", "while parsing"),
+        ("kind: Config", "has no 'clusters'"),
+        ("{clusters: [], contexts: [], current-context: x}", "Context 'x' not found"),
+    ],
+    ids=["no file", "no YAML", "no clusters", "no context"],
+)
+def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, config: str | None, words: str) -> None:
+    file = tmp_path / "kubeconfig"
+    if config is not None:
+        file.write_text(config)
+    with pytest.raises(AccessError) as refused:
+        Access(file).check()
+    assert str(refused.value).startswith(f"{file}: ")
+    assert words in str(refused.value)
+
+
+def test_outside_of_a_cluster_there_is_no_account(tmp_path: Path) -> None:
+    with pytest.raises(AccessError):
+        Access(None, account=tmp_path).check()
