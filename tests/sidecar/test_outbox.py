@@ -126,6 +126,25 @@ async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
+async def test_news_go_by_themselves_within_their_time() -> None:
+    desk = await opened()
+    desk.state = wire.Snapshot(running=2)
+    desk.box.news(0.001)
+    frame = await desk.frame()
+    assert (len(frame.events), frame.snapshot.running) == (0, 2)
+
+
+async def test_news_travel_with_what_goes_before_and_need_no_frame_of_their_own() -> None:
+    desk = await opened()
+    desk.box.news(0.01)
+    desk.put(1, hurry=Hurry.AT_ONCE)
+    assert await desk.ids() == [1]
+    taking = asyncio.ensure_future(desk.frame())
+    await asyncio.sleep(0.03)
+    assert not taking.done()
+    taking.cancel()
+
+
 async def test_a_router_that_does_not_read_falls_behind() -> None:
     desk = await opened()
     for id in range(20):

@@ -255,3 +255,25 @@ async def test_a_changed_state_reaches_routers_that_carry_nothing(rig: Rig) -> N
         assert rig.metric("waiting") == 1
         assert rig.metric("carried") == 1
         assert rig.metric("engine_ready") == 1
+
+
+async def test_what_one_router_brings_the_others_hear_of_by_themselves(rig: Rig) -> None:
+    """Nothing ticks here."""
+    async with rig.router() as idle, rig.router() as busy:
+        await until(lambda: bool(idle.frames))
+        await busy.submit(1)
+        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        assert all(not frame.events for frame in idle.frames)
+
+
+async def test_a_refusal_is_no_news_to_the_others(rig: Rig) -> None:
+    everybody = rig.policy.answers
+    rig.policy.answers = lambda _: Rejected(Reason.PREFILL_BUDGET, None)
+    async with rig.router() as idle, rig.router() as busy:
+        await until(lambda: bool(idle.frames))
+        await busy.submit(1)
+        assert (await busy.ended(1)).HasField("rejected")
+        rig.policy.answers = everybody
+        await busy.submit(2)
+        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        assert len(idle.frames) == 2

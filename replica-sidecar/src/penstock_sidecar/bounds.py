@@ -46,6 +46,10 @@ class Bounds:
     snapshot_s: float = 1.0
     """A router that gets no other frame hears of a changed state within this."""
 
+    news_s: float = 0.005
+    """And of requests accepted from others within this times the routers connected: a burst through one is
+    then seen by all, for 200 frames a second at most, however many routers there are."""
+
     connect_s: float = 2.0
     """To open a connection to the engine, which is on this machine or next to it."""
 

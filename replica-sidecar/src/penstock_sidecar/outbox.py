@@ -75,6 +75,12 @@ class Outbox:
             self._nudged = True
             self._due.set()
 
+    def news(self, within_s: float) -> None:
+        """Tell the replica's state within this time, by a frame of its own if no other goes."""
+        if not self._due.is_set():
+            self._nudged = True
+            self._go_within(within_s)
+
     def close(self) -> None:
         """Take no more events; the reader gets what there is, then None."""
         self._closed = True

@@ -261,8 +261,17 @@ class Replica:
                 carried.broke()
             return
         self._metrics.planned(perf_counter() - began_s)
+        before = len(self._accepted)
         for carried, verdict in zip(new, verdicts, strict=True):
             self._tell(carried, verdict)
+        if len(self._accepted) > before:
+            self._spread()
+
+    def _spread(self) -> None:
+        """Let all routers know what some have brought, before they decide by old news."""
+        within_s = self.bounds.news_s * len(self._sessions)
+        for session in self._sessions:
+            session.outbox.news(within_s)
 
     def _tell(self, carried: Carried, verdict: Verdict) -> None:
         """Give a newcomer its verdict; one that is accepted stands in the mirror from here on."""
