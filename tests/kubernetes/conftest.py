@@ -13,7 +13,7 @@ from kube.api import Pools, administrator
 from kube.api_server import DEFINITION, api_server, binaries
 from kube.kubectl import Kubectl
 from kube.until import until
-from operating.account import operator_account
+from operating.account import operator_account, operator_home
 from operating.process import OperatorProcess, operator_process
 from operating.world import World
 
@@ -71,17 +71,16 @@ def world(client: httpx.Client, namespace: str, definition: None) -> World:
     return World(client, namespace)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def operator(
     apiserver: Path, client: httpx.Client, definition: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
     """An operator of all namespaces with exactly the rights of its table; none may turn out to be missing."""
     folder = tmp_path_factory.mktemp("operator")
-    home = "penstock"
-    client.post("/api/v1/namespaces", json={"metadata": {"name": home}}).raise_for_status()
-    kubeconfig = operator_account(client, apiserver, home, folder)
-    with operator_process(kubeconfig, folder / "log") as operator:
-        yield operator
-        assert operator.stop() == 0, operator.said()
+    with operator_home(client) as home:
+        kubeconfig = operator_account(client, apiserver, home, folder)
+        with operator_process(kubeconfig, folder / "log") as operator:
+            yield operator
+            assert operator.stop() == 0, operator.said()
     assert "forbidden" not in operator.said().replace("is forbidden: exceeded quota", ""), operator.said()
     assert "Traceback" not in operator.said(), operator.said()

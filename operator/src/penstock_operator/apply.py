@@ -11,7 +11,7 @@ import structlog
 
 from penstock_operator.cluster.api import Api, ApiRefused
 from penstock_operator.cluster.seen import Seen
-from penstock_operator.decide import Action, Apply, Conflict, Delete
+from penstock_operator.decide import Action, Apply, Conflict, Delete, Reason
 from penstock_operator.diagnosis import Cause, Problem, component_of
 from penstock_operator.manifest import Manifest, Ref, ref_of
 from penstock_operator.metrics import Metrics
@@ -26,6 +26,8 @@ async def carry_out(actions: Iterable[Action], api: Api, seen: Seen, metrics: Me
         try:
             problem = await _do(action, api, seen)
         except ApiRefused as refused:
+            if refused.leaving:
+                break
             problem = _refusal(action, refused)
         kind, reason = ref_in(action).kind, action.reason.value
         metrics.actions.labels(kind, reason, "refused" if problem else "done").inc()
@@ -45,8 +47,8 @@ def ref_in(action: Action) -> Ref:
 
 async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
     match action:
-        case Apply(manifest):
-            made = await api.apply(manifest)
+        case Apply(manifest, reason):
+            made = await _mend(manifest, api) if reason is Reason.DRIFTED else await api.apply(manifest)
             if watched(manifest):
                 seen.note(made)
         case Delete(ref, uid):
@@ -54,6 +56,20 @@ async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
         case Conflict(_, message):
             return Problem(Cause.NAME_TAKEN, message)
     return None
+
+
+async def _mend(manifest: Manifest, api: Api) -> Manifest:
+    """Apply; where what somebody put beside ours cannot be there together with it, put ours in its place.
+
+    Server-side apply never removes an entry that another wrote, not even where both together are invalid.
+    """
+    try:
+        return await api.apply(manifest)
+    except ApiRefused as refused:
+        if refused.reason != "Invalid":
+            raise
+        await api.overwrite(manifest)
+        return await api.apply(manifest)
 
 
 def watched(manifest: Manifest) -> bool:

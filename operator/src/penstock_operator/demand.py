@@ -7,6 +7,7 @@ answer adds nothing now and all of it later. Pure but for what it keeps between 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
@@ -123,4 +124,5 @@ def demand_of(
 
 def _snapshot(row: Mapping[str, Any]) -> Snapshot:
     """What a router passes on of a replica's snapshot; null stands for infinity, which JSON has not."""
-    return Snapshot(**{k: v for k, v in row.items() if k in _SNAPSHOT and v is not None})
+    told: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
+    return Snapshot(**told)

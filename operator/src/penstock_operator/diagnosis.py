@@ -30,7 +30,6 @@ class Cause(StrEnum):
     PODS_REFUSED = "PodsRefused"  # pods are not admitted, for another reason
     SECRET_MISSING = "SecretMissing"  # a Secret that pods mount
     CONFIG_MAP_MISSING = "ConfigMapMissing"
-    TIME_MODEL_MISSING = "TimeModelMissing"  # the ConfigMap that engine.timeModel names
     CLAIM_MISSING = "ClaimMissing"  # the PersistentVolumeClaim of the weights
     CLAIM_PENDING = "ClaimPending"  # it exists, without a volume
     VOLUME_NOT_MOUNTED = "VolumeNotMounted"
@@ -244,7 +243,7 @@ def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Pr
     """A reference that leads nowhere. needed_for: the field of the pool that names it."""
     causes = {
         "Secret": Cause.SECRET_MISSING,
-        "ConfigMap": Cause.TIME_MODEL_MISSING if "timeModel" in needed_for else Cause.CONFIG_MAP_MISSING,
+        "ConfigMap": Cause.CONFIG_MAP_MISSING,
         "PersistentVolumeClaim": Cause.CLAIM_MISSING,
     }
     said = f"{needed_for}: there is no {ref} in namespace {ref.namespace}; create it, or name another"

@@ -43,13 +43,13 @@ async def own_secrets(api: Api, key: PoolKey) -> Secrets:
     return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
 
 
-async def absent(api: Api, pool: Pool, namespace: str) -> tuple[Problem, ...]:
-    """What the pool refers to and does not exist."""
-    wanted = list(references(pool, namespace))
-    there = await asyncio.gather(*(api.exists(reference.ref) for reference in wanted))
+async def absent(api: Api, pool: Pool, wanted: Sequence[Manifest]) -> tuple[Problem, ...]:
+    """What the pool's pods refer to and does not exist."""
+    named = references(pool, wanted)
+    there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))
     return tuple(
         absence(reference.ref, reference.field, reference.component)
-        for reference, exists in zip(wanted, there, strict=True)
+        for reference, exists in zip(named, there, strict=True)
         if not exists
     )
 

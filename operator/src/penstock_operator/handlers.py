@@ -13,9 +13,9 @@ import os
 from typing import Any
 
 import kopf
+from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import GROUP, POOL, VERSION, WATCHED
-from penstock_operator.fit import check_crd
 from penstock_operator.options import read_options
 from penstock_operator.running import OWN, Operator
 from penstock_operator.settings import read_settings
@@ -24,7 +24,7 @@ WATCH_S = 290
 """A watch is asked for anew after so long. A connection that died in silence misses its bookmarks before."""
 
 
-@kopf.on.startup()
+@kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     """Tell kopf how to watch, and begin."""
     settings.posting.enabled = False
@@ -37,10 +37,12 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWN
     options = memo.get("options") or read_options(os.environ)
     settings.scanning.disabled = bool(options.namespaces)
-    operator = Operator(memo.get("settings") or read_settings(os.environ), options)
-    await check_crd(operator.api)
-    await operator.start()
-    memo.operator = operator
+    try:
+        memo.operator = Operator(memo.get("settings") or read_settings(os.environ), options)
+        await memo.operator.start()
+    except StartError as error:
+        memo.refusal = str(error)
+        raise kopf.PermanentError(memo.refusal) from None
 
 
 @kopf.on.cleanup()

@@ -5,15 +5,14 @@ import asyncio
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
 import kopf
 import uvloop
-from lightkube.core.exceptions import ConfigError
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.serving import StartError
 
 from penstock_operator.options import Options, lease_in, read_options
 from penstock_operator.settings import Settings, SettingsError, read_settings
@@ -45,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     configure_logs("penstock-operator", args.log_level, args.log_json)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf.activities").setLevel(logging.CRITICAL)  # what ends the process is said below
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # kopf's, ended early
     return _run(settings, _options(defaults, args))
 
 
@@ -52,12 +53,13 @@ def _run(settings: Settings, options: Options) -> int:
     from penstock_operator import handlers  # noqa: F401  # kopf finds handlers by their having been imported
 
     memo = kopf.Memo(settings=settings, options=options)
+    operator = kopf.operator(clusterwide=not options.namespaces, namespaces=options.namespaces, memo=memo)
     try:
-        uvloop.run(
-            kopf.operator(clusterwide=not options.namespaces, namespaces=options.namespaces, memo=memo)
-        )
-    except (StartError, ConfigError) as error:
-        print(error, file=sys.stderr)
+        uvloop.run(operator)
+    except Exception:
+        if "refusal" not in memo:
+            raise
+        print(memo.refusal, file=sys.stderr)
         return 1
     except asyncio.CancelledError:
         return 0

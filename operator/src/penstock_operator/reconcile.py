@@ -123,7 +123,7 @@ class Reconciler:
             there += secrets.there()
             held = read_credentials(secrets.authority, secrets.published)
             server_name = tls_server_name(key.name, key.namespace)
-            credentials = renewed(held, server_name, datetime.now(UTC), _new_key)
+            credentials = renewed(held, server_name, datetime.now(UTC), new_key)
         others = (p for p in self.seen.pools() if p["metadata"]["uid"] != owner.uid)
         planned = plan(pool, document, others, self.settings, credentials)
         if planned.wanted is None:
@@ -145,7 +145,7 @@ class Reconciler:
 
     async def _problems(self, key: PoolKey, scene: Scene, failed: Sequence[Problem]) -> tuple[Problem, ...]:
         gone, events = await asyncio.gather(
-            absent(self.api, scene.pool, key.namespace),
+            absent(self.api, scene.pool, scene.planned.wanted or ()),
             warnings(self.api, key, scene.children, scene.planned.replicas),
         )
         return diagnose(scene.children, events, [*scene.planned.problems, *failed, *gone], time.time())
@@ -157,11 +157,18 @@ class Reconciler:
         for news in news_of(before, status, done):
             await self._post(event_of(document, news, _now()))
         if status != before:
-            metadata = {k: document["metadata"][k] for k in ("name", "namespace", "uid")}
-            patch = {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": metadata}
+            await self._write(document, status)
+        return status
+
+    async def _write(self, document: Manifest, status: Status) -> None:
+        metadata = {k: document["metadata"][k] for k in ("name", "namespace", "uid")}
+        patch = {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": metadata}
+        try:
             self.seen.note(await self.api.apply(patch | {"status": status}, subresource="status"))
             self.metrics.status_writes.inc()
-        return status
+        except ApiRefused as refused:
+            if refused.code != 404:  # it was deleted meanwhile: the watch will tell
+                raise
 
     async def _post(self, event: Manifest) -> None:
         """An Event is a courtesy: one that is refused keeps nothing from being done."""
@@ -169,7 +176,8 @@ class Reconciler:
         try:
             await self.api.apply(event)
         except ApiRefused as refused:
-            log.warning("event refused", reason=event["reason"], error=str(refused))
+            if not refused.leaving:
+                log.warning("event refused", reason=event["reason"], error=str(refused))
 
 
 def _scaled(scaler: Scaler, scene: Scene) -> Mapping[str, Any]:
@@ -240,5 +248,6 @@ def _now() -> str:
     return rfc3339(time.time())
 
 
-def _new_key() -> ec.EllipticCurvePrivateKey:
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A private key for TLS."""
     return ec.generate_private_key(ec.SECP256R1())

@@ -1,15 +1,17 @@
-"""What a pool names and does not own: Secrets, ConfigMaps and claims that its pods are going to need.
+"""What a pool's pods cannot start without and the pool does not own: others' Secrets, ConfigMaps and claims.
 
 The kubelet would notice too, minutes later and pod by pod. Looked up here, what is absent is said at once,
-by the field of the pool that names it. Only existence is asked: the content of a Secret stays where it is.
+by the field of the pool that names it. Read from the pods as they are wanted, so that a volume of the pool's
+own podTemplate counts as well. Only existence is asked: the content of a Secret stays where it is.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from penstock_pool import Pool
 
-from penstock_operator.manifest import Ref
+from penstock_operator.diagnosis import component_of
+from penstock_operator.manifest import Manifest, Ref, ref_of
 from penstock_operator.names import Component
 
 
@@ -18,16 +20,57 @@ class Reference(NamedTuple):
 
     ref: Ref
     field: str
-    component: Component
+    component: Component | None
 
 
-def references(pool: Pool, namespace: str) -> Iterator[Reference]:
-    """Every object that the pool's pods cannot start without."""
+def references(pool: Pool, wanted: Sequence[Manifest]) -> tuple[Reference, ...]:
+    """Every object that wanted pods refer to, is not optional, and is none of the wanted."""
+    own = {ref_of(manifest) for manifest in wanted}
+    found: dict[Ref, Reference] = {}
+    for manifest in wanted:
+        template = manifest.get("spec", {}).get("template")
+        if template is None:
+            continue
+        namespace, component = manifest["metadata"]["namespace"], component_of(manifest)
+        for kind, name in _named(template["spec"]):
+            ref = Ref("v1", kind, namespace, name)
+            if ref not in own:
+                found.setdefault(ref, Reference(ref, _field(pool, kind, name), component))
+    return tuple(found.values())
+
+
+def _named(pod: Manifest) -> Iterator[tuple[str, str]]:
+    """Kind and name of all that a pod mounts or takes its environment from."""
+    for volume in pod.get("volumes", ()):
+        yield from _of_source(volume)
+        for source in volume.get("projected", {}).get("sources", ()):
+            yield from _of_source(source)
+    for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+        for variable in container.get("env", ()):
+            yield from _of_variable(variable.get("valueFrom", {}))
+
+
+def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if (claim := source.get("persistentVolumeClaim")) is not None:
+        yield "PersistentVolumeClaim", claim["claimName"]
+    for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
+        told = source.get(field)
+        if told is not None and not told.get("optional"):
+            yield kind, told.get("secretName") or told["name"]
+
+
+def _of_variable(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind, field in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
+        told = source.get(field)
+        if told is not None and not told.get("optional"):
+            yield kind, told["name"]
+
+
+def _field(pool: Pool, kind: str, name: str) -> str:
     for index, application in enumerate(pool.spec.applications):
-        if application.keys.secret is not None:
-            ref = Ref("v1", "Secret", namespace, application.keys.secret)
-            yield Reference(ref, f"spec.applications[{index}].keys.secret", Component.ROUTER)
+        if kind == "Secret" and application.keys.secret == name:
+            return f"spec.applications[{index}].keys.secret"
     source = pool.spec.model.source
-    if source is not None and source.persistent_volume_claim is not None:
-        ref = Ref("v1", "PersistentVolumeClaim", namespace, source.persistent_volume_claim)
-        yield Reference(ref, "spec.model.source.persistentVolumeClaim", Component.REPLICA)
+    if kind == "PersistentVolumeClaim" and source is not None and source.persistent_volume_claim == name:
+        return "spec.model.source.persistentVolumeClaim"
+    return "its pods" if pool.spec.engine.pod_template is None else "spec.engine.podTemplate"

@@ -1,7 +1,7 @@
 """Asking a pool's routers what was asked of them: all at once, briefly, and never in the way.
 
-A router that does not answer in time, or answers something else, is left out of this look and logged; a
-pool's status and its scaling rest on those that do.
+A router that does not answer in time, or answers something else, is left out of this look, which is logged
+once; a pool's status and its scaling rest on those that do.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ class Routers:
     def __init__(self) -> None:
         limits = httpx2.Limits(max_connections=64, max_keepalive_connections=0)
         self._http = httpx2.AsyncClient(timeout=ASK_S, limits=limits, trust_env=False)
+        self._silent: set[str] = set()
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -38,18 +39,29 @@ class Routers:
         answers = await asyncio.gather(*(self._ask(pod) for pod in pods if is_ready(pod)))
         return tuple(answer for answer in answers if answer is not None)
 
+    def _tell(self, uid: str, name: str, trouble: str | None) -> None:
+        """Once when a router falls silent, once when it answers again."""
+        if trouble is None and uid in self._silent:
+            self._silent.discard(uid)
+            log.info("router answers again", pod=name)
+        elif trouble is not None and uid not in self._silent:
+            self._silent.add(uid)
+            log.warning("router does not answer", pod=name, error=trouble)
+
     async def _ask(self, pod: Manifest) -> Reading | None:
-        name, address = pod["metadata"]["name"], pod["status"]["podIP"]
+        metadata, address = pod["metadata"], pod["status"]["podIP"]
         host = f"[{address}]" if ":" in address else address
+        reading, trouble = None, None
         try:
             async with asyncio.timeout(ASK_S):
                 page = await self._read(f"http://{host}:{ROUTER_PORT}/penstock/v1/demand")
-            return reading_of(pod["metadata"]["uid"], page)
+            reading = reading_of(metadata["uid"], page)
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
-            log.info("router does not answer", pod=name, error=str(error) or type(error).__name__)
+            trouble = str(error).partition("\n")[0] or type(error).__name__
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("router answers nonsense", pod=name, error=str(error))
-        return None
+            trouble = f"its page is not what it should be: {error!r}"
+        self._tell(metadata["uid"], metadata["name"], trouble)
+        return reading
 
     async def _read(self, url: str) -> dict[str, object]:
         async with self._http.stream("GET", url) as response:

@@ -9,18 +9,18 @@ A standby does all of that but the last: it knows everything already when its tu
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
-from lightkube import KubeConfig
-from penstock_runtime.serving import address_of, listen, serving
+from penstock_runtime.serving import StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from penstock_operator.cluster.api import Api, ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api import Api, ApiRefused, ApiUnreachable, found_access
 from penstock_operator.cluster.kinds import POOL, WATCHED, Kind
 from penstock_operator.cluster.lease import Leadership
 from penstock_operator.cluster.seen import PoolKey, Seen, pool_of
+from penstock_operator.fit import check_crd
 from penstock_operator.hosts import host_of
 from penstock_operator.manifest import Manifest
 from penstock_operator.metrics import Metrics
@@ -37,12 +37,17 @@ log = structlog.get_logger()
 OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that the operator makes."""
 
+START_PAUSE_S = 1.0
+
+PAGE_S = 1.0
+"""For pages that are being read when the process stops."""
+
 STUCK_S = 120.0
 """A look that takes longer is stuck: a pool's requests all have bounds that add up to less."""
 
 
 class Operator:
-    """What runs between the start and the stop of a process."""
+    """What runs between a process' start and stop. Raises StartError where it finds no API server."""
 
     def __init__(self, settings: Settings, options: Options) -> None:
         self.options = options
@@ -51,7 +56,7 @@ class Operator:
         GCCollector(registry=self.registry)
         self.metrics = Metrics(self.registry)
         self.seen = Seen()
-        self.api = Api(KubeConfig.from_env())
+        self.api = Api(found_access())
         self.routers = Routers()
         self.reconciler = Reconciler(self.api, self.seen, self.routers, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
@@ -61,12 +66,13 @@ class Operator:
         self._serving = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Begin. Raises StartError where the port cannot be had, ApiUnreachable, ApiRefused."""
+        """Begin. Raises StartError: no port, no ServingPool in the cluster, or no right to read one."""
         listener = listen(self.options.host, self.options.port)
         await self._serving.enter_async_context(
-            serving(pages(self.registry, self.health, self._before_scrape), listener, drain_s=0)
+            serving(pages(self.registry, self.health, self._before_scrape), listener, drain_s=PAGE_S)
         )
-        await self.resync()
+        await self._patiently(lambda: check_crd(self.api))
+        await self._patiently(self.resync)
         self.health.synced = True
         self._spawn("resync", self._resync_forever())
         for number in range(self.options.workers):
@@ -77,6 +83,19 @@ class Operator:
             leadership = Leadership(self.api, self.options.lease, self.options.identity, self._lead)
             self._spawn("leadership", leadership.run())
         log.info("ready", address=address_of(listener), namespaces=self.options.namespaces or "all")
+
+    async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Take a step of the start, however long the API server needs. Raises StartError where it says no."""
+        while True:
+            try:
+                return await step()
+            except ApiUnreachable as error:
+                log.warning("waits for the API server", error=str(error))
+            except ApiRefused as refused:
+                if not refused.passing:
+                    raise StartError(f"the API server refuses: {refused}") from refused
+                log.warning("waits for the API server", error=str(refused))
+            await asyncio.sleep(START_PAUSE_S)
 
     async def stop(self) -> None:
         """End: what is under way is broken off, which by design harms nothing."""
@@ -165,6 +184,7 @@ class Operator:
             self._leads.set()
         else:
             self._leads.clear()
+            self.reconciler.kept.clear()  # what it remembers is from now on somebody else's past
 
     def _before_scrape(self) -> None:
         self.metrics.count_pools(self.seen.pools())

@@ -16,8 +16,10 @@ from typing import Any
 
 import httpx2
 import orjson
-from lightkube import KubeConfig
+from lightkube import KubeConfig, SingleConfig
 from lightkube.config import client_adapter
+from lightkube.core.exceptions import ConfigError
+from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import Kind, kind_of
 from penstock_operator.manifest import Manifest, Ref
@@ -26,35 +28,55 @@ from penstock_operator.names import FIELD_MANAGER
 REQUEST_S = 10.0
 """Longest wait for the API server; its own webhooks may take that long."""
 
+_WRITTEN = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+_MERGE = {"content-type": "application/merge-patch+json"}
 _APPLY = {"content-type": "application/apply-patch+yaml"}  # JSON is YAML
 _METADATA_ONLY = {"accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 
 
 class ApiRefused(Exception):
-    """The API server answered, and not as wished. code: HTTP; reason: Kubernetes' word for it."""
+    """The API server answered, and not as wished. code: HTTP; reason, causes: Kubernetes' words for it."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.code, self.reason = code, reason
+        self.code, self.reason, self.causes = code, reason, causes
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the namespace is being deleted, and everything in it with it."""
+        return "NamespaceTerminating" in self.causes
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same may be granted in a moment: the server is busy, or something behind it is."""
+        return self.code == 429 or self.code >= 500
 
 
 class ApiUnreachable(Exception):
     """The API server did not answer."""
 
 
+def found_access() -> SingleConfig:
+    """Where the API server is and who this is: a pod's own, else $KUBECONFIG. Raises StartError."""
+    try:
+        found = KubeConfig.from_env().get()
+    except ConfigError as error:
+        raise StartError(f"no API server is known: {error}") from error
+    if found is None:
+        raise StartError("no API server is known: the kubeconfig has no current context")
+    return found
+
+
 class Api:
     """One connection pool to one API server."""
 
-    def __init__(self, config: KubeConfig) -> None:
-        self._config = config
+    def __init__(self, access: SingleConfig) -> None:
+        self._access = access
         self._http = self._connect()
 
     def _connect(self) -> httpx2.AsyncClient:
-        timeout = httpx2.Timeout(REQUEST_S)
-        found = self._config.get()
-        if found is None:
-            raise ApiUnreachable("the kubeconfig has no current context")
-        return client_adapter.AsyncClient(found, client_adapter.ConnectionParams(timeout=timeout))
+        parameters = client_adapter.ConnectionParams(timeout=httpx2.Timeout(REQUEST_S))
+        return client_adapter.AsyncClient(self._access, parameters)
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -88,22 +110,26 @@ class Api:
         """Server-side apply, by force. The object as it is now."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"], subresource)
-        params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
-        if dry_run:
-            params["dryRun"] = "All"
+        params = _WRITTEN | {"force": "true"} | ({"dryRun": "All"} if dry_run else {})
         return await self._request("PATCH", path, params, _APPLY, orjson.dumps(manifest))
+
+    async def overwrite(self, manifest: Manifest) -> Manifest:
+        """Merge a manifest into an object that exists; lists become the manifest's, whoever wrote entries."""
+        metadata = manifest["metadata"]
+        path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"])
+        return await self._request("PATCH", path, _WRITTEN, _MERGE, orjson.dumps(manifest))
 
     async def put(self, manifest: Manifest) -> Manifest:
         """Replace an object, only if it is still of the resource version that the manifest names."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
-        return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, None, orjson.dumps(manifest))
+        return await self._request("PUT", path, _WRITTEN, None, orjson.dumps(manifest))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Make an object that does not exist yet."""
         path = kind_of(manifest).path(manifest["metadata"]["namespace"])
         body = orjson.dumps(manifest)
-        return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, None, body)
+        return await self._request("POST", path, _WRITTEN, None, body)
 
     async def delete(self, ref: Ref, uid: str) -> None:
         """Delete an object, in the background, if it is still the one with that uid; gone is fine as well."""
@@ -175,4 +201,5 @@ def _refused(response: httpx2.Response) -> ApiRefused:
     except orjson.JSONDecodeError:
         return ApiRefused(response.status_code, response.reason_phrase, response.text[:500])
     message = status.get("message") or response.reason_phrase
-    return ApiRefused(response.status_code, status.get("reason") or response.reason_phrase, message)
+    causes = tuple(cause.get("reason", "") for cause in (status.get("details") or {}).get("causes") or ())
+    return ApiRefused(response.status_code, status.get("reason") or response.reason_phrase, message, causes)

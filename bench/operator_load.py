@@ -1,0 +1,244 @@
+"""What the operator costs: looks at pools, CPU and memory, with none and with a hundred.
+
+A real API server with its controllers and fake nodes, on which pods become Ready without running; the
+operator is the real process, with the rights of an administrator. Quantiles are read from its own
+histogram, so they are as fine as its buckets. CPU is a share of one core; the rest of the machine is busy
+with the cluster meanwhile.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = ROOT / "e2e" / "cluster"
+RESULT = ROOT / "bench" / "results" / "operator.txt"
+POOLS = "/apis/penstock.dev/v1alpha1/namespaces/default/servingpools"
+LOOKS = "penstock_operator_reconcile_seconds"
+PATIENCE_S = 900
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A process' CPU so far, and its memory now."""
+
+    cpu_s: float
+    rss_mb: float
+    at_s: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pools", type=int, default=100)
+    parser.add_argument("--rest-s", type=float, default=60.0, help="how long CPU is measured at rest")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        lines = measured(Path(folder), args.pools, args.rest_s)
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    RESULT.write_text(text)
+    return 0
+
+
+def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
+    """The whole bench; a line each."""
+    with (
+        cluster(folder / "api", nodes=1 + pools // 20) as kubeconfig,
+        operator(kubeconfig, folder) as running,
+    ):
+        api = administrator(kubeconfig)
+        lines = [f"{pools} pools of 2 replicas and 2 routers each, on fake nodes; {os.cpu_count()} cores", ""]
+        lines.append(f"at rest, no pools       {resting(running, rest_s)}")
+        lines.append(f"all made and Ready      {made(api, running, pools)}")
+        lines.append(f"at rest, {pools} pools     {resting(running, rest_s)}")
+        lines.append(f"policy of all changed   {changed(api, running, pools)}")
+        return lines
+
+
+def made(api: httpx.Client, running: "Running", pools: int) -> str:
+    """Makes the pools, and waits until all are Ready."""
+    before, since_s = running.histogram(), time.monotonic()
+    for number in range(pools):
+        api.post(POOLS, json=document(f"pool-{number:03}")).raise_for_status()
+    until(lambda: count(api, "ReplicasReady", "True") == count(api, "RouterReady", "True") == pools)
+    return looks(before, running.histogram(), time.monotonic() - since_s)
+
+
+def changed(api: httpx.Client, running: "Running", pools: int) -> str:
+    """Changes every pool, and waits until all their pods are new."""
+    before, since_s = running.histogram(), time.monotonic()
+    for number in range(pools):
+        patch = {"spec": {"scheduling": {"policy": "fcfs"}}}
+        headers = {"content-type": "application/merge-patch+json"}
+        api.patch(f"{POOLS}/pool-{number:03}", json=patch, headers=headers).raise_for_status()
+    until(lambda: policies(api) == {"fcfs"} and count(api, "Progressing", "False") == pools)
+    return looks(before, running.histogram(), time.monotonic() - since_s)
+
+
+def resting(running: "Running", rest_s: float) -> str:
+    """CPU and memory while nothing happens."""
+    before = running.usage()
+    histogram = running.histogram()
+    time.sleep(rest_s)
+    after = running.usage()
+    cpu = (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s)
+    said = looks(histogram, running.histogram(), rest_s) if running.histogram() != histogram else "no looks"
+    return f"CPU {cpu:6.1%} of a core, {after.rss_mb:4.0f} MB; {said}"
+
+
+def looks(before: dict[float, float], after: dict[float, float], took_s: float) -> str:
+    """How long looks took between two histograms."""
+    each = {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
+    p50, p99 = (1000 * quantile(each, share) for share in (0.5, 0.99))
+    return f"{took_s:5.1f} s, {each[float('inf')]:5.0f} looks, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+
+
+def quantile(cumulative: dict[float, float], share: float) -> float:
+    """By linear interpolation within the bucket, as Prometheus does."""
+    total, below_s, below = cumulative[float("inf")], 0.0, 0.0
+    for bound_s, number in cumulative.items():
+        if number >= share * total:
+            if bound_s == float("inf"):
+                return below_s
+            return below_s + (bound_s - below_s) * (share * total - below) / max(number - below, 1)
+        below_s, below = bound_s, number
+    return below_s
+
+
+class Running:
+    """The operator's process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self._pid, self._address = process.pid, address
+
+    def usage(self) -> Usage:
+        """From /proc."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        rss_kb = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+        return Usage((int(fields[11]) + int(fields[12])) / TICKS, rss_kb / 1024, time.monotonic())
+
+    def histogram(self) -> dict[float, float]:
+        """Looks by their longest time, in seconds."""
+        page = httpx.get(f"http://{self._address}/metrics", timeout=30, trust_env=False).text
+        found = re.findall(rf'{LOOKS}_bucket{{le="([^"]+)"}} (\S+)', page)
+        return {float(bound): float(number) for bound, number in found}
+
+
+@contextmanager
+def cluster(folder: Path, nodes: int) -> Iterator[Path]:
+    """An API server that knows ServingPools; its kubeconfig."""
+    done = subprocess.run(
+        [CLUSTER / "apiserver", "up", folder, "--kwok", str(nodes)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    try:
+        kubeconfig = Path(done.stdout.strip())
+        bin_folder = subprocess.run(
+            [CLUSTER / "build", "--dir"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        kubectl = [
+            f"{bin_folder}/kubectl",
+            f"--kubeconfig={kubeconfig}",
+            "apply",
+            "--server-side",
+            "--filename",
+        ]
+        subprocess.run([*kubectl, str(ROOT / "crds" / "servingpools.yaml")], check=True, capture_output=True)
+        yield kubeconfig
+    finally:
+        subprocess.run([CLUSTER / "apiserver", "down", folder], check=True)
+
+
+@contextmanager
+def operator(kubeconfig: Path, folder: Path) -> Iterator[Running]:
+    """The operator, once it serves."""
+    images = {f"PENSTOCK_{name}_IMAGE": "x" for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM_PLUGIN")}
+    log = folder / "operator.log"
+    with log.open("wb") as sink:
+        command = [sys.executable, "-m", "penstock_operator.main", "--host=127.0.0.1", "--port=0"]
+        environment = os.environ | images | {"KUBECONFIG": str(kubeconfig)}
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
+    try:
+        until(lambda: re.search(r"address=\S+ .*event=ready", log.read_text()) is not None)
+        yield Running(process, re.findall(r"address=(\S+) ", log.read_text())[0])
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def administrator(kubeconfig: Path) -> httpx.Client:
+    """HTTP to the API server."""
+    config: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
+    server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    return httpx.Client(
+        base_url=server["server"],
+        headers={"authorization": f"Bearer {user['token']}"},
+        verify=server["certificate-authority"],
+        timeout=60,
+        trust_env=False,
+    )
+
+
+def document(name: str) -> dict[str, Any]:
+    """A pool."""
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 43296},
+            "replicas": 2,
+            "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
+        },
+    }
+
+
+def statuses(api: httpx.Client) -> list[dict[str, Any]]:
+    """Every pool's."""
+    return [pool.get("status", {}) for pool in api.get(POOLS).raise_for_status().json()["items"]]
+
+
+def count(api: httpx.Client, type_: str, status: str) -> int:
+    """Pools of which a condition is so."""
+    return sum(
+        (condition["type"], condition["status"]) == (type_, status)
+        for told in statuses(api)
+        for condition in told.get("conditions", ())
+    )
+
+
+def policies(api: httpx.Client) -> set[str]:
+    """What pools say that they run."""
+    return {told.get("policy", "") for told in statuses(api)}
+
+
+def until(holds: Any) -> None:
+    """Waits, for long."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > end_s:
+            raise TimeoutError
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""An operator as a real process, started, asked, killed and stopped by tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from operating.eventually import eventually
+
+IMAGES = {
+    f"PENSTOCK_{name}_IMAGE": f"localhost/penstock/{name.lower().replace('_', '-')}:dev"
+    for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM_PLUGIN")
+}
+STOP_S = 30
+
+
+class OperatorProcess:
+    """One `penstock-operator`. log: where its standard error goes."""
+
+    def __init__(
+        self, kubeconfig: Path, log: Path, *flags: str, environment: dict[str, str] | None = None
+    ) -> None:
+        self._log = log
+        command = [sys.executable, "-m", "penstock_operator.main", "--host=127.0.0.1", "--port=0", *flags]
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                command,
+                env=inherited | IMAGES | {"KUBECONFIG": str(kubeconfig)} | (environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text()
+
+    def ready(self) -> "OperatorProcess":
+        """This operator, once it serves."""
+        eventually(self._address)
+        return self
+
+    def page(self, path: str) -> httpx.Response:
+        """One of its pages."""
+        return httpx.get(f"http://{self._address()}{path}", timeout=STOP_S, trust_env=False)
+
+    def metric(self, name: str) -> float:
+        """A metric's value, over all its labels; 0 where it has none yet."""
+        lines = self.page("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}(\{{| )", line))
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(STOP_S)
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def _address(self) -> str | None:
+        assert self.process.poll() is None, f"the operator ended: {self.said()}"
+        found = re.findall(r"address=(\S+) .*event=ready", self.said())
+        return found[-1] if found else None
+
+
+@contextmanager
+def operator_process(
+    kubeconfig: Path, log: Path, *flags: str, environment: dict[str, str] | None = None
+) -> Iterator[OperatorProcess]:
+    """An operator that serves; killed at the end if it still runs."""
+    operator = OperatorProcess(kubeconfig, log, *flags, environment=environment)
+    try:
+        yield operator.ready()
+    finally:
+        operator.kill()

@@ -1,0 +1,131 @@
+"""A namespace as its people see it: pools are written and read, and pods say what a kubelet would."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from operating.eventually import eventually
+from penstock_operator.cluster.kinds import EVENT, POD, POOL, WATCHED, Kind
+
+Object = dict[str, Any]
+KINDS = {kind.kind: kind for kind in (POOL, EVENT, *WATCHED)} | {
+    "Secret": Kind("v1", "Secret", "secrets"),
+    "PersistentVolumeClaim": Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    "ResourceQuota": Kind("v1", "ResourceQuota", "resourcequotas"),
+}
+
+
+def pool_document(name: str = "chat", **spec: Any) -> Object:
+    """A small pool of simulated engines. spec: fields in place of its own."""
+    return {
+        "apiVersion": POOL.api_version,
+        "kind": POOL.kind,
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 43296},
+            "replicas": 2,
+            "tiers": [
+                {"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}},
+                {"name": "batch", "bestEffort": True},
+            ],
+            "router": {"replicas": 1},
+        }
+        | spec,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One namespace, as its administrator."""
+
+    client: httpx.Client
+    namespace: str
+
+    def make(self, kind: str, body: Object) -> Object:
+        """A new object."""
+        path = KINDS[kind].path(self.namespace)
+        answer = self.client.post(path, json=body | {"apiVersion": KINDS[kind].api_version, "kind": kind})
+        assert answer.is_success, answer.text
+        return dict(answer.json())
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """An object, or None."""
+        answer = self.client.get(KINDS[kind].path(self.namespace, name))
+        return None if answer.status_code == 404 else dict(answer.raise_for_status().json())
+
+    def all(self, kind: str, labels: str = "") -> list[Object]:
+        """Every object of a kind."""
+        answer = self.client.get(KINDS[kind].path(self.namespace), params={"labelSelector": labels})
+        return list(answer.raise_for_status().json()["items"])
+
+    def change(self, kind: str, name: str, patch: Object, part: str | None = None) -> Object:
+        """Merges a change into an object. part: a subresource."""
+        answer = self.client.patch(
+            KINDS[kind].path(self.namespace, name, part),
+            json=patch,
+            headers={"content-type": "application/merge-patch+json"},
+        )
+        assert answer.is_success, answer.text
+        return dict(answer.json())
+
+    def delete(self, kind: str, name: str) -> None:
+        """Deletes an object."""
+        self.client.delete(KINDS[kind].path(self.namespace, name)).raise_for_status()
+
+    def pool(self, name: str = "chat") -> Object:
+        """A pool that has to exist."""
+        found = self.get("ServingPool", name)
+        assert found is not None, f"no pool {name}"
+        return found
+
+    def condition(self, type_: str, pool: str = "chat") -> tuple[str, str, str]:
+        """A condition's status, reason and message; three empty words where there is none."""
+        for found in self.pool(pool).get("status", {}).get("conditions", ()):
+            if found["type"] == type_:
+                return found["status"], found["reason"], found["message"]
+        return "", "", ""
+
+    def until(self, type_: str, status: str, reason: str = "", pool: str = "chat") -> str:
+        """Waits for a condition; its message."""
+
+        def look() -> tuple[str, str, str] | None:
+            told = self.condition(type_, pool)
+            return told if told[0] == status and reason in ("", told[1]) else None
+
+        try:
+            return eventually(look)[2]
+        except AssertionError:
+            raise AssertionError(f"no {type_}={status} {reason}: {self.pool(pool).get('status')}") from None
+
+    def ready(self, pool: str = "chat") -> None:
+        """Waits until the pool is up and at rest."""
+        self.until("ReplicasReady", "True", pool=pool)
+        self.until("RouterReady", "True", pool=pool)
+        self.until("Progressing", "False", pool=pool)
+
+    def events(self, reason: str, pool: str = "chat") -> list[str]:
+        """Messages of the Events about a pool."""
+        return [
+            event["message"]
+            for event in self.all("Event")
+            if event["reason"] == reason and event["involvedObject"].get("name") == pool
+        ]
+
+    def pods(self, component: str, pool: str = "chat") -> list[Object]:
+        """A component's pods that are to stay."""
+        labels = f"penstock.dev/pool={pool},app.kubernetes.io/component={component}"
+        return [pod for pod in self.all("Pod", labels) if "deletionTimestamp" not in pod["metadata"]]
+
+    def as_kubelet(self, pod: Object, status: Object) -> None:
+        """What the node says of a pod."""
+        self.change("Pod", pod["metadata"]["name"], {"status": status}, "status")
+
+    def gone(self, *look: Callable[[], object]) -> None:
+        """Waits until each gives nothing."""
+        for each in look:
+            eventually(lambda each=each: not each())  # type: ignore[misc]
+
+
+PODS = POD.plural

@@ -1,0 +1,157 @@
+"""A pool that is valid and cannot run says why, in its conditions and in an Event, and heals with its cause.
+
+What only a node can find out is said by the test in the kubelet's words; the rest is the cluster's own doing.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from operating.eventually import eventually
+from operating.world import Object, World, pool_document
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+ENGINE = {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 43296}
+SAYS_WITHIN_S = 30.0
+
+
+def broken(world: World, reason: str) -> str:
+    """Waits until the pool says so, in condition and Event; the message."""
+    message = world.until("Degraded", "True", reason)
+    eventually(lambda: world.events(reason), SAYS_WITHIN_S)
+    return message
+
+
+def healed(world: World) -> None:
+    world.until("Degraded", "False")
+    world.ready()
+    eventually(lambda: world.events("Recovered"))
+
+
+def test_no_node_has_the_gpu(world: World) -> None:
+    gpus = ENGINE | {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    world.make("ServingPool", pool_document(engine=gpus))
+    message = broken(world, "GpuMissing")
+    assert "Insufficient nvidia.com/gpu" in message
+    assert world.condition("ReplicasReady")[1] == "GpuMissing"
+    world.until("RouterReady", "True")
+    world.change("ServingPool", "chat", {"spec": {"engine": {"resources": {"limits": None}}}})
+    healed(world)
+
+
+def test_no_node_fits(world: World) -> None:
+    picky = ENGINE | {"podTemplate": {"spec": {"nodeSelector": {"gpu": "a100"}}}}
+    world.make("ServingPool", pool_document(engine=picky))
+    assert "node affinity/selector" in broken(world, "Unschedulable")
+    world.change("ServingPool", "chat", {"spec": {"engine": {"podTemplate": None}}})
+    healed(world)
+
+
+def test_claim_with_the_weights_is_missing(world: World) -> None:
+    source = {"persistentVolumeClaim": "weights"}
+    model = {"name": "meta-llama/Llama-3.1-8B-Instruct", "source": source}
+    engine = {"type": "openai", "image": "sglang:1", "timeModel": "llama-3-8b-a100"}
+    world.make("ServingPool", pool_document(model=model, engine=engine))
+    message = broken(world, "ClaimMissing")
+    assert 'spec.model.source.persistentVolumeClaim: there is no PersistentVolumeClaim "weights"' in message
+    claim = {
+        "accessModes": ["ReadOnlyMany"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "slow",
+    }
+    world.make("PersistentVolumeClaim", {"metadata": {"name": "weights"}, "spec": claim})
+    world.until("Degraded", "True", "ClaimPending")  # it exists now, and no volume is bound to it
+
+
+def test_secret_with_the_api_keys_is_missing(world: World) -> None:
+    applications = [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}]
+    world.make("ServingPool", pool_document(applications=applications))
+    message = broken(world, "SecretMissing")
+    assert 'spec.applications[0].keys.secret: there is no Secret "ide-keys"' in message
+    world.make("Secret", {"metadata": {"name": "ide-keys"}, "stringData": {"keys": "key-1"}})
+    healed(world)
+
+
+def test_quota_allows_no_more_pods(world: World) -> None:
+    world.make("ResourceQuota", {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
+    world.make("ServingPool", pool_document())
+    assert "exceeded quota: few" in broken(world, "QuotaExceeded")
+    world.delete("ResourceQuota", "few")
+    world.make("ResourceQuota", {"metadata": {"name": "many"}, "spec": {"hard": {"pods": "9"}}})
+    world.change("ServingPool", "chat", {"spec": {"replicas": 1}})  # its controllers try again at once
+    world.change("ServingPool", "chat", {"spec": {"replicas": 2}})
+    healed(world)
+
+
+def waiting(reason: str, message: str) -> Callable[[Object], Object]:
+    return lambda container: {"state": {"waiting": {"reason": reason, "message": message}}}
+
+
+def crashed(container: Object) -> Object:
+    ended = {"exitCode": 2, "reason": "Error", "message": "loading\nValueError: no model at /models/weights"}
+    looping = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s restarting"}}
+    return {"state": looping, "lastState": {"terminated": ended}, "restartCount": 3}
+
+
+@pytest.mark.parametrize(
+    ("container", "says", "reason", "words"),
+    [
+        (
+            "engine",
+            waiting("ErrImagePull", "manifest unknown"),
+            "ImageMissing",
+            "ErrImagePull: manifest unknown",
+        ),
+        (
+            "engine",
+            waiting("ErrImageNeverPull", "not present"),
+            "ImageMissing",
+            "ErrImageNeverPull: not present",
+        ),
+        (
+            "engine",
+            crashed,
+            "EngineCrashing",
+            "exit code 2, 3 restarts: ValueError: no model at /models/weights",
+        ),
+        ("sidecar", crashed, "SidecarCrashing", "container sidecar: exit code 2"),
+    ],
+)
+def test_what_the_node_says(
+    world: World, container: str, says: Callable[[Object], Object], reason: str, words: str
+) -> None:
+    world.make("ServingPool", pool_document(replicas=1))
+    world.ready()
+    (pod,) = world.pods("replica")
+    well = pod["status"]
+    world.as_kubelet(pod, told(well, container, says))
+    assert words in broken(world, reason)
+    world.until("Ready", "False", reason)
+    world.as_kubelet(pod, well)
+    healed(world)
+
+
+def told(well: Object, container: str, says: Callable[[Object], Object]) -> Object:
+    """A pod's status when one of its containers is not well."""
+
+    def each(statuses: list[Object]) -> list[Object]:
+        return [
+            one | {"ready": False, "started": False} | says(one) if one["name"] == container else one
+            for one in statuses
+        ]
+
+    unready = [
+        c | {"status": "False"} if c["type"] in ("Ready", "ContainersReady") else c
+        for c in well["conditions"]
+    ]
+    lists = ("initContainerStatuses", "containerStatuses")
+    return {"conditions": unready} | {name: each(well[name]) for name in lists if name in well}
+
+
+def test_pool_that_this_operator_cannot_run_says_which_field(world: World) -> None:
+    engine = {"type": "vllm", "image": "vllm/vllm-openai:v0.33.0", "timeModel": "auto"}
+    world.make("ServingPool", pool_document(engine=engine))
+    assert broken(world, "CannotRun").startswith("spec.engine.timeModel: auto")
+    assert world.get("StatefulSet", "chat-replica") is None
+    world.change("ServingPool", "chat", {"spec": {"engine": {"timeModel": "llama-3-8b-a100"}}})
+    healed(world)

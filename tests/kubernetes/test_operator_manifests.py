@@ -1,0 +1,75 @@
+"""Everything that any pool wants is valid to the API server, with every field known to it."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube import KubeConfig
+from operating.process import IMAGES
+from operating.world import World, pool_document
+from penstock_operator.cluster.api import Api
+from penstock_operator.decide import decide
+from penstock_operator.plan import owner_of, plan, read
+from penstock_operator.reconcile import new_key
+from penstock_operator.settings import read_settings
+from penstock_operator.tls import Held, renewed
+from penstock_pool import Pool
+
+OPTIONAL = {"HTTPRoute", "ServiceMonitor", "ScaledObject"}
+"""Kinds whose definitions are not installed here."""
+
+POOLS: dict[str, dict[str, Any]] = {
+    "simulated": {},
+    "vllm": {
+        "engine": {
+            "type": "vllm",
+            "image": "vllm/vllm-openai:v0.33.0",
+            "timeModel": "llama-3-8b-a100",
+            "tensorParallelSize": 2,
+            "resources": {"limits": {"nvidia.com/gpu": "2"}, "requests": {"memory": "40Gi"}},
+            "args": ["--enable-prefix-caching"],
+            "podTemplate": {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}},
+        },
+        "model": {"name": "llama", "source": {"persistentVolumeClaim": "weights"}},
+    },
+    "openai": {"engine": {"type": "openai", "image": "sglang:1", "timeModel": "llama-3-8b-a100"}},
+    "image volume": {"model": {"name": "llama", "source": {"image": "registry.example/llama3:1"}}},
+    "ingress": {"ingress": {"host": "chat.example", "className": "traefik", "tlsSecret": "chat-tls-public"}},
+    "keys": {"applications": [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}]},
+    "scaled to zero": {"replicas": 0, "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+    "hpa": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4, "by": "hpa"}},
+    "all at once": {
+        "ingress": {"host": "all.example"},
+        "monitoring": {"serviceMonitor": True},
+        "router": {"replicas": 3},
+        "replicas": 5,
+    },
+}
+
+
+@pytest.fixture
+async def api(apiserver: Path) -> AsyncIterator[Api]:
+    access = KubeConfig.from_file(apiserver).get()
+    assert access is not None
+    api = Api(access)
+    yield api
+    await api.close()
+
+
+@pytest.mark.parametrize("tls", ["on", "off"])
+@pytest.mark.parametrize("spec", POOLS.values(), ids=POOLS)
+async def test_every_object_is_valid_and_comes_back_as_it_was_wanted(
+    spec: dict[str, Any], tls: str, world: World, api: Api
+) -> None:
+    document = world.make("ServingPool", pool_document(**spec))
+    pool = read(document)
+    assert isinstance(pool, Pool), pool
+    settings = read_settings(IMAGES | {"PENSTOCK_TLS": tls})
+    keys = renewed(Held(), "chat-replicas.team.svc", datetime.now(UTC), new_key) if tls == "on" else None
+    planned = plan(pool, document, (), settings, keys)
+    assert planned.wanted is not None
+    wanted = [manifest for manifest in planned.wanted if manifest["kind"] not in OPTIONAL]
+    made = [await api.apply(manifest, dry_run=True) for manifest in wanted]
+    assert decide(wanted, made, owner_of(document)) == ()

@@ -1,0 +1,196 @@
+"""A pool's life on a real API server: it comes up, is kept as wanted, changes, and goes with all it had."""
+
+from typing import Any
+
+import pytest
+from kube.kubectl import Kubectl
+from operating.eventually import eventually
+from operating.process import OperatorProcess
+from operating.world import World, pool_document
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+MADE = {
+    "ConfigMap": {"chat-replica", "chat-router"},
+    "Deployment": {"chat-router"},
+    "NetworkPolicy": {"chat-replica", "chat-router"},
+    "PodDisruptionBudget": {"chat-replica", "chat-router"},
+    "Role": {"chat-router"},
+    "RoleBinding": {"chat-router"},
+    "Service": {"chat", "chat-replicas"},
+    "ServiceAccount": {"chat-replica", "chat-router"},
+    "StatefulSet": {"chat-replica"},
+    "Secret": {"chat-ca", "chat-tls"},
+}
+OWN = "app.kubernetes.io/managed-by=penstock-operator"
+
+
+def names(world: World, kind: str) -> set[str]:
+    return {made["metadata"]["name"] for made in world.all(kind, OWN)}
+
+
+def test_pool_comes_up_with_all_that_it_needs(world: World, kubectl: Kubectl) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    assert {kind: names(world, kind) for kind in MADE} == MADE
+    uid = world.pool()["metadata"]["uid"]
+    for kind in MADE:
+        for made in world.all(kind, OWN):
+            (owner,) = made["metadata"]["ownerReferences"]
+            assert (owner["kind"], owner["uid"], owner["controller"]) == ("ServingPool", uid, True)
+    status = world.pool()["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
+    assert status["observedGeneration"] == world.pool()["metadata"]["generation"]
+    assert world.condition("Ready") == ("True", "Serving", "2 of 2 replicas and 1 of 1 router ready")
+    eventually(lambda: world.events("Ready"))
+    columns = kubectl.out("get", "pools", "--no-headers").split()
+    assert columns[:5] == ["chat", "True", "2", "2", "slos-serve"]
+
+
+def test_operator_leaves_no_marks_on_the_pool_itself(world: World) -> None:
+    before = world.make("ServingPool", pool_document())
+    world.ready()
+    metadata = world.pool()["metadata"]
+    assert "finalizers" not in metadata
+    assert "annotations" not in metadata
+    assert metadata["generation"] == before["metadata"]["generation"]
+
+
+def test_pool_at_rest_is_looked_at_and_not_written(world: World, operator: OperatorProcess) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    at_rest = world.pool()["metadata"]["resourceVersion"]
+    looks = operator.metric("penstock_operator_reconcile_seconds_count")
+    for round_ in range(3):  # a change that is nobody's business makes the operator look
+        world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"seen": str(round_)}}})
+    eventually(lambda: operator.metric("penstock_operator_reconcile_seconds_count") > looks)
+    assert world.pool()["metadata"]["resourceVersion"] == at_rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "harm", "field"),
+    [
+        ("Service", "chat", {"spec": {"ports": [{"name": "http", "port": 81}]}}, "spec.ports"),
+        ("ConfigMap", "chat-router", {"data": {"pool.yaml": "nonsense"}}, "data"),
+        ("StatefulSet", "chat-replica", {"spec": {"replicas": 7}}, "spec.replicas"),
+        ("Role", "chat-router", {"rules": []}, "rules"),
+    ],
+)
+def test_drift_is_mended(world: World, kind: str, name: str, harm: dict[str, Any], field: str) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    before = world.get(kind, name)
+    assert before is not None
+    world.change(kind, name, harm)
+    part = field.split(".", maxsplit=1)[0]
+
+    def mended() -> bool:
+        now = world.get(kind, name)
+        return now is not None and now[part] == before[part]
+
+    eventually(mended)
+    eventually(lambda: [said for said in world.events("DriftMended") if f'{kind} "{name}"' in said])
+
+
+def test_what_is_deleted_comes_back(world: World) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    for kind in ("Service", "ConfigMap", "Deployment", "NetworkPolicy"):
+        for name in MADE[kind]:
+            world.delete(kind, name)
+    eventually(lambda: {kind: names(world, kind) for kind in MADE} == MADE)
+    world.ready()
+
+
+def test_what_is_no_longer_wanted_goes_and_what_is_not_the_pool_s_stays(world: World) -> None:
+    world.make("ServingPool", pool_document(ingress={"host": "chat.example"}))
+    eventually(lambda: world.get("Ingress", "chat"))
+    stranger = {"metadata": {"name": "stranger", "labels": {"penstock.dev/pool": "chat", **_labels()}}}
+    world.make("ConfigMap", stranger)
+    world.change("ServingPool", "chat", {"spec": {"ingress": None}})
+    world.gone(lambda: world.get("Ingress", "chat"))
+    assert world.get("ConfigMap", "stranger") is not None
+    eventually(lambda: [said for said in world.events("Removed") if "Ingress" in said])
+
+
+def _labels() -> dict[str, str]:
+    key, _, value = OWN.partition("=")
+    return {key: value}
+
+
+def test_name_that_is_taken_is_left_alone_said_and_used_once_it_is_free(world: World) -> None:
+    foreign = {"metadata": {"name": "chat"}, "spec": {"ports": [{"port": 9}], "selector": {"app": "other"}}}
+    world.make("Service", foreign)
+    world.make("ServingPool", pool_document())
+    message = world.until("Degraded", "True", "NameTaken")
+    assert 'Service "chat"' in message
+    service = world.get("Service", "chat")
+    assert service is not None
+    assert service["spec"]["selector"] == {"app": "other"}
+    world.delete("Service", "chat")
+    world.until("Degraded", "False")
+    world.ready()
+    eventually(lambda: world.events("Recovered"))
+
+
+def test_pool_that_is_deleted_leaves_nothing(world: World) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    world.delete("ServingPool", "chat")
+    eventually(lambda: all(not names(world, kind) for kind in MADE))
+    eventually(lambda: not world.pods("replica") and not world.pods("router"))
+
+
+def test_pool_made_again_under_its_name_has_objects_of_its_own(world: World) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    world.delete("ServingPool", "chat")
+    again = world.make("ServingPool", pool_document(replicas=1))["metadata"]["uid"]
+
+    def is_new() -> bool:
+        made = world.get("StatefulSet", "chat-replica")
+        return made is not None and made["metadata"]["ownerReferences"][0]["uid"] == again
+
+    eventually(is_new)
+    world.ready()
+    assert world.pool()["status"]["replicas"] == 1
+
+
+def test_kubectl_scale_scales(world: World, kubectl: Kubectl) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    kubectl.out("scale", "servingpool", "chat", "--replicas=3")
+    eventually(lambda: world.pool()["status"].get("readyReplicas") == 3)
+    kubectl.out("scale", "servingpool", "chat", "--replicas=1")
+    eventually(lambda: world.pool()["status"].get("replicas") == 1)
+    assert kubectl.out("get", "pool", "chat", "-o=jsonpath={.status.selector}")
+
+
+def test_of_two_pools_with_one_host_the_older_keeps_it(world: World) -> None:
+    world.make("ServingPool", pool_document("older", ingress={"host": "one.example"}))
+    eventually(lambda: world.get("Ingress", "older"))
+    world.make("ServingPool", pool_document("younger", ingress={"host": "one.example"}))
+    message = world.until("Degraded", "True", "HostTaken", pool="younger")
+    assert f"one.example belongs to the older pool {world.namespace}/older" in message
+    assert world.get("Ingress", "younger") is None
+    world.ready("younger")  # it serves, but for that
+    world.delete("ServingPool", "older")
+    world.until("Degraded", "False", pool="younger")
+    eventually(lambda: world.get("Ingress", "younger"))
+
+
+def test_change_of_the_spec_reaches_the_pods(world: World) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    before = {pod["metadata"]["uid"] for pod in world.pods("replica")}
+    world.change("ServingPool", "chat", {"spec": {"scheduling": {"policy": "fcfs"}}})
+
+    def rolled() -> bool:
+        status = world.pool()["status"]
+        now = {pod["metadata"]["uid"] for pod in world.pods("replica")}
+        return status["policy"] == "fcfs" and len(now) == 2 and not now & before
+
+    eventually(rolled)
+    world.ready()
+    generation = world.pool()["metadata"]["generation"]
+    assert world.pool()["status"]["observedGeneration"] == generation

@@ -1,0 +1,182 @@
+"""Demand that routers count becomes attainment in a pool's status, and replicas.
+
+The pods do not run here, so a router's page is served by the test, at the address that its pod is given.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube.kubectl import Kubectl
+from operating.account import operator_account, operator_home
+from operating.eventually import eventually
+from operating.process import operator_process
+from operating.world import World, pool_document
+from penstock_operator.names import ROUTER_PORT
+
+ADDRESS = "127.0.77.1"
+COUNTERS = (
+    "arrived",
+    "admitted",
+    "best_effort",
+    "rejected",
+    "never",
+    "hops",
+    "judged",
+    "met",
+    "all_judged",
+    "all_met",
+)
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 4, "scaleUp": {"stabilizationWindow": "0s"}}
+
+
+class Router:
+    """A router's page. Each answer counts `each` on, so that a look sees demand since the look before."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self.each: dict[str, int] = {}
+        self.since_s = 100.0
+        self.asked = 0
+
+    def page(self) -> bytes:
+        self.asked += 1
+        self.since_s += 10
+        for counter, more in self.each.items():
+            self.counts[counter] += more
+        page: dict[str, Any] = {
+            "held": 0,
+            "since_s": self.since_s,
+            "tiers": {"chat": self.counts},
+            "replicas": [],
+        }
+        return json.dumps(page).encode()
+
+
+@contextmanager
+def serving(router: Router) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = router.page()
+            self.send_response(200 if self.path == "/penstock/v1/demand" else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((ADDRESS, ROUTER_PORT), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    router = Router()
+    with serving(router):
+        yield router
+
+
+def answers_for(world: World) -> None:
+    """The pool's router pod has the test's address."""
+    (pod,) = world.pods("router")
+    world.as_kubelet(pod, {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
+
+
+def look_again(world: World, router: Router) -> None:
+    """Makes the operator look at the pool, and waits until it has."""
+    asked = router.asked
+    world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(asked)}}})
+    eventually(lambda: router.asked > asked)
+
+
+def scaled(world: World) -> dict[str, Any]:
+    return dict(world.pool()["status"].get("autoscaling", {}))
+
+
+def test_refused_demand_brings_replicas_and_a_restart_forgets_nothing(
+    world: World, router: Router, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    with operator_home(world.client) as home:
+        served = (world.namespace,)
+        kubeconfig = operator_account(world.client, kubectl.kubeconfig, home, tmp_path, served)
+        flags = f"--namespaces={world.namespace}"
+        with operator_process(kubeconfig, tmp_path / "first", flags):
+            world.make("ServingPool", pool_document(replicas=1, autoscaling=AUTOSCALING))
+            world.ready()
+            answers_for(world)
+            router.each = {"arrived": 100, "admitted": 40, "rejected": 60, "hops": 100}
+
+            def more() -> bool:
+                look_again(world, router)
+                return bool(scaled(world).get("replicas", 0) > 1)
+
+            eventually(more)
+            eventually(lambda: world.events("Scaled"))
+            router.each = {}
+            eventually(lambda: world.pool()["status"]["readyReplicas"] == scaled(world)["replicas"])
+        decided = scaled(world)
+        assert decided["startedFrom"] == 1
+        assert decided["lastScaleTime"]
+        assert world.condition("Autoscaling")[0] == "True"
+        with operator_process(kubeconfig, tmp_path / "second", flags) as second:
+            eventually(lambda: second.metric("penstock_operator_reconcile_seconds_count") > 0)
+            look_again(world, router)
+            assert scaled(world)["replicas"] == decided["replicas"]
+            stateful = world.get("StatefulSet", "chat-replica")
+            assert stateful is not None
+            assert stateful["spec"]["replicas"] == decided["replicas"]
+            kubectl.out("scale", "servingpool", "chat", "--replicas=2")
+            eventually(lambda: scaled(world).get("startedFrom") == 2)
+            assert scaled(world)["replicas"] == 2
+
+
+@pytest.mark.usefixtures("operator")
+def test_attainment_is_what_routers_counted(world: World, router: Router) -> None:
+    router.counts |= {"all_judged": 1000, "all_met": 982}
+    world.make("ServingPool", pool_document())
+    world.ready()
+    answers_for(world)
+    eventually(lambda: world.pool()["status"].get("attainment") == "98.2%")
+    assert world.pool()["status"]["tiers"] == [{"name": "chat", "attainment": 0.982, "requests": 1000}]
+
+
+@pytest.mark.usefixtures("operator")
+def test_pool_without_demand_may_sleep_and_is_woken_by_a_held_request(world: World, router: Router) -> None:
+    asleep = AUTOSCALING | {"minReplicas": 0, "idleTimeout": "1s", "scaleDown": {"stabilizationWindow": "0s"}}
+    world.make("ServingPool", pool_document(replicas=1, autoscaling=asleep))
+    world.ready()
+    answers_for(world)
+
+    def sleeps() -> bool:
+        look_again(world, router)
+        return world.condition("Ready")[1] == "Asleep"
+
+    eventually(sleeps)
+    assert world.condition("ReplicasReady")[:2] == ("True", "NoneWanted")
+    router.page = lambda: _held(router)  # type: ignore[method-assign]
+
+    def wakes() -> bool:
+        look_again(world, router)
+        return bool(scaled(world)["replicas"] >= 1)
+
+    eventually(wakes)
+    eventually(lambda: world.condition("Ready")[1] == "Serving")
+
+
+def _held(router: Router) -> bytes:
+    router.asked += 1
+    router.since_s += 10
+    tiers = {"chat": router.counts}
+    return json.dumps({"held": 1, "since_s": router.since_s, "tiers": tiers, "replicas": []}).encode()

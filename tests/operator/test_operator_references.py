@@ -1,0 +1,87 @@
+"""What pods refer to and somebody else has to make, by the field of the pool that names it."""
+
+from typing import Any
+
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import Component
+from penstock_operator.references import references
+from penstock_pool import Pool, parse_pool
+
+
+def pool(**spec: Any) -> Pool:
+    document = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"name": "llama"},
+            "engine": {"type": "openai", "image": "e:1", "timeModel": "llama-3-8b-a100"},
+            "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
+        }
+        | spec,
+    }
+    return parse_pool(document, "pool")
+
+
+def pods(component: str, **spec: Any) -> Manifest:
+    labels = {"app.kubernetes.io/component": component}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "chat", "namespace": "team", "labels": labels},
+        "spec": {"template": {"spec": spec}},
+    }
+
+
+def named(pool: Pool, *wanted: Manifest) -> list[tuple[str, str, str]]:
+    return [(found.ref.kind, found.ref.name, found.field) for found in references(pool, wanted)]
+
+
+def test_claim_and_keys_are_named_by_their_fields() -> None:
+    with_both = pool(
+        model={"name": "llama", "source": {"persistentVolumeClaim": "weights"}},
+        applications=[{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}],
+    )
+    weights = pods("replica", volumes=[{"persistentVolumeClaim": {"claimName": "weights"}}])
+    keys = pods("router", volumes=[{"secret": {"secretName": "ide-keys"}}])
+    assert named(with_both, weights, keys) == [
+        ("PersistentVolumeClaim", "weights", "spec.model.source.persistentVolumeClaim"),
+        ("Secret", "ide-keys", "spec.applications[0].keys.secret"),
+    ]
+    assert [found.component for found in references(with_both, [weights, keys])] == [
+        Component.REPLICA,
+        Component.ROUTER,
+    ]
+
+
+def test_all_ways_to_refer_count_and_what_is_optional_does_not() -> None:
+    with_template = pool(
+        engine={
+            "type": "openai",
+            "image": "e:1",
+            "timeModel": "llama-3-8b-a100",
+            "podTemplate": {"spec": {"nodeSelector": {"gpu": "a100"}}},
+        }
+    )
+    wanted = pods(
+        "replica",
+        volumes=[
+            {"configMap": {"name": "settings"}},
+            {"secret": {"secretName": "perhaps", "optional": True}},
+            {"projected": {"sources": [{"secret": {"name": "projected"}}]}},
+            {"emptyDir": {}},
+        ],
+        initContainers=[{"env": [{"valueFrom": {"secretKeyRef": {"name": "token"}}}]}],
+        containers=[{"env": [{"name": "A", "value": "b"}, {"valueFrom": {"fieldRef": {}}}]}],
+    )
+    assert named(with_template, wanted) == [
+        ("ConfigMap", "settings", "spec.engine.podTemplate"),
+        ("Secret", "projected", "spec.engine.podTemplate"),
+        ("Secret", "token", "spec.engine.podTemplate"),
+    ]
+
+
+def test_what_the_pool_makes_itself_is_no_reference() -> None:
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team"}}
+    wanted = pods("replica", volumes=[{"configMap": {"name": "own"}}])
+    assert named(pool(), wanted, own) == []
