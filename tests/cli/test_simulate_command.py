@@ -143,7 +143,12 @@ def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
     ("before", "after", "flags", "said"),
     [
         ("", "", ["--policy", "slo-serve"], 'pool.yaml: spec.scheduling.policy: "slo-serve" is no policy'),
-        ("simulated, timeModel: slos-serve-opt-6.7b-a100", "vllm", [], "spec.engine.timeModel: auto is mea"),
+        (
+            "simulated, timeModel: slos-serve-opt-6.7b-a100",
+            "vllm",
+            [],
+            "spec.engine.timeModel: auto is of a live engine",
+        ),
         ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" needs another'),
         ("replicas: 2", "replicas: 65", [], "spec.replicas: 65 are more than the 64 that can be simulated"),
         ("replicas: 2", "replicas: 0", [], "spec.replicas: 0 is for a cluster; nothing would serve here"),

@@ -8,14 +8,13 @@ import orjson
 import typer
 from penstock_core.time_model import TimeModel, to_json
 from penstock_core.time_model_fit import Quality
+from penstock_pool.time_models import FORMAT
 from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooLittle, connected, profile
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.report import aligned
-
-FORMAT = "penstock-time-model/1"
 
 
 def profile_engine(

@@ -6,6 +6,7 @@ from penstock_pool.keys import load_keys
 from penstock_pool.load import PoolError, load_pool, parse_pool
 from penstock_pool.serving_pool import Pool
 from penstock_pool.tier_spec import TierSpec
+from penstock_pool.time_models import named_time_model
 
 __all__ = [
     "Application",
@@ -14,6 +15,7 @@ __all__ = [
     "TierSpec",
     "load_keys",
     "load_pool",
+    "named_time_model",
     "parse_duration_s",
     "parse_pool",
 ]

@@ -9,9 +9,12 @@ from penstock_pool.known import TimeModelName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
+from penstock_pool.time_models import SUFFIX
 
 AUTO = "auto"
 """The time model that is measured at start instead of named."""
+
+SPEED_OF_A_BUILT_IN = "a simulated engine has nothing to measure; write for example llama-3-8b-a100"
 
 Argument = Annotated[str, Field(max_length=4096)]
 """One argument of a command."""
@@ -86,8 +89,8 @@ class EngineSpec(Spec):
 
     model_config = checked_by(
         Rule(
-            f"self.type != 'simulated' || self.timeModel != '{AUTO}'",
-            "a simulated engine has nothing to measure; write for example llama-3-8b-a100",
+            f"self.type != 'simulated' || !self.timeModel.matches('^({AUTO}|.*[{SUFFIX[0]}]{SUFFIX[1:]})$')",
+            SPEED_OF_A_BUILT_IN,
             at="timeModel",
         ),
         Rule(
@@ -116,8 +119,10 @@ class EngineSpec(Spec):
     resources: Resources = Field(default_factory=Resources, description="Of the engine's container.")
     time_model: TimeModelName = Field(
         default=AUTO,
-        description="How long an iteration takes: a built-in model by name, or `auto` to measure the engine "
-        "at start. Refined online either way. A simulated engine has to be told one.",
+        description="How long an iteration takes: a built-in model by name, `auto` to measure the engine at "
+        "start, or what `penstock profile` has written: a `.json` file beside this one, in a cluster "
+        "`NAME.json` for the ConfigMap NAME with that file in it as `time-model.json`. Refined online in any "
+        "case. A simulated engine has to be told one.",
         examples=["llama-3-8b-a100"],
     )
     kv_cache_tokens: Count | None = Field(
@@ -151,9 +156,6 @@ class EngineSpec(Spec):
 
     @model_validator(mode="after")
     def _simulated_is_told_its_speed(self) -> Self:
-        if self.type == "simulated" and self.time_model == AUTO:
-            raise wrong_at(
-                "timeModel",
-                "a simulated engine has nothing to measure; write for example llama-3-8b-a100",
-            )
+        if self.type == "simulated" and (self.time_model == AUTO or self.time_model.endswith(SUFFIX)):
+            raise wrong_at("timeModel", SPEED_OF_A_BUILT_IN)
         return self

@@ -10,6 +10,7 @@ from penstock_core.policies import POLICIES
 from pydantic import AfterValidator, WithJsonSchema
 
 from penstock_pool.scalars import Text, wrong
+from penstock_pool.time_models import SUFFIX
 
 ONLY_SIMULATED = {
     "distserve": "it splits a fleet into prefill and decode GPUs; "
@@ -29,8 +30,8 @@ def did_you_mean(given: str, allowed: Collection[str]) -> str:
 
 
 def known_time_model(name: str) -> str:
-    """The name, if it is `auto` or a built-in time model."""
-    return _one_of(name, TIME_MODELS, "time model")
+    """The name, if it is `auto`, a built-in time model or a file of one that was measured."""
+    return name if name.endswith(SUFFIX) else _one_of(name, TIME_MODELS, "time model")
 
 
 def known_policy(name: str) -> str:
@@ -55,6 +56,13 @@ def _enum(names: Collection[str]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": [*names]})
 
 
-TimeModelName = Annotated[Text, AfterValidator(known_time_model), _enum(TIME_MODELS)]
+def _enum_or_file(names: Collection[str]) -> WithJsonSchema:
+    """In a cluster a file's name is that of the ConfigMap that holds it, and `.json`."""
+    either = "|".join(name.replace(".", r"\.") for name in names)
+    file = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.json"
+    return WithJsonSchema({"type": "string", "maxLength": 253, "pattern": f"^({either}|{file})$"})
+
+
+TimeModelName = Annotated[Text, AfterValidator(known_time_model), _enum_or_file(TIME_MODELS)]
 PolicyName = Annotated[Text, AfterValidator(known_policy), _enum(POLICIES)]
 OrderName = Annotated[Text, AfterValidator(known_order), _enum(ORDERS)]

@@ -9,6 +9,7 @@ from penstock_pool.document import DocumentError, read_document
 from penstock_pool.problems import schema_problems, shown
 from penstock_pool.references import Problem, reference_problems
 from penstock_pool.serving_pool import API_VERSION, KIND, Pool
+from penstock_pool.time_models import SUFFIX, TimeModelError, read_time_model
 
 
 class PoolError(Exception):
@@ -29,7 +30,7 @@ def load_pool(path: Path) -> Pool:
         document = read_document(path)
     except DocumentError as error:
         raise PoolError([f"{path}: {error}"]) from None
-    return parse_pool(document, str(path))
+    return _with_time_model_found(parse_pool(document, str(path)), path)
 
 
 def parse_pool(document: Any, source: str) -> Pool:
@@ -42,6 +43,20 @@ def parse_pool(document: Any, source: str) -> Pool:
     if problems:
         raise PoolError([f"{source}: {where}: {what}" for where, what in problems])
     return Pool.model_validate(document)
+
+
+def _with_time_model_found(pool: Pool, path: Path) -> Pool:
+    """The same, naming a measured time model by its own path. Raises PoolError where that holds none."""
+    engine = pool.spec.engine
+    if not engine.time_model.endswith(SUFFIX):
+        return pool
+    file = path.parent / engine.time_model
+    try:
+        read_time_model(file, pool.spec.model.name)
+    except TimeModelError as error:
+        raise PoolError([f"{path}: spec.engine.timeModel: {file} {error}"]) from None
+    named = engine.model_copy(update={"time_model": str(file.absolute())})
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"engine": named})})
 
 
 def _wrong_type(document: dict[str, Any]) -> list[Problem]:

@@ -1,8 +1,9 @@
 """What planning must know of the engine before anybody is served: how fast it is, and how much it remembers.
 
-A pool names a time model that comes with Penstock, and that has a KV cache of its own. Where it says `auto`,
-the engine is waited for and measured, once, while the sidecar does not say yet that it is ready; what it
-learns from then on corrects the model. The cache is the pool's `kvCacheTokens`, or what the engine tells.
+A pool names a time model that comes with Penstock, and that has a KV cache of its own. Any other engine is
+waited for: its cache is the pool's `kvCacheTokens`, or what it tells. Where the pool says `auto`, it is also
+measured, once, while the sidecar does not say yet that it is ready; what it learns from then on corrects the
+model.
 """
 
 import asyncio
@@ -10,11 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import structlog
-from penstock_core.builtin_time_models import UnknownTimeModel, kv_cache_tokens, time_model
+from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.replica_view import KvCache
 from penstock_core.time_model import TimeModel
-from penstock_pool import Pool
-from penstock_pool.engine_spec import AUTO
+from penstock_pool import Pool, named_time_model
 from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected, profile
 from penstock_runtime.serving import StartError
 
@@ -40,7 +40,7 @@ async def facts_of(
 
     Raises StartError where neither tells.
     """
-    if pool.spec.engine.time_model != AUTO:
+    if pool.spec.engine.time_model in BUILTINS:
         return named(pool)
     stopping = asyncio.create_task(stop.wait())
     measuring = asyncio.create_task(_measured(pool, url, probe))
@@ -54,13 +54,10 @@ async def facts_of(
 
 
 def named(pool: Pool) -> Facts:
-    """Of the built-in that the pool names. Raises StartError where there is none of that name."""
+    """Of the built-in that the pool names."""
     spec = pool.spec.engine
-    try:
-        model = time_model(spec.time_model)
-        return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
-    except UnknownTimeModel as error:
-        raise StartError(f"spec.engine.timeModel: {error}") from None
+    model = time_model(spec.time_model)
+    return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
 
 
 async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]]) -> Facts:
@@ -68,7 +65,9 @@ async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]])
     found = await _until_ready(probe)
     try:
         async with connected(url) as engine:
-            kv = await _kv_of(pool, engine)
+            kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
+            if written is not None:
+                return Facts(written, kv)
             limits = Limits(
                 min(scheduling.max_batch_tokens, Limits().prompt_tokens),
                 min(scheduling.max_running, Limits().requests),

@@ -1,24 +1,20 @@
 """What a router says of itself and its pool. Each function is a page; none of them is on a request's path."""
 
 import orjson
-from penstock_core.builtin_time_models import time_model as builtin_time_model
 from penstock_core.slo import Tier
 from penstock_core.time_model import TimeModel, to_json
-from penstock_pool import Pool
+from penstock_pool import Pool, named_time_model
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.generation import unknown_model
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 
-AUTO = "auto"
-
 
 def told_time_model(rotation: Rotation, pool: Pool) -> TimeModel | None:
-    """As a replica told it, else the built-in that the pool names; None for `auto`."""
+    """As a replica told it, else the one that the pool names; None for `auto`."""
     told = next((link.time_model for link in rotation.links if link.time_model is not None), None)
-    name = pool.spec.engine.time_model
-    return builtin_time_model(name) if told is None and name != AUTO else told
+    return named_time_model(pool.spec.engine.time_model) if told is None else told
 
 
 def pool_page(pool: Pool, rotation: Rotation) -> bytes:

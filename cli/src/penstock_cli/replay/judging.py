@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from penstock_core.builtin_time_models import time_model
 from penstock_core.slo import Judge, Slo
-from penstock_pool import Pool, load_pool, parse_duration_s
+from penstock_pool import Pool, load_pool, named_time_model, parse_duration_s
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.promises import Promises
@@ -23,10 +22,9 @@ def promises_from(file: Path | None, slos: list[str]) -> Promises | None:
 
 
 def promises_of(pool: Pool) -> Promises:
-    """A pool's promises, judged by its built-in time model."""
+    """A pool's promises, judged by the time model that it names."""
     slos = {name: tier.slo for name, tier in pool.tiers().items()}
-    named = pool.spec.engine.time_model
-    return Promises(slos, pool.spec.default_tier, None if named == "auto" else time_model(named))
+    return Promises(slos, pool.spec.default_tier, named_time_model(pool.spec.engine.time_model))
 
 
 def _parse(text: str) -> tuple[str, Slo]:

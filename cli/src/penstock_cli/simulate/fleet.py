@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_core.builtin_time_models import kv_cache_tokens, time_model
+from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.replica_view import Limits
 from penstock_core.routing import Backup
 from penstock_core.speculation import Speculation
@@ -14,8 +14,6 @@ from penstock_simulator.truth import TruthKind
 
 from penstock_cli.failure import Failure
 from penstock_cli.validate_command import NO_REPLICAS
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,10 @@ def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
 def _check(pool: Pool, file: Path, conditions: Conditions) -> None:
     spec = pool.spec
     wrong = []
-    if spec.engine.time_model == AUTO:
+    if spec.engine.time_model not in BUILTINS:
         wrong.append(
-            f"{file}: spec.engine.timeModel: auto is measured on a live engine; a simulation needs a "
-            "built-in, for example llama-3-8b-a100"
+            f"{file}: spec.engine.timeModel: {spec.engine.time_model} is of a live engine; a simulation has "
+            "the kernels of a built-in, for example llama-3-8b-a100"
         )
     if spec.routing.backup not in set(Backup):
         wrong.append(

@@ -1,0 +1,73 @@
+"""The time model that a pool names: a built-in, or one that `penstock profile` has written.
+
+The second kind is a JSON file beside the pool file. It says which model it was measured with, since the time
+of another is no use; whoever reads a pool is told so when the pool is read, not when it serves.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import orjson
+from penstock_core.builtin_time_models import BUILTINS, time_model
+from penstock_core.time_model import TimeModel, from_json
+
+FORMAT = "penstock-time-model/1"
+SUFFIX = ".json"
+"""How the name of a measured model ends."""
+
+MOST_BYTES = 1 << 20
+
+
+class TimeModelError(Exception):
+    """A file that holds no time model for this pool. The message is one line without the file's name."""
+
+
+def read_time_model(path: Path, served: str) -> TimeModel:
+    """The model in a file, for a pool that serves the model of this name. Raises TimeModelError."""
+    measured_with, model = _read(path)
+    if measured_with != served:
+        raise TimeModelError(
+            f'was measured with "{measured_with}", this pool serves "{served}"; measure its engine with '
+            "penstock profile"
+        )
+    return model
+
+
+@lru_cache(maxsize=4)  # a process has one pool, and asks for every request
+def named_time_model(name: str) -> TimeModel | None:
+    """A built-in by its name, a measured one by the path of its file, as `load_pool` has left it there.
+
+    None for `auto`. Raises TimeModelError.
+    """
+    if name in BUILTINS:
+        return time_model(name)
+    return _read(Path(name))[1] if name.endswith(SUFFIX) else None
+
+
+def _read(path: Path) -> tuple[str, TimeModel]:
+    """The model, behind the name of what the engine served when it was measured."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise TimeModelError(f"cannot be read: {error.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise TimeModelError(f"is longer than {MOST_BYTES} bytes; that is no time model")
+    try:
+        page = orjson.loads(text)
+        if page["format"] != FORMAT:
+            raise TimeModelError(f'has the format "{page["format"]}"; this reads {FORMAT}')
+        return str(page["model"]), _sane(from_json(page["time_model"]))
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError) as error:
+        raise TimeModelError(f"is no time model ({error}); penstock profile writes one") from None
+
+
+def _sane(model: TimeModel) -> TimeModel:
+    """The model, if it says that work takes time. Raises ValueError."""
+    numbers = [model.context_token_s, model.prefill_work_s, model.overhead_s, model.scale]
+    numbers += [part for term in model.terms for part in (term.token_s, term.spec_step_s)]
+    if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
+        raise ValueError("a coefficient is negative or no number")
+    if not model.terms or not model.prefill_seconds(1) > 0:
+        raise ValueError("an iteration would take no time")
+    return model
