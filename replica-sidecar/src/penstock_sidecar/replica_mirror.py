@@ -221,7 +221,8 @@ class ReplicaMirror:
             return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
         found.seen = self._reports
         job = found.job
-        if job.computed_tokens != row.computed_tokens or job.best_effort != row.best_effort:
+        stands = job.computed_tokens, job.generated_tokens, job.best_effort
+        if stands != (row.computed_tokens, row.generated_tokens, row.best_effort):
             found.job = self._at_least(_moved(job, row, now_s))
         if row.thinking_tokens:
             _end_thinking(found, row.thinking_tokens, now_s)

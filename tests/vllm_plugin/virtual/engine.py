@@ -125,7 +125,8 @@ class Engine:
         self.scheduler = build(kind)
         self.now_s = 0.0
         self.scheduler.clock = self.scheduler.wall = lambda: self.now_s
-        self.scheduler.planning._clock = lambda: 0.0
+        if kind.steered:
+            self.scheduler.planning._clock = lambda: 0.0
         self.model = time_model(MODEL_NAME)
         self.under_way: deque[Any] = deque()
         self.finished: set[str] = set()

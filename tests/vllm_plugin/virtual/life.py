@@ -17,7 +17,10 @@ TIERS: tuple[dict[str, Any], ...] = (
 
 
 class Recorder:
-    """A policy that is watched: what it saw last, and what it wanted."""
+    """A policy that is watched: what it saw last, and what it wanted.
+
+    fault: called before it is asked, to raise. answer: given instead of its own.
+    """
 
     def __init__(self, policy: Policy[Any]) -> None:
         self._policy = policy
@@ -25,6 +28,7 @@ class Recorder:
         self.view: ReplicaView | None = None
         self.step_wanted = Step()
         self.fault: Callable[[], None] | None = None
+        self.answer: Step | None = None
 
     def start(self) -> Any:
         return self._policy.start()
@@ -37,7 +41,8 @@ class Recorder:
             self.fault()
         self.asked += 1
         self.view = view
-        self.step_wanted, memory = self._policy.step(view, memory)
+        wanted, memory = self._policy.step(view, memory)
+        self.step_wanted = self.answer or wanted
         return self.step_wanted, memory
 
 

@@ -1,0 +1,179 @@
+"""Whatever comes, goes or fails: every request ends, every block is free again, and both ledgers agree."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_core.policies import POLICIES
+from penstock_core.policy import Step
+from virtual.engine import Engine, Kind
+from virtual.life import TIERS, Recorder, watched
+
+SMALL = Kind(blocks=40, batch_tokens=64, running=6)
+
+KINDS = st.builds(
+    lambda policy, drafts, ahead, caching: replace(
+        SMALL, policy=policy, drafts=drafts, ahead=ahead, prefix_caching=caching
+    ),
+    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from([0, 0, 3]),
+    st.booleans(),
+    st.booleans(),
+)
+
+EVENTS = st.one_of(
+    st.tuples(st.just("come"), st.integers(1, 400), st.integers(1, 200), st.integers(0, len(TIERS))),
+    st.tuples(st.just("leave"), st.integers(0, 9)),
+    st.tuples(st.just("steps"), st.integers(1, 12)),
+    st.tuples(st.just("policy raises"), st.integers(1, 4)),
+    st.tuples(st.just("policy asks the impossible"), st.integers(1, 4)),
+    st.tuples(st.just("all lose their KV")),
+)
+
+
+class Broken(Exception):
+    """What a policy with a fault raises."""
+
+
+class World:
+    """An engine, what was asked of it, and what is wrong with its policy."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.engine, self.policy = watched(kind)
+        self.number = 0
+
+    def happens(self, event: tuple[Any, ...]) -> None:
+        what, *how = event
+        if what == "come":
+            self.comes(*how)
+        elif what == "leave":
+            here = list(self.engine.scheduler.requests)
+            self.engine.abort(here[how[0] : how[0] + 1])
+        elif what == "steps":
+            self.steps(how[0])
+        elif what == "all lose their KV":
+            self.engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        else:
+            self.policy.fault = _raise if what == "policy raises" else None
+            self.policy.answer = Step({"nobody": 1}) if what != "policy raises" else None
+            self.steps(how[0])
+            self.policy.fault = self.policy.answer = None
+
+    def comes(self, prompt_tokens: int, output_tokens: int, tier: int) -> None:
+        self.number += 1
+        fields = {**TIERS[tier], "penstock_id": f"p{self.number}"} if tier < len(TIERS) else None
+        self.engine.add(f"r{self.number}", prompt_tokens, output_tokens, fields=fields)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self.engine.scheduler.has_requests():
+                self.engine.step()
+            elif self.engine.under_way:
+                self.engine.end()
+            agree(self.engine)
+
+
+def _raise() -> None:
+    raise Broken("as it happens")
+
+
+def agree(engine: Engine) -> None:
+    """vLLM's lists and ours hold the same requests, and all blocks are accounted for."""
+    scheduler, ledger = engine.scheduler, engine.scheduler.ledger
+    running = [request.request_id for request in scheduler.running]
+    waiting = {request.request_id for request in scheduler.waiting}
+    assert {name for name, held in ledger.by_id.items() if held.running} == set(running)
+    assert {held.request.request_id for held in ledger.waiting} == waiting
+    assert set(ledger.by_id) == set(scheduler.requests) == set(running) | waiting
+    assert len(set(running)) == len(running) and not set(running) & waiting
+    manager = scheduler.kv_cache_manager
+    held = {block for name in running for block in manager.get_block_ids(name)[0]}
+    assert len(held) + engine.free_blocks == engine.kind.blocks
+
+
+@settings(max_examples=120)
+@given(KINDS, st.lists(EVENTS, max_size=40))
+def test_no_sequence_of_events_loses_a_request_or_leaks_a_block(kind: Kind, events: list[Any]) -> None:
+    world = World(kind)
+    for event in events:
+        world.happens(event)
+        agree(world.engine)
+    world.engine.drain()
+    agree(world.engine)
+    engine = world.engine
+    assert engine.finished | engine.stopped == set(engine.asked)
+    assert engine.free_blocks == engine.kind.blocks
+    assert not engine.scheduler.ledger.by_id and not engine.scheduler.ledger.blocked
+
+
+def test_a_policy_that_raises_costs_its_plan_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(replace(SMALL, blocks=400, policy="vllm"))
+    for _ in range(5):
+        world.comes(100, 20, 0)
+    world.policy.fault = _raise
+    with caplog.at_level("ERROR", logger="vllm.penstock"):
+        world.engine.drain()
+    assert world.engine.finished == set(world.engine.asked)
+    assert world.engine.scheduler.planning.failures["Broken"] > 10
+    assert len([record for record in caplog.records if "this step is vLLM's own" in record.message]) == 1
+
+
+def test_steps_without_a_plan_are_those_of_vllm_itself() -> None:
+    """Request for request and token for token."""
+    kind = replace(SMALL, policy="slos-serve", drafts=3)
+    faulty, policy = watched(kind)
+    policy.fault = _raise
+    own = Engine(replace(kind, steered=False))
+    for engine in (faulty, own):
+        for number in range(12):
+            engine.add(f"r{number}", 30 + 7 * number, 10 + number, fields=TIERS[number % len(TIERS)])
+    while own.scheduler.has_requests():
+        ours, theirs = faulty.step(), own.step()
+        assert list(ours.num_scheduled_tokens.items()) == list(theirs.num_scheduled_tokens.items())
+        assert ours.scheduled_spec_decode_tokens == theirs.scheduled_spec_decode_tokens
+        assert ours.preempted_req_ids == theirs.preempted_req_ids
+    assert faulty.finished == own.finished == set(own.asked)
+
+
+def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None:
+    engine, policy = watched(replace(SMALL, blocks=400, policy="vllm", more={"planningS": 0.01}))
+    ticks = iter([0.0, 0.05] + [1.0] * 1000)
+    engine.scheduler.planning._clock = lambda: next(ticks)
+    for number in range(3):
+        engine.add(f"r{number}", 50, 30)
+    for _ in range(6):
+        engine.step()
+    assert engine.scheduler.planning.failures == {"TooSlow": 1}
+    assert policy.asked == 1
+    engine.step()
+    assert policy.asked == 2
+
+
+def test_best_effort_that_is_preempted_keeps_what_it_has_generated() -> None:
+    """Its KV is computed again as one prefill over prompt and answer; no token comes twice."""
+    engine, policy = watched(Kind(policy="slos-serve", blocks=12, batch_tokens=256, running=8))
+    offline = engine.add("offline", 60, 100, fields={"penstock_best_effort": 1})
+    for _ in range(31):
+        engine.step()
+    generated = list(offline.output_token_ids)
+    assert len(generated) > 20
+    urgent = {
+        "penstock_tier": "chat",
+        "penstock_ttft_s": 0.5,
+        "penstock_tpot_s": 0.1,
+        "penstock_best_effort": 0,
+    }
+    engine.add("urgent", 100, 10, fields=urgent)
+    while offline.num_preemptions == 0:
+        engine.step()
+    assert offline.num_computed_tokens == 0
+    assert list(offline.output_token_ids)[: len(generated)] == generated
+    resumed = None
+    while resumed is None:
+        resumed = engine.step().num_scheduled_tokens.get("offline")
+    assert resumed == offline.num_prompt_tokens + len(offline.output_token_ids) - 1
+    engine.drain()
+    assert len(offline.output_token_ids) == 100
+    assert isinstance(policy, Recorder)

@@ -1,0 +1,158 @@
+"""What the sidecar's mirror shows after each step's report is what vLLM's own requests say."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from penstock_core.engine_fields import from_fields
+from penstock_core.replica_view import KvCache, Limits
+from penstock_core.request import Job
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.telemetry import Continuity
+from penstock_vllm.reports import Reports
+from virtual.engine import Engine, Kind
+from virtual.life import life
+
+STEPS = 700
+SCARCE = Kind(blocks=100, batch_tokens=256, running=32)
+KINDS = {
+    "ample": Kind(),
+    "scarce": SCARCE,
+    "scarce and drafting": replace(SCARCE, drafts=4),
+    "scarce and ahead": replace(SCARCE, ahead=True),
+    "drafting and ahead": Kind(drafts=4, ahead=True),
+    "with a prefix cache": Kind(prefix_caching=True),
+}
+
+
+class Wire:
+    """Takes reports as the socket does: as bytes."""
+
+    lost = 0
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def send(self, report: StepReport) -> None:
+        self.reports.append(StepReport.FromString(report.SerializeToString()))
+
+    def close(self) -> None:
+        pass
+
+
+def wired(engine: Engine) -> Wire:
+    """The engine's reports, from here on."""
+    wire: Any = Wire()
+    engine.scheduler._reports = Reports(wire)
+    return wire  # type: ignore[no-any-return]
+
+
+def job_of(engine: Engine, request: Any) -> Job:
+    """As the sidecar knows it."""
+    return from_fields(
+        request.sampling_params.extra_args,
+        engine_id=request.request_id,
+        prompt_tokens=request.num_prompt_tokens,
+        max_output_tokens=request.max_tokens,
+        now_s=engine.now_s,
+    )
+
+
+def expected(engine: Engine, requests: Iterable[Any], report: StepReport) -> list[tuple[str, int, int]]:
+    """Of vLLM's requests: the sidecar's name, tokens in memory and tokens out, as reports promise to tell.
+
+    Steps under way are left out, but for what they prefill.
+    """
+    ids = list(report.request_ids)
+    chunks = {ids[row]: n for row, n in zip(report.prefilling, report.chunk_tokens, strict=True)}
+    rows = []
+    for request in requests:
+        name = request.sampling_params.extra_args["penstock_id"]
+        known = request.num_computed_tokens - request.num_in_flight_tokens + request.num_stale_output_tokens
+        chunk, out = chunks.get(name, 0), request.num_output_tokens
+        pending = request.num_prompt_tokens + out - known
+        rows.append((name, known + min(chunk, pending), out + (chunk >= pending > 0)))
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mirror_agrees_with_vllm_at_every_step(kind: str) -> None:
+    engine_kind = KINDS[kind]
+    mirror = ReplicaMirror(
+        KvCache(1, 1, 1), Limits(engine_kind.batch_tokens, engine_kind.running), lambda job: 1
+    )
+    wire, continuity, lost, steps = None, Continuity(), 0, 0
+    known: set[str] = set()
+    for moment in life(engine_kind, seed=2, steps=STEPS):
+        engine = moment.engine
+        if wire is None:
+            wire = wired(engine)
+            continue
+        scheduler = engine.scheduler
+        for name in scheduler.requests.keys() - known:
+            mirror.accept(job_of(engine, scheduler.requests[name]), engine.now_s, prompt_known=True)
+        known = set(scheduler.requests)
+        report = wire.reports.pop()
+        lost += continuity.lost_before(report)
+        mirror.apply(report, engine.now_s)
+        view = mirror.view(engine.now_s, engine.model)
+        seen = [(job.request.id, job.computed_tokens, job.generated_tokens) for job in view.running]
+        assert seen == expected(engine, scheduler.running, report)
+        assert sorted(job.request.id for job in view.waiting) == sorted(
+            request.sampling_params.extra_args["penstock_id"] for request in scheduler.waiting
+        )
+        assert view.kv == KvCache(engine_kind.blocks, engine.free_blocks, engine_kind.block_tokens)
+        steps += 1
+    assert lost == 0
+    assert steps > STEPS / 2
+
+
+def test_a_report_measures_the_step_that_has_ended() -> None:
+    engine = Engine(Kind(policy="vllm"))
+    wire = wired(engine)
+    engine.add("r1", 100, 5, fields={"penstock_id": "p1"})
+    engine.add("r2", 30, 5, fields={"penstock_id": "p2"})
+    engine.step()
+    began_s = engine.now_s
+    engine.step()
+    prefill, decodes = wire.reports
+    assert (prefill.duration_s, list(prefill.chunk_tokens)) == (0.0, [100, 30])
+    assert prefill.next_duration_s > 0
+    assert (decodes.tokens, decodes.context_tokens) == (130, 0)
+    assert decodes.prefill_work == 128 * 50 + 128 * 15
+    assert decodes.duration_s == pytest.approx(began_s)
+    engine.step()
+    assert (wire.reports[-1].tokens, wire.reports[-1].context_tokens) == (2, 132)
+
+
+def test_an_engine_that_has_nothing_left_says_so() -> None:
+    engine = Engine(Kind(policy="vllm"))
+    wire = wired(engine)
+    engine.add("r1", 100, 3, fields={"penstock_id": "p1"})
+    engine.drain()
+    last = wire.reports[-1]
+    assert (last.running, last.waiting, last.next_duration_s) == (0, 0, 0.0)
+    assert last.kv_blocks_free == last.kv_blocks_total == engine.kind.blocks
+
+
+def test_acceptance_is_measured_per_tier_and_told() -> None:
+    engine = Engine(Kind(policy="vllm", drafts=4), accepted=lambda drafts: drafts)
+    wire = wired(engine)
+    engine.add("r1", 100, 400, fields={"penstock_id": "p1", "penstock_tier": "coder"})
+    engine.drain()
+    drafting = wire.reports[-1].drafting
+    assert drafting.max_tokens == 4
+    assert drafting.by_tier["coder"] > drafting.acceptance > 0.7
+
+
+def test_several_answers_to_one_request_are_told_apart() -> None:
+    engine = Engine(Kind(policy="slos-serve"))
+    wire = wired(engine)
+    for name in ("0_r1", "1_r1"):
+        engine.add(name, 100, 5, fields={"penstock_id": "p1"})
+    engine.step()
+    assert sorted(wire.reports[-1].request_ids) == ["1_r1", "p1"]
+    engine.drain()
+    assert engine.finished == {"0_r1", "1_r1"}
