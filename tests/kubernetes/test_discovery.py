@@ -19,6 +19,7 @@ import grpc
 import httpx2
 import pytest
 import yaml
+from penstock_router import endpoint_watch
 from penstock_router.backoff import Backoff
 from penstock_router.cluster_access import Access
 from penstock_router.discovery import Place, ReplicaSet, Service, Standing
@@ -61,7 +62,6 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    subprocess.run([CLUSTER / "build", "control"], check=True, stdout=subprocess.DEVNULL)
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     server = Server(folder / "api")
     try:
@@ -264,6 +264,31 @@ async def test_while_the_api_server_is_away_the_last_set_stands(server: Server, 
     news = [line["news"] for line in said if line["event"] == "replicas"]
     assert news == ["p-0=10.0.0.1:7000/in_service", "p-0=10.0.0.2:7000/in_service"]
     assert "cluster watched again" in [line["event"] for line in said]
+
+
+async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
+    server: Server, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its account may not list any more, so the version that it has is all there is."""
+    monkeypatch.setattr(endpoint_watch, "WATCH_S", 1)
+    watches = 0
+
+    class Counted(Access):
+        def client(self) -> httpx2.AsyncClient:
+            nonlocal watches
+            watches += 1
+            return super().client()
+
+    kubeconfig = await account(namespace, server, tmp_path, ["list", "watch"])
+    watch = EndpointWatch(
+        Service(namespace.name, SERVICE), Counted(kubeconfig), Backoff(Random(1), 0.01, 0.1)
+    )
+    async with followed(watch) as seen:
+        await until(lambda: watch.connected)
+        await allow(namespace, ["watch"])
+        await until(lambda: watches > 2 and watch.connected)
+        await namespace.write_slice("a", endpoint("p-0", 1))
+        await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
 
 
 async def test_what_was_missed_too_long_ago_to_be_told_is_listed_anew(
