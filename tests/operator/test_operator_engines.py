@@ -156,6 +156,18 @@ def test_vllm_cannot_wait_for_its_time_model_to_be_measured(want: Want) -> None:
         want(engine={"type": "vllm", "image": "vllm:1", "timeModel": "auto"})
 
 
+def test_a_measured_time_model_is_mounted_for_all_who_read_it(want: Want) -> None:
+    objects = want(engine={"type": "vllm", "image": "vllm:1", "timeModel": "our-a100.json"})
+    source = {"name": "our-a100", "items": [{"key": "time-model.json", "path": "our-a100.json"}]}
+    for workload in ("StatefulSet/llama-replica", "Deployment/llama-router"):
+        pod = objects[workload]["spec"]["template"]["spec"]
+        (config,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
+        assert {"configMap": source} in config["projected"]["sources"]
+    engine = engine_of(objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"])
+    assert variables(engine)["PENSTOCK_TIME_MODEL"] == "/etc/penstock/our-a100.json"
+    assert any(mount["mountPath"] == "/etc/penstock" for mount in engine["volumeMounts"])
+
+
 def test_a_sidecar_that_measures_its_engine_gets_the_time_for_it(want: Want) -> None:
     def seconds(time_model: str) -> int:
         engine = {"type": "openai", "image": "e:1", "timeModel": time_model, "profileTimeout": "3m"}

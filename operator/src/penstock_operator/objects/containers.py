@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock_pool.pod_spec import Resources
+from penstock_pool.time_models import SUFFIX
 
 from penstock_operator.inputs import Inputs
 from penstock_operator.objects.security import OWN_SECURITY
@@ -21,6 +22,9 @@ TELEMETRY_SOCKET = f"{TELEMETRY_FOLDER}/telemetry.sock"
 CONFIG_MOUNT: Json = {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}
 TLS_MOUNT: Json = {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}
 TELEMETRY_MOUNT: Json = {"name": "telemetry", "mountPath": TELEMETRY_FOLDER}
+TIME_MODEL_ENTRY = "time-model.json"
+"""The entry of a ConfigMap that holds a measured time model."""
+
 READABLE = 0o440
 """For the pod's user, and nobody else."""
 
@@ -70,6 +74,15 @@ def config_volume(config_map: str, *more: Json) -> Json:
     """The pool file, and what else stands in its folder: one volume, for none is mounted in another."""
     sources = [{"configMap": {"name": config_map}}, *more]
     return {"name": CONFIG_MOUNT["name"], "projected": {"sources": sources, "defaultMode": READABLE}}
+
+
+def time_model_source(inputs: Inputs) -> tuple[Json, ...]:
+    """Of the configuration's volume: the measured time model, where the pool names one and not a built-in."""
+    named = inputs.pool.spec.engine.time_model
+    if not named.endswith(SUFFIX):
+        return ()
+    items = [{"key": TIME_MODEL_ENTRY, "path": named}]
+    return ({"configMap": {"name": named.removesuffix(SUFFIX), "items": items}},)
 
 
 def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:

@@ -20,6 +20,7 @@ from penstock_pool.engine_spec import AUTO
 from penstock_operator.inputs import Inputs, UnfitPool
 from penstock_operator.names import ENGINE_PORT
 from penstock_operator.objects.containers import (
+    CONFIG_FOLDER,
     CONFIG_MOUNT,
     MODEL_FOLDER,
     POOL_FILE,
@@ -29,6 +30,7 @@ from penstock_operator.objects.containers import (
     empty_folder,
     probe,
     resources,
+    time_model_source,
 )
 from penstock_operator.objects.security import ENGINE_SECURITY
 from penstock_operator.rollout import ENGINE_STOP_S
@@ -95,7 +97,7 @@ def _vllm(inputs: Inputs) -> Engine:
     if spec.time_model == AUTO:
         raise UnfitPool(
             "spec.engine.timeModel: auto is measured on a running engine, and vLLM's scheduler has to know "
-            "it before that; name a built-in, for example llama-3-8b-a100"
+            "it before that; name a built-in, or what penstock profile has written"
         )
     plugin, plugin_mount = empty_folder("plugin", PLUGIN_FOLDER)
     copy = container(
@@ -122,7 +124,7 @@ def _vllm(inputs: Inputs) -> Engine:
         args=[_model(inputs), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
     )
     made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(inputs)]
-    made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT]
+    made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
     return Engine(made.container, (copy,), (*made.volumes, plugin))
 
 
@@ -130,13 +132,19 @@ def _plugin_environment(inputs: Inputs) -> list[Json]:
     spec, scheduling = inputs.pool.spec.engine, inputs.pool.spec.scheduling
     told = {
         "PENSTOCK_POLICY": scheduling.policy,
-        "PENSTOCK_TIME_MODEL": spec.time_model,
+        "PENSTOCK_TIME_MODEL": _time_model(inputs),
         "PENSTOCK_TELEMETRY": TELEMETRY_SOCKET,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
     }
     if spec.speculation is not None:
         told["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
     return [{"name": name, "value": value} for name, value in told.items()]
+
+
+def _time_model(inputs: Inputs) -> str:
+    """A built-in's name, or where the measured one is mounted."""
+    named = inputs.pool.spec.engine.time_model
+    return f"{CONFIG_FOLDER}/{named}" if time_model_source(inputs) else named
 
 
 def _openai(inputs: Inputs) -> Engine:

@@ -16,7 +16,7 @@ from penstock_operator.names import (
     tls_name,
 )
 from penstock_operator.objects.child import child
-from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume, tls_volume
+from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume, time_model_source, tls_volume
 from penstock_operator.objects.engines import engine
 from penstock_operator.objects.pods import pod_template
 from penstock_operator.objects.sidecar import SERVER_ENTRIES, TEMPORARY, sidecar
@@ -27,7 +27,7 @@ def replica_set(inputs: Inputs) -> Manifest:
     """The StatefulSet. Raises UnfitPool."""
     name, beside = replica_name(inputs.name), engine(inputs)
     volumes = [
-        config_volume(name),
+        config_volume(name, *time_model_source(inputs)),
         {"name": TELEMETRY_MOUNT["name"], "emptyDir": {"sizeLimit": "1Mi"}},
         {"name": TEMPORARY, "emptyDir": {"sizeLimit": "64Mi"}},
         *beside.volumes,

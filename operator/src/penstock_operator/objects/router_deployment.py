@@ -28,6 +28,7 @@ from penstock_operator.objects.containers import (
     empty_folder,
     probe,
     resources,
+    time_model_source,
     tls_volume,
 )
 from penstock_operator.objects.pods import pod_template
@@ -48,7 +49,7 @@ def router_deployment(inputs: Inputs) -> Manifest:
     """The Deployment."""
     name, router = router_name(inputs.name), inputs.pool.spec.router
     temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
-    volumes = [config_volume(name, *_key_files(inputs)), temporary]
+    volumes = [config_volume(name, *time_model_source(inputs), *_key_files(inputs)), temporary]
     if inputs.settings.tls:
         volumes.append(tls_volume(tls_name(inputs.name), CLIENT_ENTRIES))
     template = pod_template(
