@@ -4,5 +4,6 @@ from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.fleet import Fleet, Lengths
 from penstock_simulator.simulation.outcome import Outcome, Verdict
 from penstock_simulator.simulation.run import simulate
+from penstock_simulator.simulation.steering import Steering
 
-__all__ = ["Arrival", "Fleet", "Lengths", "Outcome", "Verdict", "simulate"]
+__all__ = ["Arrival", "Fleet", "Lengths", "Outcome", "Steering", "Verdict", "simulate"]

@@ -40,6 +40,7 @@ class Replica:
     newcomers: have just arrived, and wait for their verdict.
     busy: an iteration is under way.
     replanning: it stands still, and will be asked again.
+    draining: it takes nobody any more, and finishes what it has.
     """
 
     def __init__(self, name: str, fleet: Fleet, policy: Policy[Any], seed: int) -> None:
@@ -54,7 +55,7 @@ class Replica:
         self._best_effort: set[RequestId] = set()
         self.journeys: dict[RequestId, Journey] = {}
         self.newcomers: list[Journey] = []
-        self.busy = self.replanning = False
+        self.busy = self.replanning = self.draining = False
 
     def view(self, now_s: float) -> ReplicaView:
         """Everything that its policy, or a snapshot of it, may tell."""
@@ -107,7 +108,7 @@ class Replica:
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
         standing = Standing(
-            draining=False,
+            draining=self.draining,
             engine_ready=True,
             carried=len(self.journeys),
             best_effort=len(self._best_effort),

@@ -62,13 +62,24 @@ class Routers:
     def answered(self, journey: Journey, tried: Try, verdict: Verdict, now_s: float) -> None:
         """The replica tried has decided."""
         rejected = isinstance(verdict, Rejected)
-        self._snapshots[tried.replica].answered(journey.request.id, not rejected, now_s)
+        if tried.replica in self._snapshots:
+            self._snapshots[tried.replica].answered(journey.request.id, not rejected, now_s)
         if isinstance(verdict, Rejected):
             journey.walk = refused(journey.walk, tried, verdict)
 
     def publish(self, name: str, view: ReplicaView) -> None:
         """A replica's snapshot is on its way."""
         self._snapshots[name].publish(view)
+
+    def joined(self, name: str) -> None:
+        """A replica takes work from now on."""
+        self._snapshots[name] = Snapshots(name, self._fleet.snapshot_age_s)
+        self._names.append(ReplicaLoad(name))
+
+    def left(self, name: str) -> None:
+        """It takes none any more."""
+        del self._snapshots[name]
+        self._names = [load for load in self._names if load.name != name]
 
     def _loads(self, router: int, now_s: float) -> list[ReplicaLoad]:
         return [snapshots.load(router, now_s) for snapshots in self._snapshots.values()]

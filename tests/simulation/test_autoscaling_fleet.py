@@ -1,0 +1,212 @@
+"""Fleets whose number of replicas moves: who starts when, who drains, who is held, and what it costs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from penstock_core.autoscaling import decide_replicas
+from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling_memory import Memory
+from penstock_core.autoscaling_terms import Scaling
+from penstock_core.builtin_time_models import time_model
+from penstock_core.slo import Slo, Tier
+from penstock_core.snapshot import Snapshot
+from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, Steering, simulate
+from penstock_simulator.simulation.queue_length import QueueLength, Target, in_flight
+from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events
+from penstock_simulator.truth import TruthKind
+
+MODEL = time_model("slos-serve-opt-6.7b-a100")
+TIERS = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)), "batch": Tier("batch", best_effort=True)}
+FLEET = Fleet("slos-serve", MODEL, 43296, TIERS, "chat", truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
+
+
+def every(gap_s: float, until_s: float, tier: str = "chat", prompt: int = 200) -> list[Arrival]:
+    return [Arrival(str(i), i * gap_s, tier, prompt, 20) for i in range(int(until_s / gap_s))]
+
+
+def served(
+    decide: Callable[[Demand, float], int],
+    arrivals: list[Arrival],
+    *,
+    replicas: int = 1,
+    startup_s: float = 20.0,
+) -> tuple[list[Outcome], list[Stand]]:
+    stands: list[Stand] = []
+    steering = Steering(decide, period_s=10.0, startup_s=startup_s, seen=stands.append)
+    fleet = replace(FLEET, replicas=replicas)
+    return list(simulate(fleet, arrivals, 0, steering=steering)), stands
+
+
+def scripted(*wanted: int) -> Callable[[Demand, float], int]:
+    """The next of these at every look, and the last from then on."""
+    return lambda demand, now_s: wanted[min(round(now_s / 10), len(wanted) - 1)]
+
+
+def test_a_number_that_never_moves_is_a_fixed_fleet() -> None:
+    arrivals = every(0.1, 20.0)
+    steered, _ = served(scripted(2), arrivals, replicas=2)
+    assert steered == list(simulate(replace(FLEET, replicas=2), arrivals, 0))
+
+
+def test_a_new_replica_takes_work_once_it_has_started() -> None:
+    outcomes, stands = served(scripted(1, 2), every(0.2, 60.0))
+    on_new = [outcome.arrival_s for outcome in outcomes if outcome.replica == "r1"]
+    assert 30.0 <= min(on_new) < 31.0
+    assert [(stand.at_s, stand.ready, stand.gpus) for stand in stands if stand.at_s == 10.0] == [(10.0, 1, 2)]
+    assert stands[-1].ready == 2
+
+
+def test_one_that_is_taken_away_finishes_what_it_has_and_takes_no_more() -> None:
+    long = [Arrival(f"long-{i}", 9.5, "chat", 200, 400) for i in range(4)]
+    outcomes, stands = served(
+        scripted(2, 1), [*long, *(a for a in every(0.2, 40.0) if a.arrival_s > 9.5)], replicas=2
+    )
+    on_gone = [outcome for outcome in outcomes if outcome.replica == "r1"]
+    assert {outcome.output_tokens for outcome in on_gone} == {20, 400}
+    assert all(outcome.arrival_s < 10.0 for outcome in on_gone)
+    assert all(outcome.met for outcome in outcomes)
+    drained_s = max(outcome.arrival_s + (outcome.e2e_s or 0.0) for outcome in on_gone)
+    freed_s = next(stand.at_s for stand in stands if stand.gpus == 1)
+    assert freed_s == pytest.approx(drained_s)
+
+
+def test_a_start_that_is_no_longer_wanted_is_gone_at_once() -> None:
+    outcomes, stands = served(scripted(1, 3, 1), every(0.5, 60.0))
+    assert [stand.gpus for stand in stands if stand.at_s in {10.0, 20.0}] == [3, 1]
+    assert {outcome.replica for outcome in outcomes} == {"r0"}
+
+
+def test_an_ordinal_comes_back_only_when_it_has_gone() -> None:
+    long = [Arrival(f"long-{i}", 9.5, "chat", 200, 800) for i in range(4)]
+    outcomes, stands = served(
+        scripted(2, 1, 2), [*long, *(a for a in every(0.5, 120.0) if a.arrival_s > 9.5)], replicas=2
+    )
+    assert max(stand.gpus for stand in stands) == 2
+    drained_s = max(
+        o.arrival_s + (o.e2e_s or 0.0) for o in outcomes if o.replica == "r1" and o.arrival_s < 10
+    )
+    again_s = min(o.arrival_s for o in outcomes if o.replica == "r1" and o.arrival_s > 10)
+    assert again_s >= drained_s + 20.0
+
+
+def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
+    held: list[int] = []
+
+    def wake(demand: Demand, now_s: float) -> int:
+        held.append(demand.held)
+        return max(demand.desired, int(demand.held > 0))
+
+    outcomes, _ = served(wake, every(1.0, 25.0), replicas=0)
+    assert held[:2] == [0, 10]
+    first = [outcome for outcome in outcomes if outcome.arrival_s < 10.0]
+    assert all(30.0 - o.arrival_s < (o.ttft_s or 0.0) < 33.0 - o.arrival_s for o in first)
+    assert all(outcome.verdict in {"admitted", "best-effort"} for outcome in outcomes)
+
+
+def test_what_is_counted_is_what_happened() -> None:
+    demands: list[Demand] = []
+
+    def look(demand: Demand, now_s: float) -> int:
+        demands.append(demand)
+        return 1
+
+    batch = [arrival._replace(id=f"b{arrival.id}") for arrival in every(0.5, 20.0, "batch")]
+    arrivals = sorted([*every(0.02, 20.0, prompt=1500), *batch], key=lambda arrival: arrival.arrival_s)
+    outcomes, _ = served(look, arrivals)
+    chats = [outcome for outcome in outcomes if outcome.tier == "chat"]
+    admitted = [outcome for outcome in chats if outcome.verdict == "admitted"]
+    counted = [demand.tiers.get("chat", TierDemand()) for demand in demands]
+    assert sum(tier.arrived for tier in counted) == len(chats)
+    assert sum(tier.admitted for tier in counted) == len(admitted) < len(chats)
+    assert sum(tier.best_effort + tier.rejected for tier in counted) == len(chats) - len(admitted)
+    assert sum(tier.judged for tier in counted) == len(admitted)
+    assert sum(tier.met for tier in counted) == sum(outcome.met for outcome in admitted)
+    assert sum(tier.hops for tier in counted) == len(chats)
+    assert not any(demand.tiers["batch"].promises for demand in demands if "batch" in demand.tiers)
+    assert sum(demand.elapsed_s for demand in demands) >= 20.0
+
+
+def test_what_no_replica_could_ever_keep_is_no_demand() -> None:
+    demands: list[Demand] = []
+
+    def look(demand: Demand, now_s: float) -> int:
+        demands.append(demand)
+        return 1
+
+    impossible = replace(FLEET, tiers={"chat": Tier("chat", Slo(ttft_s=0.001))})
+    list(simulate(impossible, every(1.0, 15.0), 0, steering=Steering(look, period_s=10.0)))
+    counted = [demand.tiers["chat"] for demand in demands if "chat" in demand.tiers]
+    assert sum(tier.arrived for tier in counted) == sum(tier.best_effort for tier in counted) == 0
+
+
+def test_production_decisions_meet_a_load_that_one_replica_cannot() -> None:
+    scaling, memory = Scaling(1, 6), Memory()
+
+    def decide(demand: Demand, now_s: float) -> int:
+        nonlocal memory
+        decision, memory = decide_replicas(scaling, demand, memory, now_s)
+        return decision.replicas
+
+    outcomes, stands = served(decide, every(0.08, 240.0, prompt=1000))
+    late = [outcome for outcome in outcomes if outcome.arrival_s > 180.0]
+    assert sum(outcome.met for outcome in late) >= 0.95 * len(late)
+    assert 1 < stands[-1].desired <= 6
+    assert all(after.desired >= before.desired for before, after in pairwise(stands))
+
+
+# The yardsticks.
+
+STANDS = [Stand(0.0, 1, 1, 1), Stand(100.0, 3, 1, 3), Stand(160.0, 3, 3, 3), Stand(400.0, 1, 1, 2)]
+
+
+def test_gpu_hours_count_starting_and_draining_ones() -> None:
+    assert gpu_hours(STANDS, 500.0) * 3600 == 100 * 1 + 300 * 3 + 100 * 2
+    assert gpu_hours(STANDS, 200.0) * 3600 == 100 * 1 + 100 * 3
+    assert scale_events(STANDS) == 2
+
+
+def waiting_at(loads: list[int], starting: int = 0) -> Demand:
+    ready = [
+        ReplicaDemand(f"r{i}", ReplicaState.READY, Snapshot(running=load)) for i, load in enumerate(loads)
+    ]
+    new = [ReplicaDemand(f"s{i}", ReplicaState.STARTING) for i in range(starting)]
+    return Demand(15.0, len(loads) + starting, {}, 0, (*ready, *new))
+
+
+@pytest.mark.parametrize(
+    ("loads", "starting", "wanted"),
+    [
+        ([10, 10], 0, 2),  # on target
+        ([11, 11], 0, 2),  # within the tolerance
+        ([15, 15], 0, 3),
+        ([90, 90], 0, 6),  # four more at most
+        ([15, 15], 1, 3),  # one is on its way, and counts as idle
+        ([4, 4, 4, 4], 0, 4),  # the window holds it
+        ([], 2, 2),  # nobody to ask
+    ],
+)
+def test_queue_lengths_are_scaled_as_kubernetes_scales_them(
+    loads: list[int], starting: int, wanted: int
+) -> None:
+    scaler = QueueLength(Target(in_flight, 10.0, 1, 9))
+    assert scaler.decide(waiting_at(loads, starting), 1000.0) == wanted
+
+
+def test_queue_lengths_go_down_by_the_largest_of_five_minutes() -> None:
+    scaler = QueueLength(Target(in_flight, 10.0, 1, 9))
+    at = [
+        scaler.decide(waiting_at([5, 5, 5, 5] if step else [9, 9, 9, 9]), step * 15.0) for step in range(22)
+    ]
+    assert at[:20] == [4] * 20
+    assert at[20:] == [2, 2]
+
+
+def test_queue_lengths_may_be_averaged_over_time() -> None:
+    scaler = QueueLength(Target(in_flight, 10.0, 1, 9, averaged_s=60.0))
+    assert [scaler.decide(waiting_at([load]), step * 15.0) for step, load in enumerate([10, 10, 30])] == [
+        1,
+        1,
+        2,
+    ]
