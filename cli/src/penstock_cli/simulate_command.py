@@ -34,6 +34,7 @@ from penstock_cli.replay_command import (
 )
 from penstock_cli.simulate.fleet import Conditions, fleet_of
 from penstock_cli.simulate.run import Simulation, run
+from penstock_cli.simulate.scaling import scaler_of
 from penstock_cli.traces import TraceSummary, summarise
 from penstock_cli.validate_command import PoolFile
 
@@ -55,6 +56,13 @@ LengthsKind = Annotated[
 Truth = Annotated[
     TruthKind, typer.Option(help="What iterations take: measured kernels, noisy; or exactly what is planned.")
 ]
+Autoscaled = Annotated[
+    bool,
+    typer.Option("--autoscaling/--fixed", help="Honour spec.autoscaling, or keep the replicas there are."),
+]
+Startup = Annotated[
+    float, typer.Option(min=1.0, metavar="S", help="Seconds until a replica that autoscaling adds is ready.")
+]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 
@@ -68,6 +76,8 @@ def simulate(
     duration: Duration = None,
     lengths: LengthsKind = Lengths.PREDICTED,
     truth: Truth = TruthKind.MEASURED,
+    autoscaling: Autoscaled = True,
+    startup: Startup = 90.0,
     seed: Seed = 0,
     tier: TierName = "",
     tier_map: TierMap = None,
@@ -96,8 +106,12 @@ def simulate(
     schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
     _check_tiers(pool, summary, schedule)
     seen = Requests(fleet)
-    found = run(fleet, schedule, seed, requests, Console(stderr=True), seen=seen if plot else None)
-    show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {_counted(fleet.replicas)}", json)
+    scaler = scaler_of(pool, startup) if autoscaling else None
+    watching = seen if plot else None
+    found = run(fleet, schedule, seed, requests, Console(stderr=True), seen=watching, scaler=scaler)
+    at_first = "" if scaler is None else " at first"
+    counted = f"{_counted(fleet.replicas)}{at_first}"
+    show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {counted}", json)
     if plot is not None:
         seen.draw(plot)
 
@@ -108,6 +122,8 @@ def show(found: Simulation, title: str, json: Path | None) -> None:
     console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(report, title))
     console.print(meaning(report))
+    if found.scaled:
+        console.print(found.scaled)
     console.print(planning(found), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)

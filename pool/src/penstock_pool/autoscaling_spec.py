@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
+from penstock_core.autoscaling_terms import Scaling
 from pydantic import Field, model_validator
 
 from penstock_pool.cel import Rule, Why, checked_by
@@ -100,6 +101,17 @@ class Autoscaling(Spec):
         description="The Prometheus that KEDA asks; with `by: keda`.",
         examples=["http://prometheus.monitoring:9090"],
     )
+
+    def scaling(self) -> Scaling:
+        """What decisions may do, whoever carries them out."""
+        return Scaling(
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+            target_attainment=self.target_attainment,
+            scale_up_window_s=self.scale_up.stabilization_window_s,
+            scale_down_window_s=self.scale_down.stabilization_window_s,
+            idle_timeout_s=self.idle_timeout_s,
+        )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

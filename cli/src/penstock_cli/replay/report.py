@@ -1,7 +1,7 @@
 """What a replay found: a table for people, JSON for programs."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +28,7 @@ class Report:
     """A finished replay.
 
     span_s: from its first arrival to its last.
+    more: figures that only some runs have, for programs.
     """
 
     policy: str | None
@@ -35,6 +36,7 @@ class Report:
     span_s: float
     tally: Tally
     planner: PlannerTimes = PlannerTimes()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rate_rps(self) -> float | None:
@@ -62,6 +64,7 @@ class Report:
                 "p99": self.planner.p99_ms,
                 "max": self.planner.max_ms,
             },
+            **self.more,
         }
 
 

@@ -23,6 +23,7 @@ from penstock_cli.replay.schedule import Schedule
 from penstock_cli.replay.tally import Tally
 from penstock_cli.simulate.planner_clock import PlannerClock
 from penstock_cli.simulate.progress import watched
+from penstock_cli.simulate.scaling import Scaler
 
 TOO_LONG = "longer than spec.engine.maxModelLen or the KV cache"
 ON_TIME_S = 0.0
@@ -34,10 +35,12 @@ class Simulation:
     """What a simulation found.
 
     step_share: what a step's decision took of the iteration that it planned, on average.
+    scaled: what autoscaling did, in words; "" where the number of replicas stayed.
     """
 
     report: Report
     step_share: float | None
+    scaled: str = ""
 
 
 def run(
@@ -48,17 +51,19 @@ def run(
     console: Console,
     *,
     seen: Requests | None = None,
+    scaler: Scaler | None = None,
 ) -> Simulation:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
-    seen: what a picture is to be drawn from.
+    seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
     """
     requests, span_s = count(schedule)
     tally, clock = Tally(), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
         rehearse(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
-        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build)
+        steering = None if scaler is None else scaler.steering()
+        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build, steering)
     except VllmMissing as missing:
         raise Failure(str(missing), bad_input=True) from None
     if seen is not None:
@@ -72,8 +77,9 @@ def run(
                     file.add(outcome)
         except Stuck as error:
             raise Failure(f"policy {fleet.policy}: {error}") from None
-    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times())
-    return Simulation(report, clock.step_share)
+    found, words = ({}, "") if scaler is None else (scaler.found(span_s), scaler.in_words(span_s))
+    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), found)
+    return Simulation(report, clock.step_share, words)
 
 
 def arrivals(schedule: Schedule) -> Iterator[Arrival]:
