@@ -13,6 +13,7 @@ from penstock_operator.cluster.api import Api, ApiRefused
 from penstock_operator.cluster.seen import Seen
 from penstock_operator.decide import Action, Apply, Conflict, Delete, Reason
 from penstock_operator.diagnosis import Cause, Problem, component_of
+from penstock_operator.drift import drift
 from penstock_operator.manifest import Manifest, Ref, ref_of
 from penstock_operator.metrics import Metrics
 
@@ -51,6 +52,7 @@ async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
             made = await _mend(manifest, api) if reason is Reason.DRIFTED else await api.apply(manifest)
             if watched(manifest):
                 seen.note(made)
+            return not_kept(manifest, made)
         case Delete(ref, uid):
             await api.delete(ref, uid)
         case Conflict(_, message):
@@ -70,6 +72,15 @@ async def _mend(manifest: Manifest, api: Api) -> Manifest:
             raise
         await api.overwrite(manifest)
         return await api.apply(manifest)
+
+
+def not_kept(manifest: Manifest, made: Manifest) -> Problem | None:
+    """What the API server took and left out without a word: fields whose feature it has switched off."""
+    fields = drift(manifest, made)
+    if not fields:
+        return None
+    message = f"{ref_of(manifest)}: the API server does not keep {', '.join(fields)}: it has that feature off"
+    return Problem(Cause.API_REFUSED, message, component_of(manifest))
 
 
 def watched(manifest: Manifest) -> bool:

@@ -1,0 +1,33 @@
+"""What the API server answers to an apply, held against what was asked."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from penstock_operator.apply import not_kept
+from penstock_operator.diagnosis import Cause
+from penstock_operator.manifest import Manifest
+from penstock_operator.names import Component
+
+Want = Callable[..., dict[str, Manifest]]
+WEIGHTS = {
+    "model": {"name": "m", "source": {"image": "weights:1"}},
+    "engine": {"type": "openai", "image": "engine:1", "timeModel": "llama-3-8b-a100"},
+}
+
+
+def test_a_field_that_the_server_drops_is_named_by_its_path(want: Want) -> None:
+    asked = want(**WEIGHTS)["StatefulSet/llama-replica"]
+    made = deepcopy(asked)  # as a server without image volumes has it
+    for volume in made["spec"]["template"]["spec"]["volumes"]:
+        volume.pop("image", None)
+    problem = not_kept(asked, made)
+    assert problem is not None
+    assert (problem.cause, problem.component) == (Cause.API_REFUSED, Component.REPLICA)
+    assert "spec.template.spec.volumes[model].image" in problem.message
+
+
+def test_an_answer_with_all_that_was_asked_is_no_problem(want: Want) -> None:
+    for manifest in want(**WEIGHTS).values():
+        made = deepcopy(manifest)
+        made["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+        assert not_kept(manifest, made) is None
