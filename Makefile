@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 .PHONY: help setup demo test e2e fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real bench-vllm-real cluster-api chart \
-  bench-router bench-planner bench-engine bench-routing bench-capacity
+  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 
 bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
 	@$(BIN)/python bench/capacity.py
+
+bench-autoscaling: setup ## autoscaling on admission beside queue lengths: attainment and GPU hours
+	@$(BIN)/python bench/autoscaling.py
 
 chart: crds ## what the chart has from elsewhere: the definition of ServingPool, its README's table of values
 	@PYTHONPATH=tests/charts $(BIN)/python -m chart.tables
