@@ -43,7 +43,6 @@ REPLICA_READS: Reads = {
             "connectTimeout",
             "silenceTimeout",
             "profileTimeout",
-            "profileTimeout",
         }
     ),
     "tiers": ALL,
