@@ -11,10 +11,11 @@ import json
 import subprocess
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 
 from images.archive import write_archive, write_layer
-from images.debian import CACHE, runtime_layer
+from images.debian import CACHE, build_tree, runtime_layer
 from images.dockerfile import Recipe, read_recipe
 from images.members import member_layer
 
@@ -33,10 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    for name in given.names:
-        layers = build_traefik(given.out) if name == "traefik" else build(name, given.out)
-        packed, unpacked = sum(map(_packed_bytes, layers)), sum(layer.stat().st_size for layer in layers)
-        print(f"{name} {packed / 1e6:.0f} MB packed, {unpacked / 1e6:.0f} MB unpacked", flush=True)
+    build_tree(), runtime_layer()  # once, before all that need them
+    with ThreadPoolExecutor(max_workers=2) as workers:
+        for line in workers.map(lambda name: _built(name, given.out), given.names):
+            print(line, flush=True)
+
+
+def _built(name: str, out: Path) -> str:
+    layers = build_traefik(out) if name == "traefik" else build(name, out)
+    packed, unpacked = sum(map(_packed_bytes, layers)), sum(layer.stat().st_size for layer in layers)
+    return f"{name} {packed / 1e6:.0f} MB packed, {unpacked / 1e6:.0f} MB unpacked"
 
 
 def build(name: str, out: Path) -> list[Path]:
