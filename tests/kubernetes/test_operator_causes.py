@@ -72,6 +72,15 @@ def test_secret_with_the_api_keys_is_missing(world: World) -> None:
     healed(world)
 
 
+def test_measured_time_model_is_missing(world: World) -> None:
+    engine = {"type": "openai", "image": "sglang:1", "timeModel": "measured.json"}
+    world.make("ServingPool", pool_document(engine=engine))
+    message = broken(world, "ConfigMapMissing")
+    assert 'spec.engine.timeModel: there is no ConfigMap "measured"' in message
+    world.make("ConfigMap", {"metadata": {"name": "measured"}, "data": {"time-model.json": "{}"}})
+    healed(world)
+
+
 def test_quota_allows_no_more_pods(world: World) -> None:
     world.make("ResourceQuota", {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     world.make("ServingPool", pool_document())

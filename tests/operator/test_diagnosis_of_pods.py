@@ -78,6 +78,7 @@ def test_image_that_cannot_be_pulled(reason: str) -> None:
         ("0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }.", Cause.UNSCHEDULABLE),
         ('persistentvolumeclaim "weights" not found', Cause.CLAIM_MISSING),
         ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", Cause.CLAIM_PENDING),
+        ("0/2 nodes: pod has unbound immediate PersistentVolumeClaims. not found", Cause.CLAIM_PENDING),
     ],
 )
 def test_pod_that_fits_no_node(said: str, cause: Cause) -> None:

@@ -81,6 +81,12 @@ def test_all_ways_to_refer_count_and_what_is_optional_does_not() -> None:
     ]
 
 
+def test_measured_time_model_is_named_by_its_field() -> None:
+    measured = pool(engine={"type": "openai", "image": "e:1", "timeModel": "measured.json"})
+    wanted = pods("replica", volumes=[{"projected": {"sources": [{"configMap": {"name": "measured"}}]}}])
+    assert named(measured, wanted) == [("ConfigMap", "measured", "spec.engine.timeModel")]
+
+
 def test_what_the_pool_makes_itself_is_no_reference() -> None:
     own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team"}}
     wanted = pods("replica", volumes=[{"configMap": {"name": "own"}}])

@@ -113,10 +113,10 @@ def of_pod(pod: Manifest, now_s: float) -> list[Problem]:
 
 
 def _unscheduled(name: str, said: str, component: Component | None) -> Problem:
+    if "unbound immediate PersistentVolumeClaims" in said:
+        return Problem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
     if "persistentvolumeclaim" in said.lower() and "not found" in said:
         return Problem(Cause.CLAIM_MISSING, f"{name}: {said}", component)
-    if "PersistentVolumeClaims" in said:
-        return Problem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
     if "Insufficient" in said and "/gpu" in said:
         return Problem(Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {said}", component)
     return Problem(Cause.UNSCHEDULABLE, f"{name}: {said}", component)

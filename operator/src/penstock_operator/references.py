@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock_pool import Pool
+from penstock_pool.time_models import SUFFIX
 
 from penstock_operator.diagnosis import component_of
 from penstock_operator.manifest import Manifest, Ref, ref_of
@@ -73,4 +74,6 @@ def _field(pool: Pool, kind: str, name: str) -> str:
     source = pool.spec.model.source
     if kind == "PersistentVolumeClaim" and source is not None and source.persistent_volume_claim == name:
         return "spec.model.source.persistentVolumeClaim"
+    if kind == "ConfigMap" and pool.spec.engine.time_model == f"{name}{SUFFIX}":
+        return "spec.engine.timeModel"
     return "its pods" if pool.spec.engine.pod_template is None else "spec.engine.podTemplate"

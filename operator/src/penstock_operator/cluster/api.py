@@ -28,6 +28,9 @@ from penstock_operator.names import FIELD_MANAGER
 REQUEST_S = 10.0
 """Longest wait for the API server; its own webhooks may take that long."""
 
+PAGE = "100"
+"""Objects in one answer to a list: reading a page keeps everything else waiting for a few milliseconds."""
+
 _WRITTEN = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 _MERGE = {"content-type": "application/merge-patch+json"}
 _APPLY = {"content-type": "application/apply-patch+yaml"}  # JSON is YAML
@@ -99,10 +102,15 @@ class Api:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
         """Every object of a kind that the selectors pick, and the list's resource version."""
-        params = {"labelSelector": labels, "fieldSelector": fields}
-        found = await self._request("GET", kind.path(namespace), {k: v for k, v in params.items() if v})
-        named = {"apiVersion": kind.api_version, "kind": kind.kind}
-        return [named | item for item in found["items"]], int(found["metadata"]["resourceVersion"])
+        selected = {"labelSelector": labels, "fieldSelector": fields, "limit": PAGE}
+        params = {name: value for name, value in selected.items() if value}
+        found: list[Manifest] = []
+        while True:
+            page = await self._request("GET", kind.path(namespace), params)
+            found += ({"apiVersion": kind.api_version, "kind": kind.kind} | item for item in page["items"])
+            if not page["metadata"].get("continue"):
+                return found, int(page["metadata"]["resourceVersion"])
+            params["continue"] = page["metadata"]["continue"]
 
     async def apply(
         self, manifest: Manifest, subresource: str | None = None, dry_run: bool = False
