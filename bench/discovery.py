@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import subprocess
 import tempfile
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from overhead.report import machine
 from penstock_router.backoff import Backoff
 from penstock_router.cluster_access import Access
 from penstock_router.connecting import connect_by
-from penstock_router.discovery import Service, Standing
+from penstock_router.discovery import ReplicaSet, Service, Standing
 from penstock_router.endpoint_watch import EndpointWatch
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
@@ -55,19 +56,42 @@ def slice_with(standing: Standing) -> dict[str, Any]:
     }
 
 
+class Applied:
+    """A watch whose sets are noted once the rotation has applied them, which is when it asks for the next."""
+
+    connected = True
+
+    def __init__(self, watch: EndpointWatch) -> None:
+        self._watch, self._news = watch, asyncio.Event()
+        self._standing: Standing | None = None
+
+    async def sets(self) -> AsyncIterator[ReplicaSet]:
+        async for replicas in self._watch.sets():
+            yield replicas
+            self._standing = replicas["p-0"].standing if replicas else None
+            self._news.set()
+
+    async def until(self, wanted: Standing) -> float:
+        """When links have stood like this, on the loop's clock."""
+        while self._standing is not wanted:
+            self._news.clear()
+            await self._news.wait()
+        return monotonic()
+
+
 async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
     """(after it was sent, after it was stored) of each change, in seconds."""
     random = Random(1)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random)))
-    watch = EndpointWatch(Service("default", "p"), Access(kubeconfig), Backoff(random))
-    following = asyncio.create_task(rotation.follow(watch))
+    source = Applied(EndpointWatch(Service("default", "p"), Access(kubeconfig), Backoff(random)))
+    following = asyncio.create_task(rotation.follow(source))
     times = []
     async with Access(kubeconfig).client() as http:
         params = {"fieldManager": "bench", "force": "true"}
         for number in range(changes):
             wanted = Standing.TERMINATING if number % 2 else Standing.IN_SERVICE
             await asyncio.sleep(random.uniform(0.01, 0.1))
-            known = asyncio.create_task(until_known(rotation, wanted))
+            known = asyncio.create_task(source.until(wanted))
             sent_s = monotonic()
             answer = await http.patch(SLICE, json=slice_with(wanted), params=params, headers=APPLY)
             stored_s = monotonic()
@@ -77,12 +101,6 @@ async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
     following.cancel()
     await asyncio.wait([following])
     return times[1:]  # the first also starts the watch
-
-
-async def until_known(rotation: Rotation, wanted: Standing) -> float:
-    while not (rotation.links and rotation["p-0"].standing is wanted):  # noqa: ASYNC110  to the millisecond
-        await asyncio.sleep(0.0005)
-    return monotonic()
 
 
 def row(name: str, times_s: list[float]) -> str:

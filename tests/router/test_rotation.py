@@ -170,11 +170,11 @@ async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_
 
 async def test_a_replica_that_says_more_than_its_owner_keeps_its_own_word() -> None:
     """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
-    r0, announced = ScriptedReplica("r0"), Announced()
+    r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     async with followed(announced, r0) as rotation:
         r0.tell(draining=True)
-        announced.say(r0, r0=Standing.TERMINATING)
-        await until(lambda: rotation["r0"].standing is Standing.TERMINATING)
+        announced.say(r0, r1, r0=Standing.TERMINATING)
+        await until(lambda: "r1" in [link.name for link in rotation.links])
         await until(lambda: rotation["r0"].state is LinkState.DRAINING)
 
 

@@ -82,7 +82,7 @@ class EndpointWatch:
                 why = str(refusal)
                 if refusal.status == GONE:
                     self._version = None
-            except (httpx2.HTTPError, AccessError, TimeoutError, orjson.JSONDecodeError) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL, AccessError, orjson.JSONDecodeError) as error:
                 why = f"{type(error).__name__}: {error}"
             finally:
                 self.connected = False

@@ -28,20 +28,18 @@ class Placed(NamedTuple):
 
 
 class PlacedElsewhere:
-    """At one replica."""
+    """At one replica. placements: when each was heard of; none where nobody else sends there."""
 
     def __init__(self) -> None:
-        self._heard: deque[tuple[float, Placed]] = deque(maxlen=MOST)
+        self.placements: deque[tuple[float, Placed]] = deque(maxlen=MOST)
 
     def heard(self, placed: Placed, now_s: float) -> None:
         """Another router has sent this there."""
-        self._heard.append((now_s, placed))
+        self.placements.append((now_s, placed))
 
     def not_told(self, told_s: float, now_s: float) -> Placed:
         """What the snapshot that came at `told_s` does not know of."""
-        heard = self._heard
-        if not heard:
-            return Placed(0, 0)
+        heard = self.placements
         settled_s = max(told_s - SETTLED_S, now_s - LONGEST_S)
         while heard and heard[0][0] <= settled_s:
             heard.popleft()

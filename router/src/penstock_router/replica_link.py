@@ -60,7 +60,6 @@ SET_ASIDE = {
 class ReplicaLink:
     """One replica.
 
-    standing: what its owner wants with it.
     changed: called when its state is another one. placed: called with each request's prompt tokens, about.
     elsewhere: what other routers have just sent there.
     description: what it said it is, last time it was asked; None before the first.
@@ -70,7 +69,7 @@ class ReplicaLink:
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
         self.name, self.address = name, address
-        self.standing = Standing.IN_SERVICE
+        self._aside: LinkState | None = None
         self.changed: Callable[[], None] = lambda: None
         self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
         self.elsewhere = PlacedElsewhere()
@@ -91,8 +90,12 @@ class ReplicaLink:
     @property
     def state(self) -> LinkState:
         """Whether it takes work."""
-        state = self._state
-        return SET_ASIDE.get(self.standing, state) if state is LinkState.READY else state
+        aside = self._aside
+        return self._state if aside is None or self._state is not LinkState.READY else aside
+
+    def stands(self, standing: Standing) -> None:
+        """What its owner wants with it from now on."""
+        self._aside = SET_ASIDE.get(standing)
 
     @property
     def load(self) -> ReplicaLoad:
@@ -101,14 +104,11 @@ class ReplicaLink:
         Of its own requests it knows well: a verdict comes with the snapshot that knows of it.
         """
         sent, now_s = self._unanswered.values(), monotonic()
-        others = self.elsewhere.not_told(self._told_s, now_s)
-        return ReplicaLoad(
-            self.name,
-            self._snapshot,
-            now_s - self._told_s,
-            len(sent) + others.requests,
-            sum(sent) + others.prompt_tokens,
-        )
+        requests, tokens = len(sent), sum(sent)
+        if self.elsewhere.placements:
+            others = self.elsewhere.not_told(self._told_s, now_s)
+            requests, tokens = requests + others.requests, tokens + others.prompt_tokens
+        return ReplicaLoad(self.name, self._snapshot, now_s - self._told_s, requests, tokens)
 
     def submit(self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]) -> Exchange:
         """Ask the replica. The exchange ends as lost at once where there is no session."""

@@ -85,7 +85,7 @@ class Rotation:
                 group.create_task(_retire(link, self._tasks.pop(link)))
         for name, place in replicas.items():
             if name in self._links:
-                self._links[name].standing = place.standing
+                self._links[name].stands(place.standing)
             elif place.standing is not Standing.TERMINATING:
                 self._links[name] = self._join(name, place, group)
 
@@ -98,7 +98,8 @@ class Rotation:
 
     def _join(self, name: str, place: Place, group: asyncio.TaskGroup) -> ReplicaLink:
         link = self._make_link(name, place.address)
-        link.standing, link.changed, link.placed = place.standing, self._changed, self.placed
+        link.stands(place.standing)
+        link.changed, link.placed = self._changed, self.placed
         self._tasks[link] = group.create_task(link.run())
         return link
 
