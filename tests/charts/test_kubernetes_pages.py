@@ -1,9 +1,10 @@
 """Pages for operators name every condition and reason that there is, and no other."""
 
+import re
 from collections.abc import Iterable
 
 import pytest
-from chart.rendered import ROOT
+from chart.rendered import CHART, ROOT
 from chart.tables import between
 from penstock_core.autoscaling_terms import Reason as ScalingReason
 from penstock_operator.diagnosis import Cause
@@ -35,6 +36,14 @@ def test_every_reason_is_told_in_its_order_and_no_other(name: str, words: list[s
 
 def test_conditions_are_told_as_kubectl_explain_tells_them() -> None:
     assert {row[0].strip("`"): row[1] for row in rows("conditions")} == CONDITIONS
+
+
+def test_pages_lead_where_they_say() -> None:
+    pages = [*(ROOT / "docs" / "kubernetes").glob("*.md"), CHART / "README.md"]
+    assert len(pages) == 7
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_example_pools_are_pools() -> None:
