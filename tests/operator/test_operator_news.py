@@ -1,0 +1,71 @@
+"""What is worth an Event."""
+
+from typing import Any
+
+from penstock_operator.cluster.events import News, event_of
+from penstock_operator.decide import Action, Apply, Delete, Reason
+from penstock_operator.manifest import Ref
+from penstock_operator.news import news_of
+
+
+def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict[str, Any]:
+    conditions = [
+        {"type": "Ready", "status": str(ready), "reason": "Serving", "message": "2 of 2 replicas ready"},
+        {
+            "type": "Degraded",
+            "status": str(degraded is not None),
+            "reason": degraded or "AsWanted",
+            "message": f"about {degraded}",
+        },
+    ]
+    return {"conditions": conditions} | more
+
+
+def told(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> list[tuple[str, str]]:
+    return [(news.type, news.reason) for news in news_of(before, after, actions)]
+
+
+def service(reason: Reason, *drift: str) -> Apply:
+    manifest = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "team"}}
+    return Apply(manifest, reason, drift)
+
+
+def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
+    assert told({}, status(ready=False), service(Reason.MISSING)) == []
+    assert told(status(ready=False), status()) == [("Normal", "Ready")]
+    assert told(status(), status()) == []
+
+
+def test_trouble_is_told_once_and_its_end_once() -> None:
+    assert told(status(), status("GpuMissing")) == [("Warning", "GpuMissing")]
+    assert told(status("GpuMissing"), status("GpuMissing")) == []
+    assert told(status("GpuMissing"), status("ImageMissing")) == [("Warning", "ImageMissing")]
+    assert told(status("ImageMissing"), status()) == [("Normal", "Recovered")]
+
+
+def test_what_was_put_right_is_told() -> None:
+    (news,) = news_of(status(), status(), [service(Reason.DRIFTED, "spec.ports[80]")])
+    assert news == News("Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants')
+    assert told(status(), status(), service(Reason.MISSING)) == [("Normal", "Made")]
+    assert told(status(), status(), service(Reason.CHANGED)) == []
+    removed = Delete(Ref("v1", "Service", "team", "chat"), "uid")
+    assert told(status(), status(), removed) == [("Normal", "Removed")]
+
+
+def test_scaling_is_told_with_its_reason() -> None:
+    was, now = {"replicas": 2}, {"replicas": 4, "message": "60% was refused"}
+    (news,) = news_of(status(autoscaling=was), status(autoscaling=now), ())
+    assert news == News("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
+    assert told(status(), status(autoscaling=now)) == []
+
+
+def test_same_news_is_the_same_event() -> None:
+    pool = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "chat", "namespace": "team", "uid": "1"},
+    }
+    first, again = (event_of(pool, News("Warning", "GpuMissing", "no node"), at) for at in ("then", "now"))
+    other = event_of(pool, News("Warning", "GpuMissing", "another"), "now")
+    assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
+    assert again["lastTimestamp"] == "now"
