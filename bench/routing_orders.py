@@ -1,6 +1,7 @@
 """What each order of asking is worth: attainment and hops of a fleet in virtual time, and how it scales.
 
     .venv/bin/python bench/routing_orders.py orders [--scenario S,S] [--replicas N] [--hops N] [--age-ms A]
+        [--routers N [--heard-ms A]]
     .venv/bin/python bench/routing_orders.py scaling [--scenario S,S] [--replicas N] [--order O,O]
 
 `orders` serves the same requests under every order and prints Markdown, one row an order: attainment, how
@@ -47,6 +48,8 @@ class Setting(NamedTuple):
     max_hops: int
     age_s: float
     rate_rps: float
+    routers: int = 1
+    heard_s: float = inf
 
 
 def served(setting: Setting, seed: int, laps: int) -> Run:
@@ -64,6 +67,8 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
         order=setting.order,
         max_hops=setting.max_hops,
         snapshot_age_s=setting.age_s,
+        routers=setting.routers,
+        placements_heard_s=setting.heard_s,
     )
     requests = hops = first = 0
     kept: dict[str, bool] = {}
@@ -83,12 +88,23 @@ def orders(options: argparse.Namespace) -> None:
             for age_ms in options.age_ms:
                 print(
                     f"\n**{name}**, {options.replicas} replicas, {rate_rps:g}/s each, at most {max_hops}"
-                    f" hops, snapshots {age_ms:g} ms old, {options.seeds} samples\n"
+                    f" hops, snapshots {age_ms:g} ms old, {routers(options)}, {options.seeds} samples\n"
                 )
                 print("| order | attained % | to round-robin | admitted at first % | hops |")
                 print("|---|--:|--:|--:|--:|", flush=True)
-                setting = Setting(name, "", options.replicas, max_hops, age_ms / 1000, rate_rps)
+                setting = Setting(
+                    *(name, "", options.replicas, max_hops, age_ms / 1000, rate_rps),
+                    *(options.routers, options.heard_ms / 1000),
+                )
                 _compare(setting, options)
+
+
+def routers(options: argparse.Namespace) -> str:
+    """How many, and what they know of one another."""
+    if options.routers == 1:
+        return "1 router"
+    shares = "nothing" if options.heard_ms == inf else f"placements after {options.heard_ms:g} ms"
+    return f"{options.routers} routers that share {shares}"
 
 
 def _compare(setting: Setting, options: argparse.Namespace) -> None:
@@ -167,6 +183,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="per replica; by default near the scenario's capacity")
     parser.add_argument("--hops", type=numbers, default=[3], help="most hops (default 3)")
     parser.add_argument("--age-ms", type=figures, default=[5.0], help="age of snapshots (default 5)")
+    parser.add_argument("--routers", type=int, default=1, help="requests are dealt in turn (default 1)")
+    parser.add_argument(
+        "--heard-ms", type=float, default=inf, help="after which they hear what others sent (default never)"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="samples (default 3)")
     parser.add_argument(
         "--laps", type=int, default=1, help="times the recorded stretch is run through (default 1)"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from math import inf
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from penstock_core.builtin_time_models import time_model
 from penstock_core.orders import ORDERS
 from penstock_core.slo import Slo, Tier
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
+from penstock_simulator.simulation.snapshots import Snapshots
 from penstock_simulator.truth import TruthKind
 
 TIERS = {
@@ -71,6 +73,15 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
     first = Counter(outcome.replica for outcome in served("best-fit", STALE_S) if outcome.hops == 1)
     assert len(first) == 4
     assert max(first.values()) < 2 * min(first.values())
+
+
+def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
+    for heard_s, heard in ((0.003, 1), (inf, 0)):
+        snapshots = Snapshots("r0", STALE_S, heard_s)
+        snapshots.sent("a", router=0, prompt_tokens=100, now_s=1.0)
+        assert snapshots.load(router=0, now_s=1.0).sent == 1
+        assert snapshots.load(router=1, now_s=1.002).sent == 0
+        assert snapshots.load(router=1, now_s=1.004).sent == heard
 
 
 def test_like_paces_gather() -> None:

@@ -8,6 +8,7 @@ predicted lengths, stale snapshots, a measured acceptance) is all that their dec
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from penstock_core.policy import Knobs
 from penstock_core.replica_view import Limits
@@ -45,6 +46,7 @@ class Fleet:
     routers: requests are dealt to them in turn, and each counts its own.
     hop_latency_s: from a router to a replica, and from one replica's refusal to the next.
     snapshot_age_s: how much later routers see what a replica publishes, at each iteration and each verdict.
+    placements_heard_s: how much later they hear what others have sent where; infinite: they share nothing.
     """
 
     policy: str
@@ -69,6 +71,7 @@ class Fleet:
     routers: int = 1
     hop_latency_s: float = 0.001
     snapshot_age_s: float = 0.005
+    placements_heard_s: float = inf
 
     @property
     def longest_tokens(self) -> int:

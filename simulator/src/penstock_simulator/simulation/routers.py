@@ -1,7 +1,7 @@
 """The routers of a fleet: where a request is tried first, and where next.
 
 A request is one router's from its arrival to its end. Routers read the same snapshots, count their own turns
-and know what they sent themselves.
+and know what they sent themselves, and where they share it, a little later what the others sent.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Routers:
 
     def __init__(self, fleet: Fleet, names: Sequence[str]) -> None:
         self._fleet, self._order = fleet, ORDERS[fleet.order]
-        self._snapshots = {name: Snapshots(name, fleet.snapshot_age_s) for name in names}
+        self._snapshots = {name: self._replica(name) for name in names}
         self._names = [ReplicaLoad(name) for name in names]
         self._dealt = 0
 
@@ -56,7 +56,7 @@ class Routers:
         if isinstance(move, Try):
             journey.tried = move
             request = journey.request
-            self._snapshots[move.replica].sent(request.id, journey.router, request.prompt_tokens)
+            self._snapshots[move.replica].sent(request.id, journey.router, request.prompt_tokens, now_s)
         return move
 
     def answered(self, journey: Journey, tried: Try, verdict: Verdict, now_s: float) -> None:
@@ -73,13 +73,16 @@ class Routers:
 
     def joined(self, name: str) -> None:
         """A replica takes work from now on."""
-        self._snapshots[name] = Snapshots(name, self._fleet.snapshot_age_s)
+        self._snapshots[name] = self._replica(name)
         self._names.append(ReplicaLoad(name))
 
     def left(self, name: str) -> None:
         """It takes none any more."""
         del self._snapshots[name]
         self._names = [load for load in self._names if load.name != name]
+
+    def _replica(self, name: str) -> Snapshots:
+        return Snapshots(name, self._fleet.snapshot_age_s, self._fleet.placements_heard_s)
 
     def _loads(self, router: int, now_s: float) -> list[ReplicaLoad]:
         return [snapshots.load(router, now_s) for snapshots in self._snapshots.values()]

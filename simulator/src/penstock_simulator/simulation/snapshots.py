@@ -3,7 +3,7 @@
 A replica publishes when an iteration has begun and with its verdicts. Routers see that `age_s` later, so
 what has happened since is hidden from them, as it is in production. Until the first has reached them they
 know of an idle replica. What they sent themselves they know: it counts until a snapshot that includes its
-verdict has come.
+verdict has come. So does what other routers sent, from when it is heard of.
 """
 
 from collections import deque
@@ -20,22 +20,23 @@ UNDECIDED_S = float("inf")
 class _Sent(NamedTuple):
     router: int
     prompt_tokens: int
+    sent_s: float
     decided_s: float
 
 
 class Snapshots:
     """One replica's, as they reach the routers. Holds those under way and the last that has arrived."""
 
-    def __init__(self, name: str, age_s: float) -> None:
-        self._name, self._age_s = name, age_s
+    def __init__(self, name: str, age_s: float, heard_s: float) -> None:
+        self._name, self._age_s, self._heard_s = name, age_s, heard_s
         self._under_way: deque[ReplicaView] = deque()
         self._arrived: ReplicaView | None = None
         self._seen, self._seen_s = Snapshot(), 0.0
         self._sent: dict[RequestId, _Sent] = {}
 
-    def sent(self, request_id: RequestId, router: int, prompt_tokens: int) -> None:
+    def sent(self, request_id: RequestId, router: int, prompt_tokens: int, now_s: float) -> None:
         """A router has sent a request there."""
-        self._sent[request_id] = _Sent(router, prompt_tokens, UNDECIDED_S)
+        self._sent[request_id] = _Sent(router, prompt_tokens, now_s, UNDECIDED_S)
 
     def answered(self, request_id: RequestId, accepted: bool, now_s: float) -> None:
         """The replica has decided about it."""
@@ -54,7 +55,12 @@ class Snapshots:
         if self._arrived is not None:
             self._seen, self._seen_s = snapshot(self._arrived), self._arrived.now_s
             self._arrived = None
-        since = [sent.prompt_tokens for sent in self._sent.values() if sent.router == router]
+        heard_of_s = now_s - self._heard_s
+        since = [
+            sent.prompt_tokens
+            for sent in self._sent.values()
+            if sent.router == router or sent.sent_s <= heard_of_s
+        ]
         return ReplicaLoad(self._name, self._seen, now_s - self._seen_s, len(since), sum(since))
 
     def _arrive(self, now_s: float) -> None:
