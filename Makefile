@@ -5,9 +5,9 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test e2e fresh-clone lint types contracts units proto proto-check crds clean \
+.PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real bench-vllm-real cluster-api chart \
-  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling
+  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-operator
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 
 e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, or KUBECONFIG
 	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep)
+
+e2e-packages: # what `make e2e` needs of Debian
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$(e2e/cluster/cluster packages) >/dev/null
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -83,6 +87,9 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 
 bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
 	@$(BIN)/python bench/capacity.py
+
+bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
+	@$(BIN)/python bench/operator_load.py
 
 bench-autoscaling: setup ## autoscaling on admission beside queue lengths: attainment and GPU hours
 	@$(BIN)/python bench/autoscaling.py
