@@ -179,7 +179,7 @@ def waiting_at(loads: list[int], starting: int = 0) -> Demand:
     ("loads", "starting", "wanted"),
     [
         ([10, 10], 0, 2),  # on target
-        ([11, 11], 0, 2),  # within the tolerance
+        ([11, 10], 0, 2),  # within the tolerance
         ([15, 15], 0, 3),
         ([90, 90], 0, 6),  # four more at most
         ([15, 15], 1, 3),  # one is on its way, and counts as idle
