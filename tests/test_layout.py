@@ -18,8 +18,8 @@ def tracked_python() -> list[Path]:
     return [Path(line) for line in listed.stdout.splitlines() if (ROOT / line).exists()]
 
 
-def test_python_lives_in_src_tests_e2e_or_bench() -> None:
-    homes = {"tests", "e2e", "bench"}
+def test_python_lives_in_src_tests_e2e_bench_or_examples() -> None:
+    homes = {"tests", "e2e", "bench", "examples"}
     strays = [p for p in tracked_python() if p.parts[0] not in homes and p.parts[1] != "src"]
     assert strays == []
 

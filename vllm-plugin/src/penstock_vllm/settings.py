@@ -100,8 +100,9 @@ def _model(value: Any) -> TimeModel:
 
 
 def _model_of(values: Any) -> TimeModel:
+    """A model as it is, or the page around it in a file of `penstock profile`'s."""
     try:
-        return from_json(values)
+        return from_json(values.get("time_model", values))
     except (KeyError, TypeError, AttributeError):
         raise ValueError("is no time model as `penstock profile` writes it") from None
 

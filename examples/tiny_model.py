@@ -1,0 +1,69 @@
+"""Writes a model that is tiny and random, for trying real vLLM where there is no GPU: `tiny_model.py FOLDER`.
+
+A Llama of two layers with random weights, 0.8 MB, and a tokenizer whose tokens are bytes, so any text goes in
+and nonsense comes out. It needs torch, transformers and tokenizers: run it with the Python of vLLM.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token for every byte: nothing to train, nothing lost."""
+    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    bytewise = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=list(SPECIAL[3:]),
+    )
+    made.chat_template = CHAT
+    return made
+
+
+def model() -> LlamaForCausalLM:
+    """Two layers, the same random weights every time."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=128,
+        num_hidden_layers=2,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        torch_dtype="bfloat16",
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def main() -> None:
+    """Write both into the folder."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save_pretrained(folder)
+    model().save_pretrained(folder)
+    print(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Settings of the plug-in, and the versions it takes: what is wrong is said in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from penstock_core.builtin_time_models import time_model
+from penstock_core.policy import Knobs
+from penstock_core.time_model import to_json
+from penstock_vllm.settings import BadSetting, read_settings
+from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
+
+NAMED = {"PENSTOCK_TIME_MODEL": "llama-3-8b-a100"}
+
+
+def test_a_time_model_is_all_that_must_be_said() -> None:
+    read = read_settings({}, NAMED)
+    assert (read.policy, read.telemetry, read.max_batch_tokens) == ("slos-serve", None, 0)
+    assert read.model == time_model("llama-3-8b-a100")
+
+
+def test_the_command_line_counts_before_the_environment() -> None:
+    given = {"penstock": {"policy": "sola", "maxRunning": 8}}
+    read = read_settings(given, {**NAMED, "PENSTOCK_POLICY": "vllm", "PENSTOCK_AGING_S": "5"})
+    assert (read.policy, read.max_running, read.knobs) == ("sola", 8, Knobs(aging_s=5.0))
+
+
+def test_a_time_model_comes_by_name_by_file_or_as_it_is(tmp_path: Path) -> None:
+    values = to_json(time_model("opt-13b-a100"))
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(values))
+    page = {"format": "penstock-time-model/1", "model": "m", "time_model": values}
+    told = ("opt-13b-a100", str(path), json.dumps(values), values, page)
+    assert {read_settings({"penstock": {"timeModel": one}}, {}).model for one in told} == {
+        time_model("opt-13b-a100")
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, "PENSTOCK_TIME_MODEL is not set: name a built-in time model"),
+        ({"timeModel": "gpu"}, 'penstock.timeModel: "gpu" is no built-in time model; there are: '),
+        ({"timeModel": "/no/such.json"}, '"/no/such.json" cannot be read: No such file'),
+        ({"timeModel": "{"}, "is not JSON"),
+        ({"timeModel": {"name": "x"}}, "is no time model as `penstock profile` writes it"),
+        ({"policy": "best"}, 'penstock.policy: "best" is no policy; there are: annealing, '),
+        ({"polcy": "vllm"}, "penstock.polcy is not known; there are: policy, timeModel"),
+        ({"maxRunning": 0}, 'penstock.maxRunning: "0" is no whole number, 1 or more'),
+        ({"planningS": "soon"}, 'penstock.planningS: "soon" is no value that it can have'),
+        ({"acceptance": 2}, 'penstock.acceptance: "2" is no share between 0 and 1'),
+    ],
+)
+def test_a_bad_setting_says_where_what_and_what_would_be_right(
+    section: dict[str, object], words: str
+) -> None:
+    with pytest.raises(BadSetting) as bad:
+        read_settings({"penstock": section}, {})
+    assert words in str(bad.value)
+    assert "\n" not in str(bad.value)
+
+
+def test_a_section_that_is_no_object_is_said_so() -> None:
+    with pytest.raises(BadSetting, match="penstock must be an object"):
+        read_settings({"penstock": "sola"}, NAMED)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.33.0", "0.33.2rc1"])
+def test_known_versions_are_taken(version: str) -> None:
+    check_version(version, HOOKS)
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0.0", "dev"])
+def test_others_are_refused_with_what_to_do(version: str) -> None:
+    with pytest.raises(UnsupportedVllm, match=r"use 0\.32 to 0\.33, or run vLLM without --scheduler-cls"):
+        check_version(version, HOOKS)
+
+
+def test_a_scheduler_that_lacks_a_method_is_refused() -> None:
+    with pytest.raises(UnsupportedVllm, match="without _preempt_request"):
+        check_version("0.33.0", set(HOOKS) - {"_preempt_request"})
