@@ -58,7 +58,7 @@ def answers_stream_through_the_ingress(world: World) -> None:
         "last_s": round(at_s[-1], 3),
         "longest_gap_s": round(max(gaps_s), 3),
     }
-    assert len(at_s) >= LONG_ANSWER_TOKENS / 2, f"{len(at_s)} chunks for {LONG_ANSWER_TOKENS} tokens"
+    assert len(at_s) >= LONG_ANSWER_TOKENS / 10, f"{len(at_s)} chunks for {LONG_ANSWER_TOKENS} tokens"
     assert max(gaps_s) < (at_s[-1] - at_s[0]) / 2, f"chunks came in heaps: {at_s}"
     assert at_s[0] < at_s[-1] / 2, f"the first chunk came after {at_s[0]:.2f} of {at_s[-1]:.2f} s"
 
