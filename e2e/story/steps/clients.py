@@ -67,13 +67,25 @@ def replayed_trace(world: World) -> None:
     """`penstock replay` sends a recorded trace through the ingress, and every promise is judged."""
     pool = world.results / "pool.yaml"
     pool.write_text(json.dumps(document(world.place.ingress_class)))
+    judgement = world.results / "replay.json"
     trace = ROOT / "examples" / "azure-excerpt.csv.gz"
     command = [sys.executable, "-m", "penstock_cli.main", "replay", "--trace", str(trace), "--url", world.url]
-    flags = ["--file", str(pool), "--tier", "chat", "--rate", "2", "--duration", "20", "--json", "-"]
+    flags = [
+        "--file",
+        str(pool),
+        "--tier",
+        "chat",
+        "--rate",
+        "2",
+        "--duration",
+        "20",
+        "--json",
+        str(judgement),
+    ]
     tiers = ["--tier-map", "coder=chat"]
     done = subprocess.run([*command, *flags, *tiers], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, f"replay: {done.stdout}{done.stderr}"
-    judged: dict[str, Any] = json.loads(done.stdout)
+    judged: dict[str, Any] = json.loads(judgement.read_text())
     world.figures["replay"] = {
         name: judged[name] for name in ("requests", "attainment", "admitted_attainment")
     }
