@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -69,21 +70,10 @@ def replayed_trace(world: World) -> None:
     pool.write_text(json.dumps(document(world.place.ingress_class)))
     judgement = world.results / "replay.json"
     trace = ROOT / "examples" / "azure-excerpt.csv.gz"
-    command = [sys.executable, "-m", "penstock_cli.main", "replay", "--trace", str(trace), "--url", world.url]
-    flags = [
-        "--file",
-        str(pool),
-        "--tier",
-        "chat",
-        "--rate",
-        "2",
-        "--duration",
-        "20",
-        "--json",
-        str(judgement),
-    ]
-    tiers = ["--tier-map", "coder=chat"]
-    done = subprocess.run([*command, *flags, *tiers], capture_output=True, text=True, check=False, cwd=ROOT)
+    penstock = Path(sys.executable).with_name("penstock")
+    command = [str(penstock), "replay", "--trace", str(trace), "--url", world.url, "--file", str(pool)]
+    flags = ["--tier-map", "coder=chat", "--rate", "2", "--duration", "20", "--json", str(judgement)]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, f"replay: {done.stdout}{done.stderr}"
     judged: dict[str, Any] = json.loads(judgement.read_text())
     world.figures["replay"] = {
