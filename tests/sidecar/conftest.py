@@ -11,7 +11,7 @@ from typing import Any, Self
 import grpc
 import orjson
 import pytest
-from penstock_core.policy import Step
+from penstock_core.policy import Policy, Step
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job
 from penstock_core.slo import Slo, Tier
@@ -22,7 +22,9 @@ from penstock_proto import replica_pb2_grpc
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_client import EngineClient
 from penstock_sidecar.engine_watch import EngineWatch
+from penstock_sidecar.gate import Gate
 from penstock_sidecar.grpc_server import grpc_serving
+from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.options import Address
@@ -37,6 +39,9 @@ PATIENCE_S = 60.0
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"wort"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+SEATS = 2
+"""Requests that an engine is given at once where they are held before it."""
+
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 TIERS = {
     "chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)),
@@ -94,6 +99,7 @@ class Engine:
         self.exchanges: list[Exchange] = []
         self.script: Script | None = None
         self.healthy = True
+        self.metrics_page: bytes | None = None
         self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -141,6 +147,11 @@ class Engine:
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length") or 0))
         exchange = Exchange(path, headers, body, writer)
+        if path == "/metrics":
+            await exchange.begin(404 if self.metrics_page is None else 200, "text/plain")
+            await exchange.send(self.metrics_page or b"none")
+            await exchange.end()
+            return True
         if path in ("/health", "/v1/models"):
             await self._probed(exchange)
             return True
@@ -266,15 +277,26 @@ def submit(id: int, body: dict[str, Any] | bytes | None = None, **more: Any) -> 
 class Rig:
     """Engine, replica and routers, wired."""
 
-    def __init__(self, engine: Engine, bounds: Bounds, reads_fields: bool) -> None:
+    def __init__(
+        self, engine: Engine, bounds: Bounds, reads_fields: bool, held_by: Policy[Any] | None = None
+    ) -> None:
         self.engine, self.bounds, self.reads_fields = engine, bounds, reads_fields
         self.policy = Everybody()
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.learned = Learned(MODEL)
         self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
+        self.gate: Gate | None = None
+        if held_by is not None:
+            self.mirror = holding = HoldingMirror(
+                KvCache(1000, 1000, 16), Limits(running=SEATS), self.learned.longer
+            )
+            self.gate = Gate(
+                held_by, holding, lambda: self.learned.model, bounds=bounds, metrics=self.metrics
+            )
         self.address = ""
         self.replica: Replica
+        self.client: EngineClient
         self.reports: StepReports
 
     def router(self) -> Router:
@@ -287,8 +309,15 @@ class Rig:
     async def serving(self) -> AsyncIterator[None]:
         async with EngineClient(f"http://127.0.0.1:{self.engine.port}", self.bounds) as client:
             serving = Serving(self.policy, TIERS, self.reads_fields, 8192)
+            self.client = client
             self.replica = Replica(
-                serving, self.mirror, self.learned, client, metrics=self.metrics, bounds=self.bounds
+                serving,
+                self.mirror,
+                self.learned,
+                client,
+                metrics=self.metrics,
+                bounds=self.bounds,
+                gate=self.gate,
             )
             self.reports = StepReports(self.mirror, self.learned, self.metrics, self.replica.prompt_known)
             watch = EngineWatch(

@@ -233,7 +233,7 @@ async def test_latencies_and_ends_are_counted(rig: Rig, router: Router) -> None:
 
 async def test_an_engine_that_is_not_ours_gets_the_body_as_it_came(engine: Engine, bounds: Bounds) -> None:
     rig = Rig(engine, bounds, reads_fields=False)
-    raw = b'{ "model":"m", "prompt":[1,2,3] , "stream": true}'
+    raw = b'{ "model":"m", "prompt":[1,2,3] , "stream": true, "stream_options" :{"include_usage":true}}'
     async with rig.serving(), rig.router() as router:
         await router.submit(1, raw)
         exchange = await engine.asked()

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from penstock_core.prefill_queue import full_batches
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.time_model import BatchWork
 from penstock_core.verdict import Admitted, BestEffort, Verdict
 
 
@@ -25,14 +26,6 @@ def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
 
 
 def _first_token_s(view: ReplicaView, queue: Sequence[Job], decodes: int, context_tokens: int) -> float:
-    """From now until the last of the queue is computed, in full batches beside the decodes."""
-    tokens = sum(job.pending_tokens for job in queue)
-    attention = sum(chunk_work(job.pending_tokens, job.computed_tokens) for job in queue)
-    a_batch = max(view.limits.batch_tokens - decodes, 1)
-    full, rest = divmod(tokens, a_batch)
+    """From now until the last of the queue is computed."""
     waited_s = max(view.busy_until_s - view.now_s, 0.0)
-
-    def batch_s(size: int) -> float:
-        return view.model.seconds(BatchWork(decodes + size, context_tokens, attention * size / tokens))
-
-    return waited_s + full * batch_s(a_batch) + (batch_s(rest) if rest else 0.0)
+    return waited_s + full_batches(view, queue, decodes, context_tokens).seconds

@@ -18,7 +18,7 @@ class State(StrEnum):
     """Where a request is."""
 
     DECIDING = "deciding"  # read from the router, no verdict yet
-    WAITING = "waiting"  # accepted and sent to the engine, nothing has come back
+    WAITING = "waiting"  # accepted, and held for the engine or sent to it; nothing has come back
     STREAMING = "streaming"  # output has been passed on
     REJECTED = "rejected"  # not here: the router asks the next replica
     FINISHED = "finished"  # answered whole
@@ -30,7 +30,7 @@ class Event(StrEnum):
     """What happens to it."""
 
     ACCEPTED = "accepted"  # the verdict: admitted, or best effort
-    REFUSED = "refused"  # the verdict: rejected
+    REFUSED = "refused"  # the verdict: rejected; or the engine itself has no room
     INVALID = "invalid"  # its body cannot be served
     OUTPUT = "output"  # bytes of the answer
     ENDED = "ended"  # the engine has closed the answer as it should
@@ -69,6 +69,7 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
         (State.DECIDING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),
         (State.DECIDING, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
         (State.WAITING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
+        (State.WAITING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.WAITING, Event.ENGINE_REFUSED): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),

@@ -69,6 +69,16 @@ class Bounds:
     probes_failed: int = 3
     """Timed-out probes in a row after which the engine is down. A refused connection counts at once."""
 
+    lead_s: float = 0.02
+    """Before what an engine that is not ours has to compute is done, the next may go in: ten times the way to
+    it, since a busy machine is late. Longer would only put more into a queue that knows no policy."""
+
+    ask_s: float = 0.002
+    """Between two questions whom to let in. An answer takes under a millisecond, a step more than this."""
+
+    ask_again_s: float = 0.02
+    """And while anybody is held it is asked at least so often: less than a step of most engines."""
+
     telemetry_silence_s: float = 2.0
     """The engine works and has not reported for this long beyond its step: progress is inferred instead."""
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from penstock_core.request import Job
 from penstock_core.request_lifecycle import ENDS, Do, Event, State, after
-from penstock_core.verdict import Rejected, Verdict
+from penstock_core.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
@@ -31,7 +31,7 @@ class Carrier(Protocol):
     """Who has to know how a carried request fares: the replica."""
 
     def send(self, carried: "Carried") -> asyncio.Task[None]:
-        """Start to carry it to the engine and back."""
+        """Start to carry it to the engine and back, when its turn has come."""
 
     def tokens_out(self, carried: "Carried") -> int:
         """Tokens of it that the engine says are out, where one event may hold several; else 0."""
@@ -155,6 +155,11 @@ class Carried:
         """The engine answered with an error status."""
         failed = failed_event(self.id, wire.FAILURE_ENGINE_REFUSED, status, body)
         self._happens(Event.ENGINE_REFUSED, failed, len(body))
+
+    def engine_full(self) -> None:
+        """The engine has no room for it: the router walks on, as after any rejection."""
+        refused = verdict_event(self.id, Rejected(Reason.QUEUE_FULL))
+        self._happens(Event.REFUSED, refused)
 
     def engine_lost(self) -> None:
         """The connection broke, or the engine does not answer any more."""

@@ -16,6 +16,8 @@ from penstock_runtime.openai_errors import ApiError
 
 XARGS = "vllm_xargs"
 
+STREAM_OPTIONS = "stream_options"
+
 OUR_FIELDS = "penstock_"
 """Fields that begin so are the sidecar's own to write: a client cannot give itself an SLO."""
 
@@ -30,6 +32,7 @@ class ClientBody:
     max_tokens: the client's own bound on the answer, or None.
     answers: choices asked for; each is generated.
     xargs: the client's own `vllm_xargs` without any of our fields, or None.
+    stream_options: the client's own, right or wrong; None without.
     """
 
     raw: bytes
@@ -40,14 +43,30 @@ class ClientBody:
     answers: int
     stream: bool
     xargs: Mapping[str, Any] | None
+    stream_options: Any = None
 
     def with_fields(self, fields: Mapping[str, Scalar]) -> bytes:
         """The body for the engine: the client's, and `fields` among its `vllm_xargs`."""
         if self.xargs is not None:
             merged = {**orjson.loads(self.raw), XARGS: {**self.xargs, **fields}}
             return orjson.dumps(merged)
+        return self._with(XARGS, fields)
+
+    def asking_usage(self) -> bytes | None:
+        """The body with its stream to end with usage; None where it does so by itself, or is no stream."""
+        if not self.stream:
+            return None
+        if self.stream_options is None:
+            return self._with(STREAM_OPTIONS, {"include_usage": True})
+        if not isinstance(self.stream_options, dict) or self.stream_options.get("include_usage"):
+            return None
+        options = {**self.stream_options, "include_usage": True}
+        return orjson.dumps({**orjson.loads(self.raw), STREAM_OPTIONS: options})
+
+    def _with(self, name: str, value: Mapping[str, Any]) -> bytes:
+        """One field more, behind the others."""
         body = self.raw.rstrip()
-        return body[:-1] + b',"' + XARGS.encode() + b'":' + orjson.dumps(fields) + b"}"
+        return body[:-1] + b',"' + name.encode() + b'":' + orjson.dumps(value) + b"}"
 
 
 def read_body(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody:
@@ -69,6 +88,7 @@ def read_body(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody:
         answers=_positive(body, "n") or 1,
         stream=_flag(body, "stream"),
         xargs=_xargs(body),
+        stream_options=_stream_options(body),
     )
 
 
@@ -163,6 +183,11 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise _bad(name, f"'{name}' must be true or false")
     return value
+
+
+def _stream_options(body: dict[str, Any]) -> Any:
+    value = body.get(STREAM_OPTIONS)
+    return {} if value is None and STREAM_OPTIONS in body else value
 
 
 def _xargs(body: dict[str, Any]) -> Mapping[str, Any] | None:

@@ -18,6 +18,7 @@ from httpx_aiohttp import AiohttpTransport
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine_metrics import MOST_BYTES, EngineLoad, load_of
 
 PATHS: dict[wire.Endpoint.ValueType, str] = {
     wire.ENDPOINT_CHAT_COMPLETIONS: "/v1/chat/completions",
@@ -80,7 +81,12 @@ class Probe:
 
 
 class EngineClient:
-    """Connections to one engine."""
+    """Connections to one engine.
+
+    takes_stream_options: whether it has not refused a body for `stream_options` that its client did not send.
+    """
+
+    takes_stream_options = True
 
     def __init__(self, url: str, bounds: Bounds) -> None:
         self._urls = {endpoint: httpx.URL(url.rstrip("/") + path) for endpoint, path in PATHS.items()}
@@ -91,7 +97,7 @@ class EngineClient:
         self._probes = httpx.AsyncClient(
             base_url=url,
             # a connection for each: one that is there may be to an engine that is gone
-            transport=AiohttpTransport(limits=httpx.Limits(max_connections=1, keepalive_expiry=0)),
+            transport=AiohttpTransport(limits=httpx.Limits(max_connections=2, keepalive_expiry=0)),
             timeout=httpx.Timeout(bounds.probe_timeout_s),
             headers=HEADERS,
         )
@@ -125,6 +131,21 @@ class EngineClient:
                 await response.aclose()
         except httpx.TransportError as error:
             raise EngineGone(error) from error
+
+    async def load(self) -> EngineLoad | None:
+        """What the engine says of its load; None where it does not."""
+        try:
+            async with self._probes.stream("GET", "/metrics") as response:
+                if response.status_code != 200:
+                    return None
+                page = b""
+                async for data in response.aiter_raw():
+                    page += data
+                    if len(page) > MOST_BYTES:
+                        return None
+                return load_of(page)
+        except httpx.TransportError:
+            return None
 
     async def probe(self) -> Probe:
         """Ask the engine whether it serves, and how long a context its model has."""

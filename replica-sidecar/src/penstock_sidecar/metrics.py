@@ -46,6 +46,11 @@ class Metrics:
         self.lost = counter("telemetry_lost_total", "Step reports that never came.")
         self.engine_restarts = counter("engine_restarts_total", "Times the engine was another process.")
         self.telemetry_live = gauge("telemetry_live", "1 while planning rests on the engine's reports.")
+        self.held = gauge("held", "Accepted requests held before an engine that is not ours.")
+        self.engine_seats = gauge("engine_seats", "Requests that such an engine is given at once, at most.")
+        self.release = histogram("release_seconds", "One decision whom to let into it.", _PLANNING)
+        self.release_failures = counter("release_failures_total", "Those in which the policy failed.")
+        self.engine_full = counter("engine_full_total", "Requests that the engine had no room for.")
         self.routers_behind = counter("routers_behind_total", "Sessions closed on routers that did not read.")
 
     def planned(self, seconds: float) -> None:

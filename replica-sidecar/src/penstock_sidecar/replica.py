@@ -28,9 +28,10 @@ from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried
-from penstock_sidecar.carry import carry
-from penstock_sidecar.client_body import over_context, read_body
+from penstock_sidecar.carry import Sending, Way, carry
+from penstock_sidecar.client_body import ClientBody, over_context, read_body
 from penstock_sidecar.engine_client import EngineClient, EngineGone, Probe
+from penstock_sidecar.gate import Gate
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.newcomer import job_of
@@ -61,6 +62,7 @@ class Serving:
 class Replica:
     """Admits, carries, and knows how it stands.
 
+    gate: holds requests before an engine that has no policy of its own; None before one that has.
     engine_lost: called when a request has lost the engine.
     standing_changed: called when it starts or stops taking work.
     """
@@ -74,9 +76,11 @@ class Replica:
         *,
         metrics: Metrics,
         bounds: Bounds,
+        gate: Gate | None = None,
     ) -> None:
         self._serving, self._mirror, self._learned = serving, mirror, learned
         self._engine, self._metrics, self.bounds = engine, metrics, bounds
+        self._gate = gate
         self._now_s = monotonic  # the loop's own clock counts milliseconds and stands still within a turn
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._newcomers = Newcomers(self._decide, bounds)
@@ -134,6 +138,8 @@ class Replica:
 
     def send(self, carried: Carried) -> asyncio.Task[None]:
         """Carry an accepted request to the engine and back, in a task of its own."""
+        if self._gate is not None:
+            self._gate.hold(carried.key)
         task = asyncio.create_task(self._carry(carried))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -146,6 +152,8 @@ class Replica:
     def has_passed(self, carried: Carried, tokens: int) -> None:
         """Tokens of a request have passed towards its client."""
         self._mirror.passed(carried.key, tokens, carried.last_s)
+        if self._gate is not None:
+            self._gate.ask()
 
     def thinking_over(self, carried: Carried, thinking_tokens: int) -> None:
         """The tokens that passed say that a request's answer proper has begun."""
@@ -163,6 +171,11 @@ class Replica:
             return
         self._best_effort.discard(carried.key)
         self._mirror.forget(carried.key)
+        engine_full = carried.state is State.REJECTED
+        if engine_full:
+            self._metrics.engine_full.inc()
+        if self._gate is not None:
+            self._gate.ended(carried.key, engine_full)
         if carried.state is State.FINISHED:
             self._learn(carried)
         if not self._accepted:
@@ -176,12 +189,16 @@ class Replica:
         self._changed()
 
     def engine_down(self, all_lost: bool) -> None:
-        """The engine takes no new work; of what it holds, `all_lost` says that nothing will come back."""
+        """The engine takes no new work; of what it holds, `all_lost` says that nothing will come back.
+
+        Who has not been let into it may still be served elsewhere.
+        """
         self.engine_ready = False
         log.warning("engine down", unfinished=self.unfinished)
         self._mirror.lose_reports()
-        for carried in list(self._accepted.values()) if all_lost else ():
-            carried.engine_lost()
+        for carried in list(self._accepted.values()):
+            if all_lost or (self._gate is not None and self._gate.holds(carried.key)):
+                carried.engine_lost()
         self._changed()
 
     async def drain(self, deadline_s: float | None) -> int:
@@ -294,12 +311,20 @@ class Replica:
     async def _carry(self, carried: Carried) -> None:
         body, job = carried.body, carried.job
         assert body is not None and job is not None
-        sent = body.with_fields(to_fields(job, self._now_s())) if self._serving.reads_fields else body.raw
+        if self._gate is not None:
+            await self._gate.turn(carried.key)
         try:
-            await carry(carried, job, sent, self._engine, now_s=self._now_s, bounds=self.bounds)
+            way = Way(self._engine, self._now_s, self.bounds)
+            await carry(carried, job, self._sending(body, job), way)
         except EngineGone as gone:
             log.warning("engine lost", request=carried.request_id, cause=str(gone))
             self.engine_lost()
+
+    def _sending(self, body: ClientBody, job: Job) -> Sending:
+        if self._serving.reads_fields:
+            return Sending(body.with_fields(to_fields(job, self._now_s())))
+        asking = body.asking_usage() if self._engine.takes_stream_options else None
+        return Sending(body.raw) if asking is None else Sending(asking, plain=body.raw)
 
     def _learn(self, carried: Carried) -> None:
         """An answer that has come whole tells how long answers are, and how fast."""

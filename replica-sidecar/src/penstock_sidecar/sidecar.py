@@ -17,7 +17,9 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_client import EngineClient
 from penstock_sidecar.engine_facts import facts_of
 from penstock_sidecar.engine_watch import EngineWatch
+from penstock_sidecar.gate import Gate
 from penstock_sidecar.grpc_server import grpc_serving
+from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.inspection import inspection_app
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
@@ -51,7 +53,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         learned = Learned(facts.model)
         mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
         rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
-        replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds)
+        gate = gate_of(serves, mirror, learned, bounds, metrics)
+        replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds, gate=gate)
         standing.append(replica)
         if options.telemetry is not None:
             reports = StepReports(mirror, learned, metrics, replica.prompt_known)
@@ -59,7 +62,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
-        await stack.enter_async_context(_background(replica, engine, mirror, bounds))
+        await stack.enter_async_context(_background(replica, engine, mirror, gate, bounds))
         log.info(
             "ready",
             name=options.name,
@@ -109,7 +112,18 @@ def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> Repl
     limits = Limits(pool.spec.scheduling.max_batch_tokens, pool.spec.scheduling.max_running)
     told = pool.spec.engine.speculation
     prior = Speculation(told.max_tokens, told.acceptance) if told else None
+    if pool.spec.engine.type == "openai":
+        return HoldingMirror(kv, limits, learned.longer, prior)
     return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
+
+
+def gate_of(
+    serves: Serving, mirror: ReplicaMirror, learned: Learned, bounds: Bounds, metrics: Metrics
+) -> Gate | None:
+    """The gate before an engine that has no policy of its own."""
+    if not isinstance(mirror, HoldingMirror):
+        return None
+    return Gate(serves.policy, mirror, lambda: learned.model, bounds=bounds, metrics=metrics)
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +140,7 @@ async def _inspected(
 
 @contextlib.asynccontextmanager
 async def _background(
-    replica: Replica, engine: EngineClient, mirror: ReplicaMirror, bounds: Bounds
+    replica: Replica, engine: EngineClient, mirror: ReplicaMirror, gate: Gate | None, bounds: Bounds
 ) -> AsyncIterator[None]:
     """What goes on beside the requests. Where it breaks, the sidecar ends."""
     watch = EngineWatch(
@@ -139,9 +153,17 @@ async def _background(
     replica.engine_lost = watch.suspect
     async with asyncio.TaskGroup() as tasks:
         going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(replica, bounds.snapshot_s))]
+        if gate is not None:
+            going_on.append(tasks.create_task(_asking_load(engine, gate, bounds.probe_s)))
         yield
         for task in going_on:
             task.cancel()
+
+
+async def _asking_load(engine: EngineClient, gate: Gate, every_s: float) -> None:
+    while True:
+        await gate.hear(engine.load)
+        await asyncio.sleep(every_s)
 
 
 async def _ticking(replica: Replica, every_s: float) -> None:

@@ -1,0 +1,40 @@
+"""What an engine says of itself at `/metrics`, as far as releasing can use it.
+
+vLLM's names; an engine that has none of them tells nothing. Where one process has several engines, each has
+lines of its own: requests add up, and the fullest cache counts.
+"""
+
+import re
+from typing import NamedTuple
+
+RUNNING, WAITING = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
+KV_USED = b"vllm:kv_cache_usage_perc"
+
+MOST_BYTES = 4 << 20
+"""A longer page is no page of an engine's."""
+
+_LINE = re.compile(
+    rb"^(" + b"|".join((RUNNING, WAITING, KV_USED)) + rb")(?:\{[^}\n]*\})? ([0-9.eE+-]+)\s*$", re.MULTILINE
+)
+
+
+class EngineLoad(NamedTuple):
+    """Requests that it runs and that wait in it, and the share of its KV cache in use."""
+
+    running: int
+    waiting: int
+    kv_used: float
+
+
+def load_of(page: bytes) -> EngineLoad | None:
+    """The load that a page tells; None where it does not."""
+    values: dict[bytes, list[float]] = {}
+    for name, value in _LINE.findall(page):
+        try:
+            values.setdefault(name, []).append(float(value))
+        except ValueError:
+            return None
+    if RUNNING not in values or WAITING not in values:
+        return None
+    used = max(values.get(KV_USED, [0.0]))
+    return EngineLoad(int(sum(values[RUNNING])), int(sum(values[WAITING])), min(max(used, 0.0), 1.0))

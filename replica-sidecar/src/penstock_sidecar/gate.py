@@ -1,0 +1,118 @@
+"""The gate before an engine that is not ours: accepted requests wait here for their turn.
+
+Whom to let in is core's to say (`penstock_core.release`); here is when it is asked: when somebody comes,
+when output passes, when a request ends, and every now and then while anybody is held, because time alone
+lends slack and takes it. What comes within one turn of the event loop is one question, and with nobody held
+there is none.
+
+A request that ends while it is held never reaches the engine. A policy that fails is told once; then the
+order is that of arrival.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic, perf_counter
+from typing import Any
+
+import structlog
+from penstock_core.policy import Policy
+from penstock_core.release import Release, in_order_of_arrival, release
+from penstock_core.release_room import Window
+from penstock_core.time_model import TimeModel
+
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine_metrics import EngineLoad
+from penstock_sidecar.holding_mirror import HoldingMirror
+from penstock_sidecar.metrics import Metrics
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """Holds and lets in. model: what to plan with now."""
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        mirror: HoldingMirror,
+        model: Callable[[], TimeModel],
+        *,
+        bounds: Bounds,
+        metrics: Metrics,
+    ) -> None:
+        self._policy, self._mirror, self._model = policy, mirror, model
+        self._bounds, self._metrics = bounds, metrics
+        self._memory = policy.start()
+        self._window = Window(lead_s=bounds.lead_s)
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._asking: asyncio.TimerHandle | None = None
+        self._asked_s = float("-inf")
+        self._failed = False
+
+    def holds(self, key: str) -> bool:
+        """Whether this request is held."""
+        return key in self._turns
+
+    def hold(self, key: str) -> None:
+        """A request that the mirror has accepted; `turn` awaits its turn."""
+        self._turns[key] = asyncio.get_running_loop().create_future()
+        self.ask()
+
+    async def turn(self, key: str) -> None:
+        """Until a request that is held may go to the engine."""
+        if (turn := self._turns.get(key)) is not None:
+            await turn
+
+    def ended(self, key: str, engine_full: bool) -> None:
+        """A request is over; it may have been held. engine_full: the engine had no room for it."""
+        if self._turns.pop(key, None) is None and engine_full:
+            self._mirror.engine_full()
+        self.ask()
+
+    async def hear(self, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
+        """Ask the engine for its load, which it may tell or not."""
+        before = self._mirror.count
+        self._mirror.engine_told(await load(), before, self._mirror.count)
+        self._metrics.engine_seats.set(self._mirror.seats.most)
+        self.ask()
+
+    def ask(self) -> None:
+        """Something has changed that may give somebody a turn."""
+        if self._turns:
+            self._ask_within(max(self._asked_s + self._bounds.ask_s - monotonic(), 0.0))
+
+    def _ask_within(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._asking is not None:
+            if self._asking.when() <= loop.time() + wait_s:
+                return
+            self._asking.cancel()
+        self._asking = loop.call_later(wait_s, self._let_in)
+
+    def _let_in(self) -> None:
+        self._asking = None
+        if not self._turns:
+            return
+        began_s = perf_counter()
+        self._asked_s = now_s = monotonic()
+        decided = self._decided(now_s)
+        self._memory = decided.memory
+        self._mirror.promote(decided.promote)
+        for key in decided.let_in:
+            self._mirror.let_in(key, now_s)
+            self._turns.pop(key).set_result(None)
+        self._metrics.release.observe(perf_counter() - began_s)
+        self._metrics.held.set(len(self._turns))
+        if self._turns:
+            self._ask_within(self._bounds.ask_again_s)
+
+    def _decided(self, now_s: float) -> Release[Any]:
+        view, inside = self._mirror.held(now_s, self._model()), self._mirror.inside
+        try:
+            return release(self._policy.step, view, inside, self._memory, self._window)
+        except Exception:
+            self._metrics.release_failures.inc()
+            if not self._failed:
+                log.exception("releasing broke; from here on, where it does, the order is that of arrival")
+            self._failed = True
+            return release(in_order_of_arrival, view, inside, self._policy.start(), self._window)

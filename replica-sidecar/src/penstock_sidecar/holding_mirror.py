@@ -1,0 +1,132 @@
+"""The mirror of an engine that is not ours: who is held before it, who is inside, and how far they are.
+
+Nothing is reported by such an engine, so all is inferred: from who was let in, from the tokens that pass,
+from the time model, and where the engine tells of itself at `/metrics`, from that. It tells of requests
+that came to it past this sidecar: they take seats and memory from ours (`others`).
+
+Admission plans with the engine as it will be when the prompts inside are done (`release_outlook`), and with
+everybody who is held as waiting.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from penstock_core.release_outlook import Inside, outlook
+from penstock_core.release_seats import Seats
+from penstock_core.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.request import Job, RequestId, promoted
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import TimeModel
+
+from penstock_sidecar.engine_metrics import EngineLoad
+from penstock_sidecar.replica_mirror import Accepted, ReplicaMirror
+
+
+class Count(NamedTuple):
+    """Requests, and blocks of the KV cache."""
+
+    requests: int
+    blocks: int
+
+
+class HoldingMirror(ReplicaMirror):
+    """What this replica holds, and what of it the engine has been given.
+
+    seats: how many the engine runs at once. others: requests and blocks in it that are not ours.
+    """
+
+    def __init__(
+        self,
+        kv: KvCache,
+        limits: Limits,
+        longer: Callable[[Job], int],
+        speculation: Speculation | None = None,
+    ) -> None:
+        super().__init__(kv, limits, longer, speculation=speculation)
+        self.seats = Seats(limits.running, limits.running)
+        self._let_in: dict[RequestId, Accepted] = {}
+        self._since_s = 0.0
+        self._others = Count(0, 0)
+
+    @property
+    def inside(self) -> Inside:
+        """What the engine has been given, and has not ended."""
+        jobs = [found.job for found in self._let_in.values()]
+        return Inside(
+            tuple(job for job in jobs if job.generated_tokens),
+            tuple(job for job in jobs if not job.generated_tokens),
+            self._since_s,
+        )
+
+    @property
+    def count(self) -> Count:
+        """How many are inside, and blocks that they hold at most."""
+        sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.inside.jobs]
+        return Count(len(sizes), sum(map(self._kv.blocks_for, sizes)))
+
+    def let_in(self, request_id: RequestId, now_s: float) -> None:
+        """A job goes to the engine."""
+        if all(found.job.generated_tokens for found in self._let_in.values()):
+            self._since_s = now_s
+        self._let_in[request_id] = self._accepted[request_id]
+        self._snapshot = None
+
+    def forget(self, request_id: RequestId) -> Job | None:
+        """The job has ended, in whatever way. Returns it as last known."""
+        self._let_in.pop(request_id, None)
+        return super().forget(request_id)
+
+    def promote(self, request_ids: Collection[RequestId]) -> None:
+        """Best-effort jobs are promised their targets from here on."""
+        for request_id in request_ids:
+            found = self._accepted[request_id]
+            found.job = promoted(found.job)
+            self._snapshot = None
+
+    def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
+        """Tokens of a job have passed towards its client. The first show that its prompt is done."""
+        found = self._let_in.get(request_id)
+        first = found is not None and not found.job.generated_tokens
+        super().passed(request_id, tokens, now_s)
+        if first and tokens:
+            self._since_s = now_s
+
+    def engine_full(self) -> None:
+        """The engine had no room for one more beside those who are inside."""
+        self.seats = self.seats.refused(len(self._let_in))
+        self._snapshot = None
+
+    def engine_told(self, load: EngineLoad | None, before: Count, after: Count) -> None:
+        """What the engine says of itself, if it does; and what of ours was inside before and after that."""
+        if load is None:
+            self.seats, self._others = self.seats.relaxed(), Count(0, 0)
+        else:
+            self.seats = self.seats.told(load.running, load.waiting)
+            blocks = ceil(load.kv_used * self._kv.total_blocks)
+            self._others = Count(
+                max(load.running + load.waiting - max(before.requests, after.requests), 0),
+                max(blocks - max(before.blocks, after.blocks), 0),
+            )
+        self._snapshot = None
+
+    def held(self, now_s: float, model: TimeModel) -> ReplicaView:
+        """Those who are held, before an engine whose insides `inside` tells."""
+        others, blocks = self._others
+        total = max(self._kv.total_blocks - blocks, 0)
+        waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._let_in)
+        return ReplicaView(
+            now_s=now_s,
+            busy_until_s=self._busy_until(now_s, self.inside.decodes, model),
+            running=(),
+            waiting=waiting,
+            kv=KvCache(total, total, self._kv.block_tokens),
+            limits=replace(self._limits, running=max(self.seats.most - others, 1)),
+            model=model,
+            speculation=self._speculation,
+        )
+
+    def view(self, now_s: float, model: TimeModel) -> ReplicaView:
+        """The replica as admission plans with it."""
+        return outlook(self.held(now_s, model), self.inside)

@@ -1,0 +1,69 @@
+"""A stream without the usage that its client has not asked for.
+
+Engines merge tokens into one event when they are busy, so only usage tells how many there were. The sidecar
+asks for it (`stream_options.include_usage`) where the client does not, and takes out what that adds to the
+stream: a last chunk without choices, and in some engines a `"usage": null` in every other one. All else
+passes as it came, event by event.
+"""
+
+import re
+from itertools import pairwise
+
+import orjson
+
+from penstock_sidecar.sse import EVENT_BYTES
+
+_USAGE = b'"usage"'
+
+_NULL = re.compile(rb',\s*"usage":\s*null|"usage":\s*null\s*,')
+"""Within a JSON text a quote is escaped, so this is a field and never somebody's words."""
+
+_END = re.compile(rb"\r?\n\r?\n")
+
+
+class UsageStrip:
+    """Holds back an event until it is whole."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What of `data`, the next bytes of the stream, and of what was held back, goes on."""
+        data = self._rest + data
+        last = None
+        for last in _END.finditer(data):  # noqa: B007 - the last one is looked for
+            pass
+        whole = last.end() if last else 0
+        self._rest = data[whole:]
+        if len(self._rest) > EVENT_BYTES:
+            whole, self._rest = len(data), b""
+        passed = data[:whole]
+        return passed if _USAGE not in passed else b"".join(map(_without_usage, _events(passed)))
+
+    def end(self) -> bytes:
+        """What was held back when the stream ended."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def _events(data: bytes) -> list[bytes]:
+    """Each with the blank line that ends it."""
+    ends = [0, *(found.end() for found in _END.finditer(data))]
+    if ends[-1] < len(data):
+        ends.append(len(data))
+    return [data[begin:end] for begin, end in pairwise(ends)]
+
+
+def _without_usage(event: bytes) -> bytes:
+    if _USAGE not in event or not event.startswith(b"data:"):
+        return event
+    try:
+        chunk = orjson.loads(event[5:])
+    except orjson.JSONDecodeError:
+        return event
+    told = isinstance(chunk, dict) and isinstance(chunk.get("usage"), dict)
+    if told and not chunk.get("choices"):
+        return b""
+    return event if told else _NULL.sub(b"", event)

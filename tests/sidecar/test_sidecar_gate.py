@@ -1,0 +1,267 @@
+"""Before an engine that has no policy of its own: two seats, an engine of the test's making."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from penstock_core.policies import build
+from penstock_core.policy import Step
+from penstock_core.replica_view import ReplicaView
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.bounds import Bounds
+
+from tests.sidecar.conftest import DONE, SEATS, TOKEN, Engine, Exchange, Rig, Router, until
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n'
+
+
+class LastFirst:
+    """A policy that serves whoever came last, one at a time; `broken` ones fail."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def start(self) -> int:
+        return 0
+
+    def admit(self, view: ReplicaView, new: Any) -> Any:
+        raise AssertionError("the rig's own policy admits")
+
+    def step(self, view: ReplicaView, memory: int) -> tuple[Step, int]:
+        if self.broken:
+            raise ValueError("broken")
+        return Step({job.request.id: job.pending_tokens for job in reversed(view.waiting)}), memory + 1
+
+
+@pytest.fixture
+def policy() -> LastFirst:
+    return LastFirst()
+
+
+@pytest.fixture
+async def rig(engine: Engine, bounds: Bounds, policy: LastFirst) -> AsyncIterator[Rig]:
+    made = Rig(engine, bounds, reads_fields=False, held_by=policy)
+    async with made.serving():
+        yield made
+
+
+async def ends(exchange: Exchange) -> None:
+    await exchange.send(DONE)
+    await exchange.end()
+
+
+async def begins(engine: Engine, number: int) -> Exchange:
+    exchange = await engine.asked(number)
+    await exchange.begin()
+    await exchange.send(TOKEN)
+    return exchange
+
+
+def ids(engine: Engine) -> list[str]:
+    return [exchange.headers["x-request-id"] for exchange in engine.exchanges]
+
+
+async def fills_seats(engine: Engine, router: Router) -> list[Exchange]:
+    """As many as there are seats, all decoding."""
+    seated = []
+    for id in range(1, SEATS + 1):
+        await router.submit(id)
+        seated.append(await begins(engine, id))
+        await until(lambda id=id: "output" in router.kinds(id))  # type: ignore[misc]
+    return seated
+
+
+async def test_who_is_over_the_engines_seats_is_held_and_goes_in_by_policy(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    first, second = await fills_seats(engine, router)
+    await router.submit(3)
+    await router.submit(4)
+    assert (await router.first(3)).HasField("admitted") and (await router.first(4)).HasField("admitted")
+    await until(lambda: rig.metric("held") == 2)
+    assert ids(engine) == ["r1", "r2"]
+    await ends(first)
+    fourth = await begins(engine, 3)
+    assert ids(engine) == ["r1", "r2", "r4"]
+    await ends(second)
+    third = await begins(engine, 4)
+    assert ids(engine) == ["r1", "r2", "r4", "r3"]
+    await ends(fourth)
+    await ends(third)
+    for id in (1, 2, 3, 4):
+        assert (await router.ended(id)).HasField("finished")
+    assert rig.metric("held") == 0
+
+
+async def test_who_is_cancelled_while_held_never_reaches_the_engine(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    first, _ = await fills_seats(engine, router)
+    await router.submit(3)
+    await router.submit(4)
+    await until(lambda: rig.metric("held") == 2)
+    await router.cancel(4)
+    await until(lambda: rig.replica.unfinished == 3)
+    await ends(first)
+    await begins(engine, 3)
+    assert ids(engine) == ["r1", "r2", "r3"]
+    assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
+
+
+async def test_those_who_are_held_are_planned_for(engine: Engine, rig: Rig, router: Router) -> None:
+    await fills_seats(engine, router)
+    await router.submit(3)
+    await until(lambda: rig.metric("held") == 1)
+    view = rig.mirror.view(0.0, rig.learned.model)
+    assert (len(view.running), len(view.waiting)) == (2, 1)
+
+
+async def test_an_engine_that_goes_down_gives_back_at_once_who_is_held(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    first, _ = await fills_seats(engine, router)
+    await router.submit(3)
+    await until(lambda: rig.metric("held") == 1)
+    engine.stop_listening()
+    assert (await router.ended(3)).failed.failure == wire.FAILURE_ENGINE_LOST
+    await ends(first)
+    assert (await router.ended(1)).HasField("finished")
+    assert ids(engine) == ["r1", "r2"]
+
+
+async def test_a_policy_that_fails_leaves_the_order_of_arrival(
+    engine: Engine, rig: Rig, router: Router, policy: LastFirst
+) -> None:
+    policy.broken = True
+    first, _ = await fills_seats(engine, router)
+    await router.submit(3)
+    await router.submit(4)
+    await until(lambda: rig.metric("held") == 2)
+    await ends(first)
+    await begins(engine, 3)
+    assert ids(engine) == ["r1", "r2", "r3"]
+    assert rig.metric("release_failures_total") > 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_without_room_sends_the_router_to_the_next_replica(
+    engine: Engine, rig: Rig, router: Router, status: int
+) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    await exchange.begin(status, "application/json")
+    await exchange.end()
+    assert (await router.ended(1)).rejected.reason == wire.REASON_QUEUE_FULL
+    assert router.kinds(1) == ["admitted", "rejected"]
+    assert rig.metric("engine_full_total") == 1
+    assert rig.replica.unfinished == 0
+
+
+async def test_an_engine_that_refused_is_given_no_more_than_it_took(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    first = await begins(engine, 1)
+    await router.submit(2)
+    full = await engine.asked(2)
+    await full.begin(503, "application/json")
+    await full.end()
+    await router.ended(2)
+    await router.submit(3)
+    await until(lambda: rig.metric("held") == 1)
+    assert len(engine.exchanges) == 2
+    await ends(first)
+    await begins(engine, 3)
+    assert ids(engine)[-1] == "r3"
+
+
+async def test_what_the_engine_says_of_others_takes_seats(engine: Engine, rig: Rig, router: Router) -> None:
+    engine.metrics_page = (
+        b'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
+        b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+    )
+    assert rig.gate is not None
+    await rig.gate.hear(rig.client.load)
+    view = rig.mirror.view(0.0, rig.learned.model)
+    assert (view.limits.running, view.kv.total_blocks) == (1, 750)
+    engine.metrics_page = None
+    await rig.gate.hear(rig.client.load)
+    view = rig.mirror.view(0.0, rig.learned.model)
+    assert (view.limits.running, view.kv.total_blocks) == (2, 1000)
+
+
+async def test_merged_tokens_are_counted_by_usage_which_the_client_does_not_see(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    exchange = await begins(engine, 1)
+    assert exchange.body["stream_options"] == {"include_usage": True}
+    merged = TOKEN.replace(b"}\n\n", b',"usage":null}\n\n')
+    await exchange.send(merged + USAGE[:9])
+    await exchange.send(USAGE[9:])
+    await ends(exchange)
+    assert (await router.ended(1)).finished.completion_tokens == 7
+    assert router.data(1) == TOKEN * 2 + DONE
+
+
+async def test_usage_that_the_client_asked_for_is_its_own(engine: Engine, rig: Rig, router: Router) -> None:
+    body = {"model": "m", "prompt": [1, 2, 3], "stream": True, "stream_options": {"include_usage": True}}
+    await router.submit(1, body)
+    exchange = await begins(engine, 1)
+    assert exchange.body == body
+    await exchange.send(USAGE)
+    await ends(exchange)
+    await router.ended(1)
+    assert router.data(1) == TOKEN + USAGE + DONE
+
+
+async def test_an_engine_that_does_not_know_stream_options_gets_the_body_as_it_came(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    first = await engine.asked(1)
+    await first.begin(422, "application/json")
+    await first.end()
+    again = await begins(engine, 2)
+    assert "stream_options" not in again.body
+    await ends(again)
+    assert (await router.ended(1)).finished.completion_tokens == 1
+    await router.submit(2)
+    assert "stream_options" not in (await engine.asked(3)).body
+
+
+async def test_a_body_that_is_wrong_as_it_came_is_answered_so(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    for number in (1, 2):
+        exchange = await engine.asked(number)
+        await exchange.begin(400, "application/json")
+        await exchange.send(b'{"error": {"message": "no"}}')
+        await exchange.end()
+    failed = (await router.ended(1)).failed
+    assert (failed.failure, failed.status) == (wire.FAILURE_ENGINE_REFUSED, 400)
+    await router.submit(2)
+    assert orjson.loads((await engine.asked(3)).raw)["stream_options"] == {"include_usage": True}
+
+
+async def test_an_engine_of_ours_gets_everybody_at_once(engine: Engine, bounds: Bounds) -> None:
+    rig = Rig(engine, bounds, reads_fields=True)
+    async with rig.serving(), rig.router() as router:
+        for id in range(1, SEATS + 3):
+            await router.submit(id)
+        await engine.asked(SEATS + 2)
+        assert all("stream_options" not in exchange.body for exchange in engine.exchanges)
+
+
+async def test_the_annealers_order_is_made_before_the_engine(engine: Engine, bounds: Bounds) -> None:
+    rig = Rig(engine, bounds, reads_fields=False, held_by=build("annealing"))
+    async with rig.serving(), rig.router() as router:
+        for id in range(1, 6):
+            await router.submit(id)
+        for number in range(1, 6):
+            await ends(await begins(engine, number))
+        for id in range(1, 6):
+            assert (await router.ended(id)).HasField("finished")
+        assert sorted(ids(engine)) == [f"r{id}" for id in range(1, 6)]
