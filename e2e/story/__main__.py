@@ -42,6 +42,7 @@ STORY: Sequence[Step] = (
     Step(scaling.up, traffic=True),
     Step(scaling.down, traffic=True),
     Step(rolling.engine, traffic=True),
+    Step(rolling.policy, traffic=True),
     Step(rolling.router, traffic=True),
     Step(kills.engine, traffic=True, own_cluster=True),
     Step(kills.sidecar, traffic=True, own_cluster=True),

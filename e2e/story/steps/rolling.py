@@ -1,5 +1,6 @@
 """A change of what pods read rolls them, one at a time, and only those that read it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from story.pool import NAME, NAMESPACE, REPLICAS
@@ -7,11 +8,25 @@ from story.waiting import until
 from story.world import World, settled
 
 
+KV_TOKENS = 20_000
+
+
 def engine(world: World) -> None:
-    """The engines roll to another policy, with never more than one replica away."""
-    routers, fewest = world.pod_names("router"), REPLICAS
-    old = _uids(world, "replica")
-    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"scheduling": {"policy": "sarathi"}}})
+    """The engines roll to another memory, with never more than one replica away."""
+    routers = _uids(world, "router")
+    _roll_replicas(world, {"engine": {"kvCacheTokens": KV_TOKENS}})
+    assert _uids(world, "router") == routers, "the routers rolled too"
+
+
+def policy(world: World) -> None:
+    """The pool rolls to another policy, with never more than one replica away."""
+    _roll_replicas(world, {"scheduling": {"policy": "sarathi"}})
+    assert world.pool()["status"]["policy"] == "sarathi"
+
+
+def _roll_replicas(world: World, spec: Mapping[str, Any]) -> None:
+    old, fewest = _uids(world, "replica"), REPLICAS
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": spec})
 
     def rolled() -> bool:
         nonlocal fewest
@@ -20,12 +35,10 @@ def engine(world: World) -> None:
 
     until(rolled, "all replicas rolled")
     assert fewest >= REPLICAS - 1, f"{fewest} of {REPLICAS} replicas were ready meanwhile"
-    assert world.pool()["status"]["policy"] == "sarathi"
-    assert world.pod_names("router") == routers, "the routers rolled too"
 
 
 def router(world: World) -> None:
-    """The routers roll to another order, and no replica does."""
+    """The routers roll, and no replica does."""
     replicas, old = _uids(world, "replica"), _uids(world, "router")
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"router": {"maxHeaderBytes": 32768}}})
     until(lambda: settled(world.pool(), REPLICAS) and not old & _uids(world, "router"), "all routers rolled")
