@@ -7,7 +7,6 @@ from story.pool import NAME, NAMESPACE, REPLICAS
 from story.waiting import until
 from story.world import World, settled
 
-
 KV_TOKENS = 20_000
 
 
