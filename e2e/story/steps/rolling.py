@@ -39,7 +39,7 @@ def _roll_replicas(world: World, spec: Mapping[str, Any]) -> None:
 def router(world: World) -> None:
     """The routers roll, and no replica does."""
     replicas, old = _uids(world, "replica"), _uids(world, "router")
-    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"router": {"maxHeaderBytes": 32768}}})
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"router": {"maxInflight": 2048}}})
     until(lambda: settled(world.pool(), REPLICAS) and not old & _uids(world, "router"), "all routers rolled")
     assert _uids(world, "replica") == replicas, "replicas rolled too"
 
