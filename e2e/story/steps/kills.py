@@ -4,7 +4,6 @@ from time import time
 from typing import Any
 
 from story.pool import NAMESPACE, REPLICAS
-from story.traffic import Asked
 from story.waiting import until
 from story.world import World
 
@@ -21,38 +20,30 @@ def sidecar(world: World) -> None:
 
 def router(world: World) -> None:
     """A router is killed; requests in its hands are lost, and none that came later."""
-    pod = world.pods("router")[0]
-    killed_s = time()
-    _kill(world, pod, "router")
-    at_most = world.traffic.under_way
+    killed_s = _kill(world, world.pods("router")[0], "router")
     world.traffic.excuse(lambda asked: asked.began_s <= killed_s)
     world.settled(REPLICAS)
-    world.figures["under_way_when_router_was_killed"] = at_most
 
 
 def _kill_in_a_replica(world: World, container: str) -> None:
     pod = world.pods("replica")[1]
     name = pod["metadata"]["name"]
-    world.traffic.more_requests(REPLICAS)
-    killed_s = time()
-    _kill(world, pod, container)
-
-    def had_begun_there(asked: Asked) -> bool:
-        return asked.replica == name and asked.began_s <= killed_s
-
-    world.traffic.excuse(had_begun_there)
+    killed_s = _kill(world, pod, container)
+    world.traffic.excuse(lambda asked: asked.replica == name and asked.began_s <= killed_s)
     world.settled(REPLICAS)
 
 
-def _kill(world: World, pod: Any, container: str) -> None:
-    """And wait until Kubernetes has started it again."""
+def _kill(world: World, pod: Any, container: str) -> float:
+    """And wait until Kubernetes has started it again. Returns when it was dead."""
     name = pod["metadata"]["name"]
     before = _restarts(pod, container)
     world.node.kill(name, container, NAMESPACE)
+    killed_s = time()
     until(
         lambda: _restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
         f"{container} of {name} started again",
     )
+    return killed_s
 
 
 def _restarts(pod: Any, container: str) -> int:
