@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
-  vllm-env test-vllm-real bench-vllm-real cluster-api chart \
+  vllm-env test-vllm-real bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-operator
 
 help: ## what there is to make
@@ -69,6 +69,9 @@ test-vllm-real: vllm-env ## the policy vllm beside vLLM itself, and the plug-in 
 
 bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate and token budget
 	@$(BIN)/python bench/vllm_real.py
+
+bench-vllm-plugin: vllm-env ## what a policy costs inside vLLM: CPU time a step beside vLLM's own scheduler
+	@$(BIN)/python bench/vllm_plugin.py
 
 bench-router: setup ## router and sidecar beside vllm-router: latency, requests/s, CPU a token, memory
 	@$(BIN)/python bench/router_overhead.py --profile

@@ -137,10 +137,18 @@ class Ledger:
         by_id = self.by_id
         for engine_id in computed:
             held = by_id.get(engine_id)
-            if held is not None:
-                _advance(held, now_s)
-                if not held.running:
-                    self._ready = None
+            if held is None:
+                continue
+            if held.running and held.planned:
+                request, job = held.request, held.job
+                known = request.num_computed_tokens - request.num_in_flight_tokens
+                if request.num_stale_output_tokens:
+                    known = held.known_computed_tokens
+                new_tokens = request.num_output_tokens - job.generated_tokens
+                held.job = advance(job, known - job.computed_tokens, new_tokens, now_s)
+            else:
+                _advance_other(held, now_s)
+                self._ready = None
 
     def _job(self, request: EngineRequest, now_s: float) -> Job:
         sampling = request.sampling_params
@@ -185,7 +193,8 @@ def _arrival(held: Held) -> tuple[float, str]:
     return held.job.request.arrival_s, held.request.request_id
 
 
-def _advance(held: Held, now_s: float) -> None:
+def _advance_other(held: Held, now_s: float) -> None:
+    """One that vLLM decides over, or that was preempted while it was computed."""
     job, request = held.job, held.request
     computed = held.known_computed_tokens if held.running else 0
     if not held.planned:

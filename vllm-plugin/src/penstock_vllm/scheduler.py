@@ -72,6 +72,8 @@ class Steering(Steered):
         self.ledger = Ledger()
         self._bounds = self._bounds_of(settings)
         self._caps: Caps | None = None
+        self._running_seen: list[EngineRequest] = []
+        self._running_held: list[Held] = []
         self._view: ReplicaView | None = None
         self._steps: deque[UnderWay] = deque()
         self._last_computed: Mapping[str, int] = {}
@@ -145,11 +147,11 @@ class Steering(Steered):
         if held := self.ledger.by_id.get(request.request_id):
             self.ledger.preempt(held)
 
-    def _reserve_prefill_lookahead(
+    def _lookahead_within_caps(
         self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        if self._caps is not None:
-            num_new_tokens = self._capped(request, num_computed_tokens, num_new_tokens)
+        """Stands in for `_reserve_prefill_lookahead` while there are caps; other steps do not pay for it."""
+        num_new_tokens = self._capped(request, num_computed_tokens, num_new_tokens)
         return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
 
     def _mamba_block_aligned_split(self, request: EngineRequest, num_new_tokens: int, *computed: int) -> int:
@@ -179,12 +181,10 @@ class Steering(Steered):
         return self.planning.plan(view, self.ledger.by_name)
 
     def _see(self, now_s: float) -> ReplicaView:
-        by_id = self.ledger.by_id
-        running = [by_id[request.request_id] for request in self.running]
         begins_s = max(self._busy_until_s, now_s) if self._steps else now_s
         seats = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
-            running,
+            self._held_running(),
             self.ledger.ready,
             memory=self._memory(),
             bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
@@ -194,6 +194,14 @@ class Steering(Steered):
             begins_s=begins_s,
             ahead=bool(self._steps),
         )
+
+    def _held_running(self) -> Sequence[Held]:
+        """Who holds KV. Looked up only where that has changed: between most steps it has not."""
+        if self.running != self._running_seen:
+            by_id = self.ledger.by_id
+            self._running_seen = self.running.copy()
+            self._running_held = [by_id[request.request_id] for request in self.running]
+        return self._running_held
 
     def _is_ready(self, held: Held) -> bool:
         request = held.request
@@ -220,12 +228,15 @@ class Steering(Steered):
         self.waiting = FCFSRequestQueue(offered)
         self.scheduler_reserve_full_isl, manager.watermark_blocks = False, 0
         self._caps = plan.caps
+        if plan.caps is not None:
+            self.__dict__["_reserve_prefill_lookahead"] = self._lookahead_within_caps
         if plan.order is not None:
             self.running = _in_order(plan.order, started, self.ledger.by_id)
         try:
             yield
         finally:
             self._caps, self.scheduler_reserve_full_isl, manager.watermark_blocks = None, reserve, watermark
+            self.__dict__.pop("_reserve_prefill_lookahead", None)
             self._put_waiting_back(waiting, offered)
             if plan.order is not None:
                 self.running = _as_started(started, self.running)
@@ -234,8 +245,7 @@ class Steering(Steered):
         """Who may start: newcomers as planned, then those that are not the policy's."""
         start = plan.start
         if start and self.lora_config:
-            running = [self.ledger.by_id[request.request_id] for request in self.running]
-            start = within_loras(start, running, self.lora_config.max_loras)
+            start = within_loras(start, self._held_running(), self.lora_config.max_loras)
         others = [held for held in self.ledger.waiting if not held.planned] if self.ledger.unplanned else []
         return [held.request for held in (*start, *others)]
 
@@ -349,7 +359,7 @@ class Steering(Steered):
             return
         ledger = self.ledger
         standing = Standing(
-            running=[ledger.by_id[request.request_id] for request in self.running],
+            running=self._held_running(),
             waiting=ledger.waiting,
             memory=self._memory(),
             steps=self._steps,
