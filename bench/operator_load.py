@@ -62,7 +62,8 @@ def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
         operator(kubeconfig, folder) as running,
     ):
         api = administrator(kubeconfig)
-        lines = [f"{pools} pools of 2 replicas and 2 routers each, on fake nodes; {os.cpu_count()} cores", ""]
+        busy = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before it began"
+        lines = [f"{pools} pools of 2 replicas and 2 routers each, on fake nodes; {busy}", ""]
         lines.append(f"at rest, no pools       {resting(running, rest_s)}")
         lines.append(f"all made and Ready      {made(api, running, pools)}")
         lines.append(f"at rest, {pools} pools     {resting(running, rest_s)}")
@@ -72,40 +73,44 @@ def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
 
 def made(api: httpx.Client, running: "Running", pools: int) -> str:
     """Makes the pools, and waits until all are Ready."""
-    before, since_s = running.histogram(), time.monotonic()
+    before, began = running.histogram(), running.usage()
     for number in range(pools):
         api.post(POOLS, json=document(f"pool-{number:03}")).raise_for_status()
     until(lambda: count(api, "ReplicasReady", "True") == count(api, "RouterReady", "True") == pools)
-    return looks(before, running.histogram(), time.monotonic() - since_s)
+    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
 
 
 def changed(api: httpx.Client, running: "Running", pools: int) -> str:
     """Changes every pool, and waits until all their pods are new."""
-    before, since_s = running.histogram(), time.monotonic()
+    before, began = running.histogram(), running.usage()
     for number in range(pools):
         patch = {"spec": {"scheduling": {"policy": "fcfs"}}}
         headers = {"content-type": "application/merge-patch+json"}
         api.patch(f"{POOLS}/pool-{number:03}", json=patch, headers=headers).raise_for_status()
     until(lambda: policies(api) == {"fcfs"} and count(api, "Progressing", "False") == pools)
-    return looks(before, running.histogram(), time.monotonic() - since_s)
+    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
 
 
 def resting(running: "Running", rest_s: float) -> str:
     """CPU and memory while nothing happens."""
-    before = running.usage()
-    histogram = running.histogram()
+    before, began = running.histogram(), running.usage()
     time.sleep(rest_s)
-    after = running.usage()
-    cpu = (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s)
-    said = looks(histogram, running.histogram(), rest_s) if running.histogram() != histogram else "no looks"
-    return f"CPU {cpu:6.1%} of a core, {after.rss_mb:4.0f} MB; {said}"
+    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
 
 
-def looks(before: dict[float, float], after: dict[float, float], took_s: float) -> str:
+def spent(before: Usage, after: Usage) -> str:
+    """Time, CPU and memory."""
+    took_s, cpu_s = after.at_s - before.at_s, after.cpu_s - before.cpu_s
+    return f"{took_s:5.1f} s, CPU {cpu_s:5.1f} s ({cpu_s / took_s:5.1%} of a core), {after.rss_mb:3.0f} MB"
+
+
+def looks(before: dict[float, float], after: dict[float, float]) -> str:
     """How long looks took between two histograms."""
     each = {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
+    if not each[float("inf")]:
+        return "no looks"
     p50, p99 = (1000 * quantile(each, share) for share in (0.5, 0.99))
-    return f"{took_s:5.1f} s, {each[float('inf')]:5.0f} looks, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+    return f"{each[float('inf')]:3.0f} looks, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
 
 
 def quantile(cumulative: dict[float, float], share: float) -> float:
