@@ -5,6 +5,8 @@ from time import monotonic
 from typing import Any
 
 import httpx
+import lightkube
+from lightkube.resources.core_v1 import Pod
 
 from story.pool import NAME, NAMESPACE, REPLICAS
 from story.waiting import until
@@ -15,9 +17,9 @@ GONE = {None, "terminating", "draining"}
 
 
 def replicas(world: World) -> None:
-    """Every replica's pod is deleted, one after another; a router knows within a second."""
+    """Every replica's pod is deleted twice, one after another; a router knows within a second."""
     heard_s: list[float] = []
-    for name in world.pod_names("replica"):
+    for name in world.pod_names("replica") * 2:
         if world.place.own:
             heard_s.append(_until_heard_s(world, name))
         else:
@@ -38,7 +40,8 @@ def _until_heard_s(world: World, name: str) -> float:
     service = world.tools.get("service", NAME, "--namespace", NAMESPACE)["spec"]["clusterIP"]
     with httpx.Client(base_url=f"http://{world.place.forward(f'{service}:80')}") as router:
         assert _state(router, name) == "ready"
-        world.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--wait=false")
+        api = lightkube.Client(config=lightkube.KubeConfig.from_file(world.tools.kubeconfig))
+        api.delete(Pod, name, namespace=NAMESPACE)
         deleted_s = monotonic()
         until(lambda: _state(router, name) in GONE, f"a router knows that {name} goes", every_s=0.01)
         return monotonic() - deleted_s
