@@ -66,7 +66,10 @@ def run_story(steps: Sequence[Step], results: Path, keep: bool) -> int:
         _write(world)
         if not keep:
             world.place.down()
-    print(f"all held, in {world.figures['total_s']:.0f} s; figures: {results / 'figures.json'}")
+    for name, figure in world.figures.items():
+        if name != "steps":
+            print(f"  {name}: {json.dumps(figure)}")
+    print(f"all held; figures: {results / 'figures.json'}")
     return 0
 
 
