@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.engine_fields import Scalar, from_fields, to_fields
+from penstock_core.engine_fields import Scalar, from_fields, measured_model_file, to_fields
 from penstock_core.request import Job, Request, new_job
 from penstock_core.slo import Judge, Targets
 
@@ -65,3 +65,7 @@ def test_prediction_never_passes_the_bound() -> None:
 def test_field_that_is_no_value_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match="junk"):
         engine_sees({field: "junk"})
+
+
+def test_a_measured_model_lies_beside_the_socket() -> None:
+    assert measured_model_file("/run/penstock/r0.sock") == "/run/penstock/r0.sock.time-model.json"

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from penstock_core.builtin_time_models import time_model
+from penstock_core.engine_fields import measured_model_file
 from penstock_core.policy import Knobs
 from penstock_core.time_model import to_json
+from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
 from penstock_vllm.settings import BadSetting, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 
@@ -79,3 +81,28 @@ def test_others_are_refused_with_what_to_do(version: str) -> None:
 def test_a_scheduler_that_lacks_a_method_is_refused() -> None:
     with pytest.raises(UnsupportedVllm, match="without _preempt_request"):
         check_version("0.33.0", set(HOOKS) - {"_preempt_request"})
+
+
+def test_a_model_that_is_to_be_measured_needs_the_sidecar_that_measures() -> None:
+    read = read_settings({}, {"PENSTOCK_TIME_MODEL": "auto", "PENSTOCK_TELEMETRY": "/run/t.sock"})
+    assert read.model is None
+    with pytest.raises(BadSetting, match='"auto" is measured by a sidecar; set PENSTOCK_TELEMETRY too'):
+        read_settings({}, {"PENSTOCK_TIME_MODEL": "auto"})
+
+
+def test_a_measured_model_is_taken_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    telemetry, model = tmp_path / "t.sock", time_model("opt-13b-a100")
+    awaited, file = AwaitedModel(telemetry), Path(measured_model_file(str(telemetry)))
+    assert awaited.look(0.0) is None
+    file.write_text(json.dumps(to_json(model)))
+    assert awaited.look(LOOK_S / 2) is None, "it is not looked for at every step"
+    assert awaited.look(LOOK_S) == model
+
+
+def test_a_measured_model_that_is_none_is_said_and_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = tmp_path / "t.sock"
+    Path(measured_model_file(str(telemetry))).write_text("{}")
+    assert AwaitedModel(telemetry).look(0.0) is None
+    assert "steps stay vLLM's own" in caplog.text

@@ -13,6 +13,11 @@ from penstock_core.slo import Judge, Targets
 Scalar = str | int | float | bool
 
 
+def measured_model_file(telemetry: str) -> str:
+    """Where a sidecar leaves the time model that it has measured: beside its telemetry socket."""
+    return f"{telemetry}.time-model.json"
+
+
 def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
     """The `vllm_xargs` of an accepted job that has not started yet."""
     request, targets = job.request, job.request.targets

@@ -8,12 +8,14 @@ model.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NamedTuple
 
+import orjson
 import structlog
 from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.replica_view import KvCache
-from penstock_core.time_model import TimeModel
+from penstock_core.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
 from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected, profile
 from penstock_runtime.serving import StartError
@@ -34,16 +36,16 @@ class Facts(NamedTuple):
 
 
 async def facts_of(
-    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], stop: asyncio.Event
+    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], stop: asyncio.Event, tell: Path | None = None
 ) -> Facts | None:
     """As the pool names them, else as measured; None where `stop` came first.
 
-    Raises StartError where neither tells.
+    tell: where a measured model is left for an engine that plans by it. Raises StartError where nobody tells.
     """
     if pool.spec.engine.time_model in BUILTINS:
         return named(pool)
     stopping = asyncio.create_task(stop.wait())
-    measuring = asyncio.create_task(_measured(pool, url, probe))
+    measuring = asyncio.create_task(_measured(pool, url, probe, tell))
     try:
         await asyncio.wait({stopping, measuring}, return_when=asyncio.FIRST_COMPLETED)
         return measuring.result() if measuring.done() else None
@@ -60,7 +62,7 @@ def named(pool: Pool) -> Facts:
     return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
 
 
-async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]]) -> Facts:
+async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], tell: Path | None) -> Facts:
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
     found = await _until_ready(probe)
     try:
@@ -78,6 +80,8 @@ async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]])
             measured = await profile(engine, limits, spec.profile_timeout_s)
     except (EngineError, TooLittle) as error:
         raise StartError(f"spec.engine.timeModel: auto: {error}") from None
+    if tell is not None:
+        _leave(measured.fit.model, tell)
     worth = measured.fit.held_out
     log.info(
         "measured",
@@ -86,6 +90,16 @@ async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]])
         noise=round(measured.noise, 3),
     )
     return Facts(measured.fit.model, kv)
+
+
+def _leave(model: TimeModel, path: Path) -> None:
+    """Whole or not at all: the engine may look at any moment. Raises StartError."""
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        unfinished.write_bytes(orjson.dumps(to_json(model)))
+        unfinished.replace(path)
+    except OSError as error:
+        raise StartError(f"cannot leave the time model at {path}: {error.strerror}") from None
 
 
 async def _until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:

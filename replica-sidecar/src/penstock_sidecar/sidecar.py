@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
+from penstock_core.engine_fields import measured_model_file
 from penstock_core.policies import build
 from penstock_core.replica_view import KvCache, Limits
 from penstock_core.speculation import Speculation
@@ -47,7 +49,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         inspected = _inspected(options.metrics, registry, lambda: any(there.serves for there in standing))
         metrics_address = await stack.enter_async_context(inspected)
         engine = await stack.enter_async_context(EngineClient(options.engine, bounds))
-        facts = await facts_of(pool, options.engine, engine.probe, stop)
+        facts = await facts_of(pool, options.engine, engine.probe, stop, _model_file(options))
         if facts is None:
             return
         learned = Learned(facts.model)
@@ -75,6 +77,10 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         unfinished = await replica.drain(drain_s)
         log.info("stopped", unfinished=unfinished)
         await replica.close()
+
+
+def _model_file(options: Options) -> Path | None:
+    return None if options.telemetry is None else Path(measured_model_file(str(options.telemetry)))
 
 
 def identity_of(options: Options, pool: Pool, metrics_address: str | None) -> Identity:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.acceptance import Drafted
+from penstock_core.builtin_time_models import time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import Limits, ReplicaView
 from penstock_core.request import promoted
@@ -32,6 +33,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__ as vllm_version
 
+from penstock_vllm.awaited_model import AwaitedModel
 from penstock_vllm.engine import EngineRequest, EngineScheduler, Queue, RunnerOutput, StepOutput
 from penstock_vllm.learned import Learned
 from penstock_vllm.ledger import Held, Ledger
@@ -51,6 +53,9 @@ else:
     Steered = object
 
 log = logging.getLogger("vllm.penstock")
+
+STAND_IN_MODEL = "llama-3-8b-a100"
+"""Rehearsed with, and never planned with, while the engine's own is still to be measured."""
 
 LONGEST_LAG_S = 60.0
 """A request that says it came longer ago than this has a clock that is wrong."""
@@ -81,9 +86,13 @@ class Steering(Steered):
         self._ended: Measured | None = None
         self._ended_s, self._busy, self._busy_until_s = 0.0, False, 0.0
         drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
-        self.learned = Learned(settings.model, drafter)
+        self._awaited = (
+            AwaitedModel(settings.telemetry) if settings.model is None and settings.telemetry else None
+        )
+        model = settings.model or time_model(STAND_IN_MODEL)
+        self.learned = Learned(model, drafter)
         policy = build(settings.policy, settings.knobs)
-        rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), settings.model, drafter)
+        rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter)
         self._steers = self._can_be_steered()
         self._reports = None if settings.telemetry is None else Reports(ReportSocket(settings.telemetry))
@@ -103,6 +112,8 @@ class Steering(Steered):
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """The next step: the policy's, or vLLM's own."""
         now_s = self.clock()
+        if self._awaited is not None:
+            self._look_for_model(self._awaited, now_s)
         plan = self._planned(now_s)
         if plan is None:
             self._view = None
@@ -170,8 +181,13 @@ class Steering(Steered):
 
     # Planning a step.
 
+    def _look_for_model(self, awaited: AwaitedModel, now_s: float) -> None:
+        model = awaited.look(now_s)
+        if model is not None:
+            self.learned, self._awaited = Learned(model, self.learned.speculation), None
+
     def _planned(self, now_s: float) -> Plan | None:
-        if not self._steers or int(self._pause_state):
+        if not self._steers or self._awaited is not None or int(self._pause_state):
             return None
         self.ledger.unblock(self._is_ready)
         view = self._see(now_s)

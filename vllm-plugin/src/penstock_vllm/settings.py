@@ -1,7 +1,7 @@
 """What can be set of the plug-in: `--additional-config '{"penstock": {…}}'`, or variables of the environment.
 
     policy          PENSTOCK_POLICY            a policy of the core; default slos-serve
-    timeModel       PENSTOCK_TIME_MODEL        a built-in's name, a JSON file's path, or the model as JSON
+    timeModel       PENSTOCK_TIME_MODEL        a built-in's name, a JSON file's path, the model, or auto
     telemetry       PENSTOCK_TELEMETRY         Unix datagram socket of the sidecar; none: nothing is told
     agingS          PENSTOCK_AGING_S           best effort that has waited so long is served before newcomers
     maxBatchTokens  PENSTOCK_MAX_BATCH_TOKENS  most tokens a step, below the engine's own bound
@@ -9,8 +9,10 @@
     acceptance      PENSTOCK_ACCEPTANCE        chance that a draft is accepted, until it has been measured
     planningS       PENSTOCK_PLANNING_S        longest time that the policy may take for a step
 
-The command line counts where both are given. vLLM compiles anew where `--additional-config` changes, so
-values that differ between replicas, like the socket's path, belong into the environment.
+With `auto` the sidecar measures the engine, whose steps are vLLM's own until then, and leaves the model
+beside its telemetry socket. The command line counts where both are given. vLLM compiles anew where
+`--additional-config` changes, so values that differ between replicas, like the socket's path, belong into the
+environment.
 """
 
 import json
@@ -25,6 +27,7 @@ from penstock_core.policy import Knobs
 from penstock_core.time_model import TimeModel, from_json
 
 SECTION = "penstock"
+AUTO = "auto"
 
 
 class BadSetting(ValueError):
@@ -35,12 +38,12 @@ class BadSetting(ValueError):
 class Settings:
     """The plug-in's settings. max_batch_tokens, max_running: 0 leaves vLLM's own bounds.
 
-    telemetry: where the sidecar listens; None tells nobody.
+    model: None until the sidecar has measured it. telemetry: where the sidecar listens; None tells nobody.
     acceptance: chance that a draft is accepted, until it has been measured.
     planning_s: longest time that the policy may take for one step.
     """
 
-    model: TimeModel
+    model: TimeModel | None
     policy: str = "slos-serve"
     knobs: Knobs = field(default_factory=Knobs)
     telemetry: Path | None = None
@@ -70,6 +73,10 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
             f"{_variable('timeModel')} is not set: name a built-in time model ({', '.join(BUILTINS)}), "
             "or a JSON file with one"
         )
+    if values["model"] is None and "telemetry" not in values:
+        raise BadSetting(
+            f'{_variable("timeModel")}: "auto" is measured by a sidecar; set {_variable("telemetry")} too'
+        )
     return Settings(**values)
 
 
@@ -86,17 +93,24 @@ def _policy(value: Any) -> str:
     return str(value)
 
 
-def _model(value: Any) -> TimeModel:
+def _model(value: Any) -> TimeModel | None:
     if isinstance(value, dict):
         return _model_of(value)
     text = str(value)
+    if text == AUTO:
+        return None
     if text in BUILTINS:
         return time_model(text)
     if text.lstrip().startswith("{"):
         return _model_of(json.loads(text))
     if "/" not in text and not text.endswith(".json"):
         raise ValueError(f"is no built-in time model; there are: {', '.join(BUILTINS)}")
-    return _model_of(json.loads(Path(text).read_text()))
+    return read_model(Path(text))
+
+
+def read_model(path: Path) -> TimeModel:
+    """The model in a file. Raises OSError, ValueError."""
+    return _model_of(json.loads(path.read_text()))
 
 
 def _model_of(values: Any) -> TimeModel:

@@ -1,0 +1,41 @@
+"""A time model that is still to come: with `auto`, the sidecar measures this engine and leaves what it found.
+
+The sidecar writes beside the socket of its telemetry, the one folder that both see, and moves the file into
+place whole. Until it is there steps are vLLM's own, which is what is measured.
+"""
+
+import logging
+from pathlib import Path
+
+from penstock_core.engine_fields import measured_model_file
+from penstock_core.time_model import TimeModel
+
+from penstock_vllm.settings import read_model
+
+LOOK_S = 0.5
+"""Between two looks for the file."""
+
+log = logging.getLogger("vllm.penstock")
+
+
+class AwaitedModel:
+    """Looks for the file now and then, and takes it once."""
+
+    def __init__(self, telemetry: Path) -> None:
+        self._path = Path(measured_model_file(str(telemetry)))
+        self._looked_s = float("-inf")
+
+    def look(self, now_s: float) -> TimeModel | None:
+        """The model, once it is there."""
+        if now_s - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        try:
+            model = read_model(self._path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.error("penstock: %s: %s; steps stay vLLM's own", self._path, error)
+            return None
+        log.info("penstock: time model measured by the sidecar: %s", self._path)
+        return model
