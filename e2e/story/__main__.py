@@ -15,6 +15,7 @@ from pathlib import Path
 
 from story.runner import Step, run_story
 from story.steps import (
+    autoscaling,
     clients,
     control_plane,
     deletions,
@@ -23,6 +24,7 @@ from story.steps import (
     installation,
     kills,
     leaving,
+    misfits,
     refusals,
     releases,
     rolling,
@@ -35,6 +37,8 @@ STORY: Sequence[Step] = (
     Step(installation.ingress_controller),
     Step(installation.chart),
     Step(refusals.bad_specs),
+    Step(misfits.image_missing),
+    Step(misfits.gpus_missing),
     Step(first_pool.from_apply_to_ready),
     Step(clients.official_client),
     Step(clients.answers_stream_through_the_ingress),
@@ -53,6 +57,7 @@ STORY: Sequence[Step] = (
     Step(control_plane.api_server, traffic=True, own_cluster=True),
     Step(evictions.against_the_budget, traffic=True),
     Step(releases.upgraded_and_rolled_back, traffic=True),
+    Step(autoscaling.to_zero_and_back),
     Step(leaving.idle_operator),
     Step(leaving.deleted_pool),
     Step(leaving.uninstalled),

@@ -1,0 +1,53 @@
+"""Every Dockerfile can be built as it is read here, and makes an image that may not do more than it must."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from images.dockerfile import read_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILES = [path for path in sorted(ROOT.glob("*/Dockerfile")) if "images/install" in path.read_text()]
+
+
+@pytest.fixture(params=DOCKERFILES, ids=lambda path: path.parent.name)
+def dockerfile(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_there_is_one_for_each_process_of_a_cluster() -> None:
+    assert {"operator", "router", "replica-sidecar", "simulator"} <= {
+        path.parent.name for path in DOCKERFILES
+    }
+
+
+def test_its_process_is_a_command_of_the_distribution_beside_it(dockerfile: Path) -> None:
+    project = tomllib.loads((dockerfile.parent / "pyproject.toml").read_text())["project"]
+    recipe = read_recipe(dockerfile)
+    _, distribution, command = recipe.install
+    assert (distribution, recipe.entrypoint) == (project["name"], [command])
+    assert command in project["scripts"]
+
+
+def test_it_runs_as_nobody_in_particular(dockerfile: Path) -> None:
+    assert read_recipe(dockerfile).user == "65532:65532"
+
+
+def test_it_looks_for_compiled_code_where_its_build_left_it(dockerfile: Path) -> None:
+    recipe = read_recipe(dockerfile)
+    assert {name: recipe.env.get(name) for name in recipe.build_env} == recipe.build_env
+
+
+def test_its_bases_and_version_are_arguments(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    bases = [line.split()[1] for line in text.splitlines() if line.startswith("FROM ")]
+    assert all(base.startswith("${") for base in bases)
+    assert read_recipe(dockerfile).labels["org.opencontainers.image.version"] == "dev"
+
+
+def test_a_build_stage_that_installs_nothing_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text('FROM a AS build\nRUN true\nFROM b\nUSER 1\nENTRYPOINT ["x"]\n')
+    with pytest.raises(ValueError, match="must run /src/images/install once"):
+        read_recipe(path)

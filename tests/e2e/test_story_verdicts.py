@@ -1,0 +1,62 @@
+"""What the end-to-end story counts as lost, and when it believes that a pool has settled."""
+
+from typing import Any
+
+import pytest
+from story.__main__ import STORY
+from story.traffic import Asked, count_toll
+from story.world import settled
+
+ANSWERED = Asked(0, began_s=1.0, replica="r0", first_s=1.1, ended_s=2.0)
+REFUSED = Asked(1, began_s=1.0, ended_s=1.1, refused=True)
+CUT_SHORT = Asked(2, began_s=1.0, replica="r1", first_s=1.1, ended_s=1.5, problem="the stream ended")
+
+
+def test_an_answer_that_was_cut_short_is_lost() -> None:
+    toll = count_toll([ANSWERED, CUT_SHORT], [])
+    assert (toll.asked, toll.lost) == (2, [CUT_SHORT])
+
+
+def test_a_refusal_is_no_loss() -> None:
+    toll = count_toll([REFUSED], [])
+    assert (toll.refused, toll.lost) == (1, [])
+
+
+def test_what_was_on_a_killed_process_is_excused_and_nothing_else() -> None:
+    other = Asked(3, began_s=1.0, replica="r0", ended_s=1.5, problem="the stream ended")
+    toll = count_toll([CUT_SHORT, other], [lambda asked: asked.replica == "r1"])
+    assert (toll.excused, toll.lost) == (1, [other])
+
+
+def pool(**status: Any) -> dict[str, Any]:
+    conditions = [
+        {"type": name, "status": said}
+        for name, said in {"Ready": "True", "Progressing": "False", "Degraded": "False"}.items()
+    ]
+    of_all = {"replicas": 3, "readyReplicas": 3, "updatedReplicas": 3}
+    return {
+        "metadata": {"generation": 2},
+        "status": {"observedGeneration": 2, "conditions": conditions, **of_all, **status},
+    }
+
+
+def test_a_pool_settles_when_all_of_its_spec_is_done() -> None:
+    assert settled(pool(), 3)
+
+
+@pytest.mark.parametrize(
+    "unsettled",
+    [
+        {"metadata": {"generation": 1}},
+        pool(observedGeneration=1),
+        pool(readyReplicas=2),
+        pool(updatedReplicas=1),
+        pool(conditions=[{"type": "Ready", "status": "True"}]),
+    ],
+)
+def test_a_pool_on_its_way_has_not_settled(unsettled: dict[str, Any]) -> None:
+    assert not settled(unsettled, 3)
+
+
+def test_steps_have_names_and_titles_of_their_own() -> None:
+    assert len({step.name for step in STORY}) == len({step.title for step in STORY}) == len(STORY)
