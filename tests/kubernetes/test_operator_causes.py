@@ -155,12 +155,3 @@ def told(well: Object, container: str, says: Callable[[Object], Object]) -> Obje
     ]
     lists = ("initContainerStatuses", "containerStatuses")
     return {"conditions": unready} | {name: each(well[name]) for name in lists if name in well}
-
-
-def test_pool_that_this_operator_cannot_run_says_which_field(world: World) -> None:
-    engine = {"type": "vllm", "image": "vllm/vllm-openai:v0.33.0", "timeModel": "auto"}
-    world.make("ServingPool", pool_document(engine=engine))
-    assert broken(world, "CannotRun").startswith("spec.engine.timeModel: auto")
-    assert world.get("StatefulSet", "chat-replica") is None
-    world.change("ServingPool", "chat", {"spec": {"engine": {"timeModel": "llama-3-8b-a100"}}})
-    healed(world)

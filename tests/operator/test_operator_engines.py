@@ -151,9 +151,10 @@ def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: Po
         pod_of("openai")
 
 
-def test_vllm_cannot_wait_for_its_time_model_to_be_measured(want: Want) -> None:
-    with pytest.raises(UnfitPool, match=r"spec\.engine\.timeModel: auto .* name a built-in"):
-        want(engine={"type": "vllm", "image": "vllm:1", "timeModel": "auto"})
+def test_vllm_is_told_to_wait_for_a_time_model_that_is_to_be_measured(pod_of: PodOf) -> None:
+    told = variables(engine_of(pod_of("vllm", image="vllm:1", timeModel="auto")))
+    assert told["PENSTOCK_TIME_MODEL"] == "auto"
+    assert told["PENSTOCK_TELEMETRY"]
 
 
 def test_a_measured_time_model_is_mounted_for_all_who_read_it(want: Want) -> None:

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_pool.engine_spec import AUTO
-
 from penstock_operator.inputs import Inputs, UnfitPool
 from penstock_operator.names import ENGINE_PORT
 from penstock_operator.objects.containers import (
@@ -94,11 +92,6 @@ def _simulated(inputs: Inputs) -> Engine:
 
 def _vllm(inputs: Inputs) -> Engine:
     spec, scheduling = inputs.pool.spec.engine, inputs.pool.spec.scheduling
-    if spec.time_model == AUTO:
-        raise UnfitPool(
-            "spec.engine.timeModel: auto is measured on a running engine, and vLLM's scheduler has to know "
-            "it before that; name a built-in, or what penstock profile has written"
-        )
     plugin, plugin_mount = empty_folder("plugin", PLUGIN_FOLDER)
     copy = container(
         inputs,
