@@ -89,6 +89,21 @@ async def test_an_engine_that_takes_text_alone_gets_text() -> None:
     assert len(asked[-1].split()) == 4
 
 
+async def test_an_engine_that_refuses_fields_beyond_openais_does_without() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        if "ignore_eos" in asked[-1]:
+            return web.json_response({"detail": "Unexpected fields in the request"}, status=422)
+        return await streaming(text(1))(request)
+
+    async with serving(answer) as url:
+        await followed(url)
+    assert isinstance(asked[-1]["prompt"], list)
+    assert asked[-1]["stream_options"] == {"include_usage": True}
+
+
 async def test_an_engines_error_is_told_in_one_line() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text="CUDA\nout of memory")

@@ -265,3 +265,29 @@ async def test_the_annealers_order_is_made_before_the_engine(engine: Engine, bou
         for id in range(1, 6):
             assert (await router.ended(id)).HasField("finished")
         assert sorted(ids(engine)) == [f"r{id}" for id in range(1, 6)]
+
+
+LAST = TOKEN.replace(b'"text"', b'"finish_reason":"stop","text"')
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_an_answer_that_ends_with_a_reason_and_without_done_is_whole(
+    engine: Engine, rig: Rig, router: Router, apart: bool
+) -> None:
+    await router.submit(1)
+    exchange = await begins(engine, 1)
+    await exchange.send(LAST[:20] if apart else LAST)
+    if apart:
+        await exchange.send(LAST[20:])
+    await exchange.end()
+    assert (await router.ended(1)).finished.completion_tokens == 2
+    assert router.data(1) == TOKEN + LAST + DONE
+
+
+async def test_an_answer_that_ends_without_a_reason_was_cut_short(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    exchange = await begins(engine, 1)
+    await exchange.end()
+    assert (await router.ended(1)).failed.failure == wire.FAILURE_ENGINE_LOST

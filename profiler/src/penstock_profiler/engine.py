@@ -2,7 +2,7 @@
 
 Prompts are token ids drawn anew each time, so that no prefix cache knows them and their length is exact;
 where an engine takes text alone, they are words, and its usage says how long they were. Answers go on to the
-length asked for (`ignore_eos`, which engines that do not know it pass over).
+length asked for (`ignore_eos`), unless the engine refuses fields that are not OpenAI's.
 """
 
 import re
@@ -69,7 +69,8 @@ class Stream:
 class Engine:
     """An engine that answers.
 
-    takes_ids: whether prompts may be token ids. context_tokens: its model's; 0 where it does not tell.
+    takes_ids: whether prompts may be token ids. takes_more: whether a body may have fields beyond OpenAI's.
+    context_tokens: its model's; 0 where it does not tell.
     """
 
     session: aiohttp.ClientSession
@@ -77,6 +78,7 @@ class Engine:
     model: str
     context_tokens: int
     takes_ids: bool = True
+    takes_more: bool = True
 
     async def follow(self, stream: Stream, max_tokens: int, random: Random) -> None:
         """Ask for an answer and note its tokens as they come, to its end. Raises EngineError."""
@@ -115,20 +117,24 @@ class Engine:
 
     def _body(self, prompt_tokens: int, max_tokens: int, random: Random) -> bytes:
         ids = [random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(prompt_tokens)]
-        return orjson.dumps(
-            {
-                "model": self.model,
-                "prompt": ids if self.takes_ids else " ".join(map(str, ids)),
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )
+        body = {
+            "model": self.model,
+            "prompt": ids if self.takes_ids else " ".join(map(str, ids)),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return orjson.dumps({**body, **MORE} if self.takes_more else body)
 
 
 JSON = {"content-type": "application/json"}
+
+MORE = {
+    "ignore_eos": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+"""Fields that vLLM has made usual."""
 
 
 @asynccontextmanager
@@ -141,8 +147,12 @@ async def connected(url: str) -> AsyncIterator[Engine]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         model, context_tokens = await _card(session, base)
-        engine = Engine(session, base, model, context_tokens)
-        yield engine if await _takes_ids(engine) else Engine(session, base, model, context_tokens, False)
+        kinds = [(ids, more) for ids in (True, False) for more in (True, False)]
+        for kind in kinds:
+            engine = Engine(session, base, model, context_tokens, *kind)
+            if await _understands(engine):
+                break
+        yield engine  # where none was understood, the first probe says why
 
 
 async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
@@ -161,11 +171,11 @@ async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
         raise EngineError(f"{url}/v1/models names no model; is it an engine?") from error
 
 
-async def _takes_ids(engine: Engine) -> bool:
+async def _understands(engine: Engine) -> bool:
     try:
         await engine.follow(Stream(0.0, 4), 1, Random(0))
     except EngineError:
-        return False  # text may do; where it does not either, the first probe says why
+        return False
     return True
 
 

@@ -10,7 +10,7 @@ from penstock_core.request_lifecycle import State
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried
 from penstock_sidecar.engine_client import Answer, AnswerTooLong, EngineClient, EngineGone
-from penstock_sidecar.sse import TokenCount, Usage, usage_of_body
+from penstock_sidecar.sse import DONE, TokenCount, Usage, usage_of_body
 from penstock_sidecar.usage_strip import UsageStrip
 
 log = structlog.get_logger()
@@ -99,7 +99,9 @@ async def _streamed(carried: Carried, answer: Answer, now_s: Now, strip: UsageSt
     if strip is not None and (rest := strip.end()):
         carried.output(rest, 0, now_s())
     if not count.done:
-        raise CutShort
+        if not count.finished:
+            raise CutShort
+        carried.output(DONE + b"\n\n", 0, now_s())  # clients wait for it
     return count.usage
 
 

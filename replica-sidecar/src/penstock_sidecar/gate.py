@@ -45,7 +45,8 @@ class Gate:
         self._memory = policy.start()
         self._window = Window(lead_s=bounds.lead_s)
         self._turns: dict[str, asyncio.Future[None]] = {}
-        self._asking: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Handle | None = None
+        self._asking_at_s = 0.0
         self._asked_s = float("-inf")
         self._failed = False
 
@@ -79,15 +80,15 @@ class Gate:
     def ask(self) -> None:
         """Something has changed that may give somebody a turn."""
         if self._turns:
-            self._ask_within(max(self._asked_s + self._bounds.ask_s - monotonic(), 0.0))
+            self._ask_at(max(self._asked_s + self._bounds.ask_s, monotonic()))
 
-    def _ask_within(self, wait_s: float) -> None:
-        loop = asyncio.get_running_loop()
+    def _ask_at(self, at_s: float) -> None:
         if self._asking is not None:
-            if self._asking.when() <= loop.time() + wait_s:
+            if self._asking_at_s <= at_s:
                 return
             self._asking.cancel()
-        self._asking = loop.call_later(wait_s, self._let_in)
+        self._asking_at_s = at_s
+        self._asking = asyncio.get_running_loop().call_later(max(at_s - monotonic(), 0.0), self._let_in)
 
     def _let_in(self) -> None:
         self._asking = None
@@ -104,7 +105,7 @@ class Gate:
         self._metrics.release.observe(perf_counter() - began_s)
         self._metrics.held.set(len(self._turns))
         if self._turns:
-            self._ask_within(self._bounds.ask_again_s)
+            self._ask_at(now_s + self._bounds.ask_again_s)
 
     def _decided(self, now_s: float) -> Release[Any]:
         view, inside = self._mirror.held(now_s, self._model()), self._mirror.inside

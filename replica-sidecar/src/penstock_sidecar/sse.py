@@ -7,6 +7,8 @@ tells; where there is usage, it is what `Finished` reports.
 
 A model that thinks first begins with events that carry `reasoning_content` (also `reasoning`). The first that
 carries none, or an answer's text too, ends the thinking.
+
+Some engines end a stream without `[DONE]`. Then a choice's reason to finish tells that the answer is whole.
 """
 
 import re
@@ -22,6 +24,8 @@ EVENT_BYTES = 1 << 20
 
 _OPENING = b'"content":""'
 _USAGE = b'"usage"'
+
+_FINISH = re.compile(rb'"finish_reason": ?"')
 
 _THOUGHT = re.compile(rb'"reasoning(?:_content)?": ?"[^"]')
 _SAID = re.compile(rb'"content": ?"[^"]')
@@ -41,7 +45,17 @@ class TokenCount:
     thinking_tokens: those before the answer proper, once that has begun; 0 before, and without any.
     """
 
-    __slots__ = ("_opened", "_rest", "_thinks", "done", "thinking_tokens", "tokens", "usage")
+    __slots__ = (
+        "_finish",
+        "_last",
+        "_opened",
+        "_rest",
+        "_thinks",
+        "done",
+        "thinking_tokens",
+        "tokens",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -50,7 +64,14 @@ class TokenCount:
         self._rest = b""  # of an event whose end has not come
         self._opened = False
         self._thinks = False
+        self._finish = False  # a choice has said why it ends
+        self._last = b""  # lone event, not looked at
         self.thinking_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether a choice has said why it ends."""
+        return self._finish or _FINISH.search(self._last) is not None
 
     def feed(self, data: bytes) -> int:
         """Tokens that `data`, the next bytes of the stream, completes."""
@@ -58,7 +79,7 @@ class TokenCount:
             data = self._rest + data
         plain = self._opened and self.tokens and not self._thinks
         if plain and _is_one_event(data) and _USAGE not in data and not data.startswith(DONE):
-            self._rest = b""
+            self._rest, self._last = b"", data
             self.tokens += 1
             return 1
         return self._feed_events(data)
@@ -75,6 +96,7 @@ class TokenCount:
 
     def _take(self, event: bytes) -> None:
         tokens = self._count(event)
+        self._finish = self._finish or _FINISH.search(event) is not None
         if tokens and not self.tokens:
             self._thinks = _THOUGHT.search(event) is not None
         self.tokens += tokens
