@@ -1,0 +1,207 @@
+"""Real engines, unmodified, through Penstock beside direct access: attainment at the same load.
+
+    bench/vllm_environment serving
+    .venv/bin/python bench/unmodified_engines.py [--engines vllm,transformers] [--out FILE]
+
+One engine at a time, with a tiny random model on the CPU. It is asked first how fast it is: a lone answer's
+pace and a lone long prompt give the targets, many clients at once its capacity. Then the same arrivals, some
+beyond that, go to it directly and through a pool of one replica, type `openai`, with one policy after the
+other. Attainment counts everybody who arrived; a refusal is a miss.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from statistics import median, quantiles
+from time import perf_counter
+from typing import NamedTuple
+
+from penstock_runtime.serving import listen
+from unmodified import servers
+from unmodified.load import KINDS, Planned, Seen, arrivals, ask, closed_loop, one, open_loop, session
+
+PENSTOCK = servers.PROJECT / ".venv" / "bin" / "penstock"
+
+POOL = """\
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {{name: unmodified}}
+spec:
+  model: {{name: {model}}}
+  engine: {{type: openai, timeModel: measured.json, maxModelLen: 4096{more}}}
+  scheduling: {{policy: {policy}, maxRunning: {running}, maxBatchTokens: {batch}}}
+  routing: {{backup: reject}}
+  tiers:
+"""
+TIER = "  - {{name: {name}, slo: {{ttft: {ttft_ms}ms, tpot: {tpot_ms}ms}}}}\n"
+
+
+class Targets(NamedTuple):
+    ttft_s: float
+    tpot_s: float
+
+
+class Load(NamedTuple):
+    """What every way gets."""
+
+    planned: list[Planned]
+    targets: dict[str, Targets]
+    capacity_rps: float
+
+
+def main() -> None:
+    options = parsed()
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the start"
+    head = f"# Unmodified engines, {datetime.now(UTC):%Y-%m-%d}\n\n{machine}.\n"
+    print(head, flush=True)
+    told = [head]
+    with tempfile.TemporaryDirectory(prefix="penstock-unmodified-") as name:
+        model = servers.make_model(Path(name))
+        for engine in options.engines.split(","):
+            told.append(measured(servers.ENGINES[engine], model, options))
+            print(told[-1], flush=True)
+    if options.out:
+        options.out.write_text("\n".join(told))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--engines", default=",".join(servers.ENGINES), help="default: %(default)s")
+    add("--policies", default="slos-serve,annealing", help="default: %(default)s")
+    add("--seconds", type=float, default=25.0, help="of arrivals, for each way (default: %(default)s)")
+    add("--load", type=float, default=1.3, help="of the engine's capacity (default: %(default)s)")
+    add("--profile-seconds", type=float, default=25.0, help="default: %(default)s")
+    add("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
+    add("--out", type=Path, help="write what is printed here as well")
+    return parser.parse_args()
+
+
+def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -> str:
+    """One engine, all ways."""
+    with servers.serving(engine, model, free_port()) as url:
+        targets = asyncio.run(targets_of(url, engine.model))
+        capacity_rps = asyncio.run(closed_loop(url, engine.model, clients=12, seconds=10.0))
+        planned = arrivals(options.load * capacity_rps, options.seconds, options.seed)
+        load = Load(planned, targets, capacity_rps)
+        profiled(url, engine, model.parent, options.profile_seconds)
+        rows = [row("direct", asyncio.run(open_loop(url, engine.model, planned)), targets)]
+        for policy in options.policies.split(","):
+            seen = through(url, engine, policy, load, model.parent)
+            rows.append(row(f"Penstock, {policy}", seen, targets))
+    return page(engine, load, rows)
+
+
+async def targets_of(url: str, model: str) -> dict[str, Targets]:
+    """From lone requests: a few times their pace, and a few times a long prompt's time to begin."""
+    random = Random(0)
+    async with session() as http:
+
+        async def lone(tier: str) -> Seen:
+            return await ask(http, url, model, one(random, tier), perf_counter())
+
+        for tier in KINDS:
+            await lone(tier)
+        pace_s = median([(await lone("chat")).tpot_s for _ in range(5)])
+        prompt_s = median([(await lone("summary")).ttft_s for _ in range(5)])
+    return {
+        "chat": Targets(2 * prompt_s + 10 * pace_s, 4 * pace_s),
+        "summary": Targets(8 * prompt_s + 10 * pace_s, 10 * pace_s),
+    }
+
+
+def profiled(url: str, engine: servers.Engine, folder: Path, seconds: float) -> None:
+    command = [PENSTOCK, "profile", "--engine", url, "--out", folder / "measured.json"]
+    command += ["--seconds", str(seconds), "--longest-prompt", str(engine.max_batch_tokens)]
+    subprocess.run([*map(str, command), "--most-requests", "16"], check=True, stdout=subprocess.DEVNULL)
+
+
+def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: Path) -> list[Seen]:
+    """The load, through a pool of one replica before this engine."""
+    pool, port = folder / f"{policy}.yaml", free_port()
+    pool.write_text(pool_text(engine, policy, load.targets))
+    log = folder / f"{policy}.log"
+    command: list[str | Path] = [PENSTOCK, "up", "-f", pool, "--engine", url, "--port", str(port)]
+    with ExitStack() as stack:
+        stack.enter_context(servers.running(command, {}, log))
+        servers.until_answers(f"http://127.0.0.1:{port}/ready", log)
+        return asyncio.run(open_loop(f"http://127.0.0.1:{port}", engine.model, load.planned))
+
+
+def pool_text(engine: servers.Engine, policy: str, targets: dict[str, Targets]) -> str:
+    head = POOL.format(
+        model=engine.model,
+        more=engine.pool,
+        policy=policy,
+        running=engine.max_running,
+        batch=engine.max_batch_tokens,
+    )
+    tiers = [
+        TIER.format(name=name, ttft_ms=round(1e3 * of.ttft_s), tpot_ms=round(1e3 * of.tpot_s))
+        for name, of in targets.items()
+    ]
+    return head + "".join(tiers)
+
+
+def row(way: str, seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
+    """A line of the table."""
+    answered = [one for one in seen if one.status == 200 and one.times_s]
+    chat = [one for one in answered if one.tier == "chat"]
+    cells = [way, percent(seen, targets)]
+    cells += [percent([one for one in seen if one.tier == tier], targets) for tier in KINDS]
+    cells += [percent(answered, targets), str(sum(one.status == 429 for one in seen))]
+    cells.append(str(sum(one.status not in (200, 429) for one in seen)))
+    cells += [p99(chat, lambda one: one.ttft_s), p99(chat, lambda one: one.tpot_s)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def percent(seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
+    met = sum(
+        one.status == 200
+        and bool(one.times_s)
+        and one.ttft_s <= targets[one.tier].ttft_s
+        and one.tpot_s <= targets[one.tier].tpot_s
+        for one in seen
+    )
+    return f"{100 * met / len(seen):.0f}" if seen else "–"
+
+
+def p99(seen: Sequence[Seen], of: Callable[[Seen], float]) -> str:
+    return f"{1e3 * quantiles(map(of, seen), n=100)[98]:.0f}" if len(seen) > 1 else "–"
+
+
+def page(engine: servers.Engine, load: Load, rows: list[str]) -> str:
+    targets = ", ".join(
+        f"{tier}: first token {1e3 * of.ttft_s:.0f} ms, pace {1e3 * of.tpot_s:.0f} ms"
+        for tier, of in load.targets.items()
+    )
+    span_s = load.planned[-1].at_s
+    lines = [
+        f"## {engine.title} {servers.version(engine)}",
+        "",
+        f"{len(load.planned)} requests in {span_s:.0f} s, {len(load.planned) / span_s:.1f} a second; "
+        f"twelve clients at once get {load.capacity_rps:.1f} answered. {targets}.",
+        "",
+        "| way | attained % | chat % | summary % | of those answered % | refused | failed "
+        "| chat's first token p99, ms | chat's pace p99, ms |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *rows,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as free:
+        return int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
