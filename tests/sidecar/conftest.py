@@ -291,9 +291,7 @@ class Rig:
             self.mirror = holding = HoldingMirror(
                 KvCache(1000, 1000, 16), Limits(running=SEATS), self.learned.longer
             )
-            self.gate = Gate(
-                held_by, holding, lambda: self.learned.model, bounds=bounds, metrics=self.metrics
-            )
+            self.gate = Gate(held_by, holding, self.learned, bounds=bounds, metrics=self.metrics)
         self.address = ""
         self.replica: Replica
         self.client: EngineClient

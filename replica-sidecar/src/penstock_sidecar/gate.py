@@ -18,30 +18,32 @@ import structlog
 from penstock_core.policy import Policy
 from penstock_core.release import Release, in_order_of_arrival, release
 from penstock_core.release_room import Window
-from penstock_core.time_model import TimeModel
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_metrics import EngineLoad
 from penstock_sidecar.holding_mirror import HoldingMirror
+from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.pacemaker import Pacemaker
 
 log = structlog.get_logger()
 
 
 class Gate:
-    """Holds and lets in. model: what to plan with now."""
+    """Holds and lets in."""
 
     def __init__(
         self,
         policy: Policy[Any],
         mirror: HoldingMirror,
-        model: Callable[[], TimeModel],
+        learned: Learned,
         *,
         bounds: Bounds,
         metrics: Metrics,
     ) -> None:
-        self._policy, self._mirror, self._model = policy, mirror, model
+        self._policy, self._mirror, self._learned = policy, mirror, learned
         self._bounds, self._metrics = bounds, metrics
+        self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
         self._window = Window(lead_s=bounds.lead_s)
         self._turns: dict[str, asyncio.Future[None]] = {}
@@ -63,6 +65,11 @@ class Gate:
         """Until a request that is held may go to the engine."""
         if (turn := self._turns.get(key)) is not None:
             await turn
+
+    def passed(self, key: str, tokens: int, now_s: float) -> None:
+        """Tokens of a request have passed towards its client."""
+        self._pacemaker.passed(key, tokens, now_s)
+        self.ask()
 
     def ended(self, key: str, engine_full: bool) -> None:
         """A request is over; it may have been held. engine_full: the engine had no room for it."""
@@ -108,7 +115,7 @@ class Gate:
             self._ask_at(now_s + self._bounds.ask_again_s)
 
     def _decided(self, now_s: float) -> Release[Any]:
-        view, inside = self._mirror.held(now_s, self._model()), self._mirror.inside
+        view, inside = self._mirror.held(now_s, self._learned.model), self._mirror.inside
         try:
             return release(self._policy.step, view, inside, self._memory, self._window)
         except Exception:

@@ -61,6 +61,11 @@ class HoldingMirror(ReplicaMirror):
         )
 
     @property
+    def drafts(self) -> bool:
+        """Whether the engine is said to draft."""
+        return self._speculation is not None
+
+    @property
     def count(self) -> Count:
         """How many are inside, and blocks that they hold at most."""
         sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.inside.jobs]

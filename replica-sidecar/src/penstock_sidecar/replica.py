@@ -153,7 +153,7 @@ class Replica:
         """Tokens of a request have passed towards its client."""
         self._mirror.passed(carried.key, tokens, carried.last_s)
         if self._gate is not None:
-            self._gate.ask()
+            self._gate.passed(carried.key, tokens, carried.last_s)
 
     def thinking_over(self, carried: Carried, thinking_tokens: int) -> None:
         """The tokens that passed say that a request's answer proper has begun."""

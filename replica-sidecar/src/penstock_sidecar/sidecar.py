@@ -129,7 +129,7 @@ def gate_of(
     """The gate before an engine that has no policy of its own."""
     if not isinstance(mirror, HoldingMirror):
         return None
-    return Gate(serves.policy, mirror, lambda: learned.model, bounds=bounds, metrics=metrics)
+    return Gate(serves.policy, mirror, learned, bounds=bounds, metrics=metrics)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,67 @@
+import pytest
+from penstock_core.replica_view import KvCache, Limits
+from penstock_core.request import Request, new_job
+from penstock_core.speculation import Speculation
+from penstock_core.time_model import BatchWork
+from penstock_sidecar.holding_mirror import HoldingMirror
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.pacemaker import Pacemaker
+from prometheus_client import CollectorRegistry
+
+from tests.sidecar.conftest import MODEL
+
+
+class Engine:
+    """Decodes that run, and a pacemaker that hears of their tokens."""
+
+    def __init__(self, decodes: int, speculation: Speculation | None = None) -> None:
+        self.learned = Learned(MODEL)
+        self.mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400, speculation)
+        self.pacemaker = Pacemaker(self.mirror, self.learned, Metrics(CollectorRegistry()))
+        self.keys = [f"d{i}" for i in range(decodes)]
+        for key in self.keys:
+            self.goes_in(key, 0.0)
+
+    def goes_in(self, key: str, now_s: float) -> None:
+        self.mirror.accept(new_job(Request(key, "chat", 0.0, 100, 5000), 4000, False), now_s)
+        self.mirror.let_in(key, now_s)
+
+    def iterates(self, now_s: float, tokens: int = 1) -> None:
+        for key in self.keys:
+            self.mirror.passed(key, tokens, now_s)
+            self.pacemaker.passed(key, tokens, now_s)
+
+    @property
+    def step_s(self) -> float:
+        """As it is planned to be, with some margin."""
+        return self.learned.model.seconds(BatchWork(len(self.keys)))
+
+
+def test_an_engine_that_is_slower_than_its_model_is_believed() -> None:
+    engine = Engine(decodes=5)
+    told_s = engine.step_s
+    for step in range(800):
+        engine.iterates(1.0 + 2 * told_s * step)
+    assert engine.step_s == pytest.approx(2 * told_s, rel=0.1)
+
+
+def test_nothing_is_learned_beside_a_prompt_or_where_tokens_come_together() -> None:
+    beside, merged, drafting = Engine(5), Engine(5), Engine(5, Speculation(3, 0.7))
+    beside.goes_in("prompt", 0.5)
+    for step in range(100):
+        beside.iterates(1.0 + step)
+        merged.iterates(1.0 + step, tokens=3)
+        drafting.iterates(1.0 + step)
+    for engine in (beside, merged, drafting):
+        assert engine.learned.model is MODEL
+
+
+def test_another_decode_is_listened_to_where_the_first_has_ended() -> None:
+    engine = Engine(decodes=2)
+    engine.iterates(1.0)
+    gone = engine.keys.pop(0)
+    engine.mirror.forget(gone)
+    for step in range(20):
+        engine.iterates(3.0 + 0.5 * step)
+    assert engine.learned.model is not MODEL
