@@ -12,6 +12,8 @@ from penstock_cli.local.child import LONGEST_LINE_BYTES, Child
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.layout import LOOPBACK, Process, Role, Wanted, lay_out
 from penstock_cli.local.ports import check_free, free_ports
+from penstock_cli.local.vllm_engine import Vllm
+from penstock_pool import load_pool
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
 APPLICATIONS = "  applications:\n  - {name: ide, tier: coder, keys: {file: keys.txt}}\n"
@@ -45,11 +47,12 @@ def child(code: str, heard: Heard) -> Child:
 
 
 def is_running(pid: int) -> bool:
+    """Whether it runs: one that has ended, and that nobody has asked about yet, does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
         return False
-    return True
+    return state != "Z"
 
 
 async def test_a_killed_process_comes_back() -> None:
@@ -81,6 +84,21 @@ async def test_one_that_does_not_listen_is_killed() -> None:
     await one.stop(0.1)
     assert await heard.next_note() == "sidecar-r0: did not stop within 0.1 s; killing it"
     assert not is_running(pid)
+
+
+async def test_what_a_killed_process_had_started_goes_with_it() -> None:
+    heard = Heard()
+    one = child(
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}", heard
+    )
+    pids = {int(await heard.next_line()), int(await heard.next_line())}
+    assert one.last_pid in pids
+    os.kill(one.last_pid, signal.SIGKILL)
+    assert "starting it again" in await heard.next_note()
+    async with asyncio.timeout(PATIENCE_S):
+        while any(map(is_running, pids)):  # noqa: ASYNC110  # nobody is told of a stranger's end
+            await asyncio.sleep(0.01)
+    await one.stop(PATIENCE_S)
 
 
 async def test_a_long_line_is_passed_on_and_does_not_block() -> None:
@@ -146,3 +164,20 @@ def test_overrides_reach_every_process_in_one_file(tmp_path: Path) -> None:
 def test_without_overrides_the_users_own_file_is_read(tmp_path: Path) -> None:
     assert effective_pool(DEMO, Overrides(), tmp_path)[0] == DEMO
     assert list(tmp_path.iterdir()) == []
+
+
+def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
+    pool = load_pool(DEMO)
+    wanted = Wanted(DEMO, 1, LOOPBACK, port=0, vllm=Vllm(Path("/opt/vllm/bin/python"), "/models/tiny"))
+    layout = lay_out(wanted, Path("/run/sockets"), pool)
+    engine = layout.processes[0]
+    assert engine.argv[:3] == ("/opt/vllm/bin/python", "-X", "penstock-engine")
+    flags = dict(zip(engine.argv[5::2], engine.argv[6::2], strict=True))
+    assert flags["--model"] == "/models/tiny"
+    assert flags["--served-model-name"] == pool.spec.model.name
+    assert flags["--scheduler-cls"] == "penstock_vllm.scheduler.PenstockScheduler"
+    assert layout.engines == (f"http://{LOOPBACK}:{flags['--port']}",)
+    assert engine.environment["PENSTOCK_POLICY"] == "slos-serve"
+    sidecar = layout.processes[1].argv
+    assert sidecar[sidecar.index("--telemetry") + 1] == engine.environment["PENSTOCK_TELEMETRY"]
+    assert layout.start_s > lay_out(Wanted(DEMO, 1, LOOPBACK, port=0), Path("/run/sockets")).start_s

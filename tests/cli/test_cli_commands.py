@@ -115,7 +115,23 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("up", "-f", DEMO, "--engine", "vllm"),
             2,
-            "--engine vllm: this release starts simulated engines only; start vLLM yourself and give its URL",
+            "--engine vllm: there is no vLLM beside this command or on PATH; name the Python that has it "
+            "with --vllm-python or PENSTOCK_VLLM_PYTHON",
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", "/bin/false"),
+            2,
+            "--vllm-python /bin/false: is no Python that runs",
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", sys.executable),
+            2,
+            f"--vllm-python {sys.executable}: has no vLLM; pip install vllm there",
+        ),
+        (
+            ("up", "-f", DEMO, "--engine", "vllm", "--model", "/nowhere"),
+            2,
+            "--model /nowhere: no model is there; a folder with config.json is",
         ),
         (
             ("up", "-f", DEMO, "--engine", "localhost"),
@@ -150,10 +166,10 @@ def test_an_unknown_policy_names_those_there_are(penstock: Penstock) -> None:
 
 def test_a_pool_of_real_engines_needs_their_urls(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
-    path.write_text(DEMO.read_text().replace("type: simulated", "type: vllm"))
+    path.write_text(DEMO.read_text().replace("type: simulated", "type: openai"))
     done = penstock("up", "-f", path)
     assert done.code == 2
-    assert done.err.startswith(f'{path}: spec.engine.type: "vllm" is not started by this command; ')
+    assert done.err.startswith(f'{path}: spec.engine.type: "openai" is not started by this command; ')
 
 
 def test_a_taken_port_is_one_line(penstock: Penstock) -> None:

@@ -13,10 +13,11 @@ from penstock_pool import Pool, load_keys
 from rich.console import Console
 
 from penstock_cli.local.effective_pool import Overrides, effective_pool
-from penstock_cli.local.engines import check_engines, engines_wanted
+from penstock_cli.local.engines import STARTED, check_engines, engines_wanted
 from penstock_cli.local.layout import Layout, Wanted
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import ConsoleSink
+from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_wanted
 from penstock_cli.validate_command import PoolFile, headline, tiers_table
 
 
@@ -35,14 +36,27 @@ Replicas = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        metavar="simulated|URL[,URL…]",
-        help="Simulated engines, or engines that run already, one URL a replica. In place of the file's.",
+        metavar="simulated|vllm|URL[,URL…]",
+        help="Simulated engines, vLLM with Penstock's scheduler, or engines that run already, one URL a "
+        "replica. In place of the file's.",
         show_default=False,
     ),
 ]
 Policy = Annotated[str | None, typer.Option(help="In place of the file's.", show_default=False)]
 TruthName = Annotated[
     Truth, typer.Option(help="Simulated engines: a GPU's measured, noisy timing, or the planner's own.")
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(help="vLLM: the model's folder. Otherwise it is fetched by its hub id.", show_default=False),
+]
+VllmPython = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"The Python that has vLLM and penstock-vllm-plugin; else ${PYTHON_VARIABLE}, this one, or that "
+        "of the vllm on PATH.",
+        show_default=False,
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Of simulated engines.")]
 
@@ -57,6 +71,8 @@ def up(
     policy: Policy = None,
     truth: TruthName = Truth.MEASURED,
     seed: Seed = 0,
+    model: Model = None,
+    vllm_python: VllmPython = None,
 ) -> None:
     """Run a whole pool on this machine, each component its own process, until Ctrl-C.
 
@@ -68,12 +84,14 @@ def up(
 
       penstock up -f pool.yaml --port 9000 --replicas 4 --policy vllm
 
+      penstock up -f pool.yaml --engine vllm --model ./tiny-model
+
       penstock up -f pool.yaml --engine http://10.0.0.5:8000,http://10.0.0.6:8000
     """
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="penstock-pool-") as folder:
         urls = engines_wanted(engine)
-        overrides = Overrides(policy=policy, engine_type="simulated" if engine == "simulated" else None)
+        overrides = Overrides(policy=policy, engine_type=engine if engine in STARTED else None)
         pool_file, pool = effective_pool(file, overrides, Path(folder))
         load_keys(pool, pool_file.parent)
         check_engines(pool, file, urls, replicas)
@@ -85,6 +103,7 @@ def up(
             engines=urls,
             truth=truth.value,
             seed=seed,
+            vllm=None if urls or pool.spec.engine.type != "vllm" else vllm_wanted(pool, vllm_python, model),
         )
         asyncio.run(_serve(pool, wanted, console))
 
@@ -111,7 +130,7 @@ async def _keep_up(pool: Pool, wanted: Wanted, console: Console) -> None:
         def show(ready: int, parts: int) -> None:
             status.update(f"starting: {ready} of {parts} parts are ready")
 
-        async with local_pool(wanted, sink, drain_s, show) as layout:
+        async with local_pool(wanted, sink, drain_s, show, pool) as layout:
             status.stop()
             console.print(_welcome(pool, layout), tiers_table(pool), "")
             await asyncio.get_running_loop().create_future()  # until cancelled

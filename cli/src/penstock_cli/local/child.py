@@ -1,7 +1,10 @@
 """One process of a pool, kept alive: started again where it dies, on its same address, until stopped."""
 
 import asyncio
+import os
+import signal
 from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 from penstock_cli.local.layout import Process
@@ -12,6 +15,8 @@ SETTLED_S = 30.0
 """A process that has run for so long starts over with the first pause."""
 LONGEST_LINE_BYTES = 64 * 1024
 LAST_LINES = 5
+LOOK_S = 0.05
+"""Between two looks whether a process has ended."""
 
 
 class LogSink(Protocol):
@@ -34,7 +39,7 @@ class Child:
     def __init__(self, process: Process, sink: LogSink) -> None:
         self.process = process
         self.exits = 0
-        self.last_code = 0
+        self.last_code = self.last_pid = 0
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._sink = sink
         self._running: asyncio.subprocess.Process | None = None
@@ -59,6 +64,7 @@ class Child:
     async def _run_once(self) -> int:
         self._running = running = await asyncio.create_subprocess_exec(
             *self.process.argv,
+            env={**os.environ, **self.process.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -66,8 +72,12 @@ class Child:
             preexec_fn=stop_with_parent,
             limit=LONGEST_LINE_BYTES,
         )
+        self.last_pid = running.pid
         assert running.stdout is not None
-        await self._pass_lines(running.stdout)
+        lines = asyncio.create_task(self._pass_lines(running.stdout))
+        await _ended(running)
+        _kill_group(running.pid)  # its own children, which an engine that was killed cannot end any more
+        await lines
         return await running.wait()
 
     async def _pass_lines(self, log: asyncio.StreamReader) -> None:
@@ -96,8 +106,20 @@ class Child:
         done, _ = await asyncio.wait({self._life}, timeout=deadline_s)
         if not done:
             self._sink.note(self.process.name, f"did not stop within {deadline_s:g} s; killing it")
-            running.kill()
+            _kill_group(running.pid)
             await asyncio.wait({self._life})
+
+
+async def _ended(running: asyncio.subprocess.Process) -> None:
+    """Wait for the process alone: `wait` may also wait for its pipes, which children of its own hold open."""
+    while running.returncode is None:  # noqa: ASYNC110  # asyncio tells nobody but `wait`
+        await asyncio.sleep(LOOK_S)
+
+
+def _kill_group(leader: int) -> None:
+    """End what is left of a process's group; it led one of its own (`start_new_session`)."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _cause(code: int) -> str:

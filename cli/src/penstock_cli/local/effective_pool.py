@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_pool.document import read_document
+from penstock_pool.time_models import SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Pa
     if overrides == Overrides():
         return source, pool
     document = _overridden(source, overrides)
-    _keep_key_files(document["spec"], source.resolve().parent)
+    _keep_files(document["spec"], source.resolve().parent)
     changed = folder / source.name
     changed.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))  # JSON is YAML
     return changed, load_pool(changed)
@@ -56,8 +57,11 @@ def _override(spec: dict[str, Any], overrides: Overrides) -> None:
     spec.setdefault("routing", {}).update({key: value for key, value in routing.items() if value is not None})
 
 
-def _keep_key_files(spec: dict[str, Any], folder: Path) -> None:
-    """Key files are named from the user's file, not from the changed one."""
+def _keep_files(spec: dict[str, Any], folder: Path) -> None:
+    """Keys and a measured time model are named from the user's file, not from the changed one."""
+    measured = spec["engine"].get("timeModel", "")
+    if measured.endswith(SUFFIX):
+        spec["engine"]["timeModel"] = str(folder / measured)
     for application in spec.get("applications", ()):
         if "file" in application["keys"]:
             application["keys"]["file"] = str(folder / application["keys"]["file"])

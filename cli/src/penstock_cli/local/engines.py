@@ -12,16 +12,14 @@ from penstock_cli.validate_command import NO_REPLICAS
 
 ANSWER_TIMEOUT_S = 5.0
 
+STARTED = ("simulated", "vllm")
+"""Types of engines that this command starts."""
+
 
 def engines_wanted(given: str | None) -> tuple[str, ...]:
     """URLs of engines that run already; empty where engines are to be started. Raises Failure."""
-    if given is None or given == "simulated":
+    if given is None or given in STARTED:
         return ()
-    if given == "vllm":
-        raise Failure(
-            "--engine vllm: this release starts simulated engines only; start vLLM yourself and give its URL",
-            bad_input=True,
-        )
     urls = tuple(url.strip().rstrip("/").removesuffix("/v1") for url in given.split(","))
     for url in urls:
         if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).netloc:
@@ -33,10 +31,10 @@ def engines_wanted(given: str | None) -> tuple[str, ...]:
 
 def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int | None) -> None:
     """Raises Failure where the engines the pool needs are not there."""
-    if not urls and pool.spec.engine.type != "simulated":
+    if not urls and pool.spec.engine.type not in STARTED:
         raise Failure(
             f'{file}: spec.engine.type: "{pool.spec.engine.type}" is not started by this command; give the '
-            "URL of one that runs with --engine, or write --engine simulated",
+            f"URL of one that runs with --engine, or write --engine {' or '.join(STARTED)}",
             bad_input=True,
         )
     if not urls and replicas is None and pool.spec.replicas == 0:

@@ -5,15 +5,20 @@ programs are found beside this one's interpreter, so that the pool runs the rele
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from penstock_pool import Pool
+from penstock_pool.engine_spec import AUTO
+
 from penstock_cli.failure import Failure
 from penstock_cli.local.ports import check_free, free_ports
+from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, Vllm, argv, environment
 
 LOOPBACK = "127.0.0.1"
+START_TIMEOUT_S = 60.0
 
 
 class Role(StrEnum):
@@ -26,11 +31,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process. name: before each of its log lines."""
+    """One process. name: before each of its log lines. environment: beside that of this command."""
 
     name: str
     role: Role
     argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Wanted:
     """What the user asked for.
 
     pool_file: that every process reads.
-    engines: URLs of engines that run already; empty: simulated ones are started.
+    engines: URLs of engines that run already; empty: they are started, simulated ones or `vllm`.
     port: of the router; 0: any.
     """
 
@@ -49,6 +55,7 @@ class Wanted:
     engines: tuple[str, ...] = ()
     truth: str = "measured"
     seed: int = 0
+    vllm: Vllm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +64,21 @@ class Layout:
 
     engines: base URLs, one a replica.
     metrics: URLs of the sidecars' metrics.
+    start_s: longest that they may take until all are ready.
     """
 
     processes: tuple[Process, ...]
     url: str
     engines: tuple[str, ...]
     metrics: tuple[str, ...]
+    start_s: float = START_TIMEOUT_S
 
 
-def lay_out(wanted: Wanted, socket_dir: Path) -> Layout:
-    """Choose ports and sockets and write the command lines. Raises Failure where the port is taken."""
+def lay_out(wanted: Wanted, socket_dir: Path, pool: Pool | None = None) -> Layout:
+    """Choose ports and sockets and write the command lines. Raises Failure where the port is taken.
+
+    pool: where vLLM is started, what it is started for.
+    """
     if wanted.port:
         check_free(wanted.host, wanted.port)
     count = wanted.replicas
@@ -78,7 +90,7 @@ def lay_out(wanted: Wanted, socket_dir: Path) -> Layout:
         _Replica(index, engines[index], sidecar_ports[index], metrics_ports[index], socket_dir)
         for index in range(count)
     ]
-    own_engines = [] if wanted.engines else [_engine(wanted, replica) for replica in replicas]
+    own_engines = [] if wanted.engines else [_engine(wanted, replica, pool) for replica in replicas]
     sidecars = [_sidecar(wanted, replica) for replica in replicas]
     router = _router(wanted, router_port, replicas)
     return Layout(
@@ -86,7 +98,15 @@ def lay_out(wanted: Wanted, socket_dir: Path) -> Layout:
         url=f"http://{wanted.host}:{router_port}",
         engines=engines,
         metrics=tuple(f"http://{LOOPBACK}:{port}/metrics" for port in metrics_ports),
+        start_s=_start_s(wanted, pool),
     )
+
+
+def _start_s(wanted: Wanted, pool: Pool | None) -> float:
+    """Weights are loaded, and an engine may be measured, before a pool is ready."""
+    engine = None if pool is None else pool.spec.engine
+    measured_s = 0.0 if engine is None or engine.time_model != AUTO else 2 * engine.profile_timeout_s
+    return START_TIMEOUT_S + measured_s + (0.0 if wanted.vllm is None else LOAD_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +126,11 @@ class _Replica:
         return str(self.socket_dir / f"{self.name}.sock")
 
 
-def _engine(wanted: Wanted, replica: _Replica) -> Process:
+def _engine(wanted: Wanted, replica: _Replica, pool: Pool | None) -> Process:
     host, port = replica.engine.removeprefix("http://").rsplit(":", 1)
+    if wanted.vllm is not None and pool is not None:
+        command, told = argv(wanted.vllm, pool, host, port), environment(pool, replica.socket)
+        return Process(f"engine-{replica.name}", Role.ENGINE, command, told)
     flags = ("--host", host, "--port", port, "--telemetry", replica.socket)
     seeds = ("--seed", str(wanted.seed + replica.index), "--truth", wanted.truth)
     return _process(wanted, f"engine-{replica.name}", Role.ENGINE, (*flags, *seeds))

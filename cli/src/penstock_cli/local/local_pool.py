@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from penstock_pool import Pool
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.child import Child, LogSink
 from penstock_cli.local.layout import Layout, Role, Wanted, lay_out
 
-START_TIMEOUT_S = 60.0
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
 """Beyond the drain that the pool allows, for the process itself to end."""
@@ -20,7 +20,11 @@ STOP_GRACE_S = 5.0
 
 @asynccontextmanager
 async def local_pool(
-    wanted: Wanted, sink: LogSink, drain_s: float, on_progress: Callable[[int, int], None]
+    wanted: Wanted,
+    sink: LogSink,
+    drain_s: float,
+    on_progress: Callable[[int, int], None],
+    pool: Pool | None = None,
 ) -> AsyncIterator[Layout]:
     """The pool, ready for requests, for as long as the block runs.
 
@@ -29,7 +33,7 @@ async def local_pool(
     Raises Failure where a process ends before the pool is ready, or it takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as socket_dir:  # 0700
-        layout = lay_out(wanted, Path(socket_dir))
+        layout = lay_out(wanted, Path(socket_dir), pool)
         children = [Child(process, sink) for process in layout.processes]
         try:
             await _until_ready(layout, children, on_progress)
@@ -48,7 +52,7 @@ async def _until_ready(
     layout: Layout, children: Sequence[Child], on_progress: Callable[[int, int], None]
 ) -> None:
     try:
-        async with asyncio.timeout(START_TIMEOUT_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(layout.start_s), aiohttp.ClientSession() as session:
             while True:
                 _raise_where_one_ended(children)
                 parts = await _ready_parts(session, layout)
@@ -57,7 +61,7 @@ async def _until_ready(
                     return
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise Failure(f"the pool is not ready after {START_TIMEOUT_S:g} s; its log says why") from None
+        raise Failure(f"the pool is not ready after {layout.start_s:g} s; its log says why") from None
 
 
 def _raise_where_one_ended(children: Sequence[Child]) -> None:
