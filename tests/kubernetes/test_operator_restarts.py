@@ -52,8 +52,8 @@ def test_operator_that_is_killed_again_and_again_gets_there_in_the_end(world: Wo
     operator = start()
     operator.kill()
     start()
+    eventually(lambda: world.pool()["status"]["readyReplicas"] == 3)
     world.ready()
-    assert world.pool()["status"]["readyReplicas"] == 3
     keys = world.get("Secret", "chat-tls")
     assert keys is not None
     for kind in ("StatefulSet", "Deployment", "Service", "ConfigMap", "Secret"):
