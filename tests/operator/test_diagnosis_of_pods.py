@@ -151,6 +151,16 @@ def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
     assert problems(pod(phase="Running"), events=[told]) == []
 
 
+def test_an_event_about_the_pod_that_had_the_name_before_says_nothing() -> None:
+    told = event("chat-replica-0", "FailedMount", "volume not there yet")
+    told["involvedObject"]["uid"] = "before"
+    now = pod(phase="Pending")
+    now["metadata"]["uid"] = "now"
+    assert problems(now, events=[told]) == []
+    now["metadata"]["uid"] = "before"
+    assert [problem.cause for problem in problems(now, events=[told])] == [Cause.VOLUME_NOT_MOUNTED]
+
+
 def test_newest_event_counts() -> None:
     old = event("chat-replica-0", "FailedMount", "old", at="2026-01-02T03:00:00Z")
     new = event("chat-replica-0", "FailedMount", "new", at="2026-01-02T03:04:00Z")

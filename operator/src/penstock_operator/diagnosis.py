@@ -63,6 +63,7 @@ SLOW_START_S = 120.0
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+_UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
 _CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
 
 
@@ -194,7 +195,8 @@ def _refused(said: str, component: Component | None) -> Problem:
 
 
 def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[Problem]:
-    """What only Events tell, where it still holds: Events stay for an hour, their causes may not."""
+    """What only Events tell, where it still holds: Events stay for an hour, their causes may not, nor may the
+    pod: a StatefulSet's next one has the same name."""
     newest_last = sorted(events, key=event_time)
     waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _started(pod)}
     short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
@@ -203,11 +205,15 @@ def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list
         about, said = event["involvedObject"]["name"], event.get("message", "")
         if event.get("reason") == "FailedCreate" and about in short:
             found.append(_refused(said, component_of(short[about])))
-        elif event.get("reason") in ("FailedMount", "FailedAttachVolume") and about in waiting:
+        elif event.get("reason") in _UNMOUNTED and _is_about(event, waiting.get(about)):
             component = component_of(waiting[about])
             absence = _named_absence(about, said, component)
             found.append(absence or Problem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {said}", component))
     return found
+
+
+def _is_about(event: Manifest, pod: Manifest | None) -> bool:
+    return pod is not None and event["involvedObject"].get("uid") == pod["metadata"].get("uid")
 
 
 def event_time(event: Manifest) -> str:
