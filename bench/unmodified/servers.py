@@ -1,4 +1,4 @@
-"""Real engines on this machine's CPU, none of them changed, each serving the tiny model while a block runs.
+"""Real engines on this machine's CPU, none of them changed, each serving a small model while a block runs.
 
 Both run in the environment that `bench/vllm_environment serving` makes. `transformers serve` also wants
 `accelerate`, which goes into a folder beside that one.
@@ -122,7 +122,7 @@ def version(engine: Engine) -> str:
 
 def make_model(into: Path) -> Path:
     model = into / "tiny"
-    maker = PROJECT / "examples" / "tiny_model.py"
+    maker = Path(__file__).with_name("make_model.py")
     subprocess.run([python(), maker, model], check=True, stdout=subprocess.DEVNULL)
     return model
 

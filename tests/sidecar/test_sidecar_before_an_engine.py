@@ -92,9 +92,6 @@ async def until_output(router: Router, id: int) -> None:
 
 
 def began(router: Router, id: int) -> int:
-    """In which frame its first output came."""
-    return next(
-        at
-        for at, frame in enumerate(router.frames)
-        if any(event.id == id and event.HasField("output") for event in frame.events)
-    )
+    """Which of all outputs was its first."""
+    outputs = [event.id for frame in router.frames for event in frame.events if event.HasField("output")]
+    return outputs.index(id)

@@ -49,7 +49,7 @@ def release(
     """Whom to let in now. In `view` wait those who are held; of what is inside, `inside` tells."""
     let_in: list[RequestId] = []
     promote: list[RequestId] = []
-    while view.waiting:
+    while view.waiting and len(inside.jobs) < view.limits.running:
         ahead = outlook(view, inside)
         enough_s = iteration_s(view, inside.decodes) + window.lead_s
         if ahead.busy_until_s - view.now_s > enough_s:

@@ -74,7 +74,11 @@ class Bounds:
     it, since a busy machine is late. Longer would only put more into a queue that knows no policy."""
 
     ask_s: float = 0.002
-    """Between two questions whom to let in. An answer takes under a millisecond, a step more than this."""
+    """Between two questions whom to let in, at least. A step takes more than this."""
+
+    ask_share: float = 0.2
+    """And most of the time that the answers may take: the same loop carries what streams, and policies think
+    for milliseconds where hundreds are held."""
 
     ask_again_s: float = 0.02
     """And while anybody is held it is asked at least so often: less than a step of most engines."""

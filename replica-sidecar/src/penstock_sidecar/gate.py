@@ -43,13 +43,14 @@ class Gate:
     ) -> None:
         self._policy, self._mirror, self._learned = policy, mirror, learned
         self._bounds, self._metrics = bounds, metrics
+        metrics.engine_seats.set(mirror.seats.most)
         self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
         self._window = Window(lead_s=bounds.lead_s)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._asking: asyncio.Handle | None = None
         self._asking_at_s = 0.0
-        self._asked_s = float("-inf")
+        self._next_s = float("-inf")
         self._failed = False
 
     def holds(self, key: str) -> bool:
@@ -87,7 +88,7 @@ class Gate:
     def ask(self) -> None:
         """Something has changed that may give somebody a turn."""
         if self._turns:
-            self._ask_at(max(self._asked_s + self._bounds.ask_s, monotonic()))
+            self._ask_at(max(self._next_s, monotonic()))
 
     def _ask_at(self, at_s: float) -> None:
         if self._asking is not None:
@@ -102,17 +103,19 @@ class Gate:
         if not self._turns:
             return
         began_s = perf_counter()
-        self._asked_s = now_s = monotonic()
+        now_s = monotonic()
         decided = self._decided(now_s)
         self._memory = decided.memory
         self._mirror.promote(decided.promote)
         for key in decided.let_in:
             self._mirror.let_in(key, now_s)
             self._turns.pop(key).set_result(None)
-        self._metrics.release.observe(perf_counter() - began_s)
+        took_s = perf_counter() - began_s
+        self._next_s = now_s + max(self._bounds.ask_s, took_s / self._bounds.ask_share)
+        self._metrics.release.observe(took_s)
         self._metrics.held.set(len(self._turns))
         if self._turns:
-            self._ask_at(now_s + self._bounds.ask_again_s)
+            self._ask_at(max(self._next_s, now_s + self._bounds.ask_again_s))
 
     def _decided(self, now_s: float) -> Release[Any]:
         view, inside = self._mirror.held(now_s, self._learned.model), self._mirror.inside

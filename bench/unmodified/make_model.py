@@ -1,0 +1,42 @@
+"""Writes a model for the bench: the example's tokenizer, and random weights that keep a CPU busy.
+
+`make_model.py FOLDER`, run with the Python of vLLM. A step of the example's own model takes less than carrying
+its tokens through Python does, so a bench with it would measure Penstock's processes and not its decisions.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from tiny_model import tokenizer
+
+LAYERS, WIDTH = 8, 768
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        intermediate_size=3 * WIDTH,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        torch_dtype="bfloat16",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save_pretrained(folder)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()
