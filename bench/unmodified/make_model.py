@@ -1,7 +1,8 @@
 """Writes a model for the bench: the example's tokenizer, and random weights that keep a CPU busy.
 
-`make_model.py FOLDER`, run with the Python of vLLM. A step of the example's own model takes less than carrying
-its tokens through Python does, so a bench with it would measure Penstock's processes and not its decisions.
+`make_model.py FOLDER`, run with the Python of vLLM. A step of the example's own model takes less than
+carrying its tokens through Python does, so a bench with it would measure Penstock's processes and not its
+decisions.
 """
 
 import sys
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from tiny_model import tokenizer
 
-LAYERS, WIDTH = 8, 768
+LAYERS, WIDTH = 4, 256
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
         intermediate_size=3 * WIDTH,
-        num_attention_heads=12,
+        num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=8192,
         bos_token_id=1,
