@@ -97,7 +97,9 @@ class Routing(Spec):
 class RouterSpec(Spec):
     """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
 
-    replicas: Count = Field(default=2, description="Routers in a cluster; any of them serves any request.", examples=[2])
+    replicas: Count = Field(
+        default=2, description="Routers in a cluster; any of them serves any request.", examples=[2]
+    )
     max_body_bytes: Count = Field(
         default=8 * 2**20,
         description="Largest request body, in bytes; larger is answered 413.",
