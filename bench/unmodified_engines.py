@@ -12,7 +12,9 @@ other. Attainment counts everybody who arrived; a refusal is a miss.
 import argparse
 import asyncio
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -58,6 +60,7 @@ class Load(NamedTuple):
 
 def main() -> None:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped on the way out
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the start"
     head = f"# Unmodified engines, {datetime.now(UTC):%Y-%m-%d}\n\n{machine}.\n"
     print(head, flush=True)
