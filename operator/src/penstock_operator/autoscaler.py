@@ -38,14 +38,7 @@ def scaling_of(pool: Pool) -> Scaling:
     """What the pool allows. Only for one that `scales`."""
     told = pool.spec.autoscaling
     assert told is not None
-    return Scaling(
-        min_replicas=told.min_replicas,
-        max_replicas=told.max_replicas,
-        target_attainment=told.target_attainment,
-        scale_up_window_s=told.scale_up.stabilization_window_s,
-        scale_down_window_s=told.scale_down.stabilization_window_s,
-        idle_timeout_s=told.idle_timeout_s,
-    )
+    return told.scaling()
 
 
 def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
