@@ -3,8 +3,10 @@
     python bench/capacity.py [--only known] [--jobs 2]
 
 Prints the tables and writes `bench/results/capacity.{json,md,svg}`. Simulations are remembered in
-`.venv/capacity.jsonl`, so a run that was stopped goes on. vLLM's own scheduler is in it where it is installed
-(`make vllm-env`).
+`.venv/capacity.jsonl`, so a run that was stopped goes on.
+
+vLLM's own scheduler takes the same steps as `vllm`, ten times slower. So it is not searched for: where it is
+installed (`make vllm-env`) it runs where each search of `vllm` ended, and what both attain there is printed.
 """
 
 import argparse
@@ -20,8 +22,9 @@ from penstock_cli.capacity.memory import Memory
 from penstock_cli.capacity.picture import draw
 from penstock_cli.capacity.question import Conditions, Question
 from penstock_cli.capacity.report import as_json, capacity_rps, meaning, table
-from penstock_cli.capacity.search import Answer, capacity
+from penstock_cli.capacity.search import NOBODY_GIVES_UP, Answer, Trials, capacity
 from penstock_cli.capacity.sweep import sweep
+from penstock_cli.capacity.trial import Tally, trial_of
 from penstock_cli.capacity_command import Run
 from penstock_simulator.real_vllm.location import folder
 from penstock_simulator.simulation import Lengths
@@ -34,8 +37,7 @@ RESULTS = ROOT / "bench" / "results"
 PAPER = ("chatbot", "coder", "summarizer", "toolllm", "reasoning", "mixed")
 OTHERS = ("arxiv", "mooncake", "servegen-reasoning")
 SCALED = ("chatbot", "coder", "toolllm")
-REAL = ("vllm-real",) if folder().exists() else ()
-MAIN = ("slos-serve", "vllm", *REAL, "sarathi")
+MAIN = ("slos-serve", "vllm", "sarathi")
 PAPERS = ("sola", "accelgen", "annealing")
 BASELINES = ("vllm-spec", "distserve", "vllm-legacy", "sjf", "fastserve", "orca", "fcfs")
 
@@ -83,11 +85,35 @@ def main() -> None:
         tables = {name: [answered[q] for q in part.questions()] for name, part in parts.items()}
         drawn = tables[next(iter(parts))]
         sweeps = run.all([sweep(answer) for answer in drawn], "curves")
-    write(parts, tables, monotonic() - began_s)
+        beside = run.all([beside_vllm(a) for a in answers if to_compare(a)], "vLLM's own scheduler")
+    write(parts, tables, beside, monotonic() - began_s)
     draw(drawn, sweeps, RESULTS / "capacity.svg")
 
 
-def write(parts: dict[str, Part], tables: dict[str, list[Answer]], took_s: float) -> None:
+def to_compare(answer: Answer) -> bool:
+    """Whether vLLM's own scheduler is run beside this answer."""
+    asked = answer.question
+    return asked.policy == "vllm" and asked.scenario in PAPER and answer.low_rps > 0 and folder().exists()
+
+
+def beside_vllm(answer: Answer) -> Trials[str]:
+    """What vLLM's own scheduler attains in the first sample where the search of `vllm` ended."""
+    both = [replace(answer.question, policy=policy) for policy in ("vllm", "vllm-real")]
+    tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NOBODY_GIVES_UP) for q in both]
+    ours, real = (attained(tally) for tally in tallies)
+    asked = answer.question.conditions
+    where = f"{answer.question.scenario}, {asked.lengths.value} lengths, {asked.truth.value} truth"
+    return f"{where}, {answer.low_rps:g} req/s, {answer.setting}: vllm {ours}, vllm-real {real}"
+
+
+def attained(tally: Tally) -> str:
+    """In percent, of all."""
+    return f"{100 * (1 - tally.missed / tally.requests):.1f} %"
+
+
+def write(
+    parts: dict[str, Part], tables: dict[str, list[Answer]], beside: Sequence[str], took_s: float
+) -> None:
     """What was found, for people on the terminal and in a page, for programs as JSON."""
     rows = [row for answers in tables.values() for row in as_json(answers)]
     (RESULTS / "capacity.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2) + b"\n")
@@ -98,6 +124,8 @@ def write(parts: dict[str, Part], tables: dict[str, list[Answer]], took_s: float
         for line in ratios(tables[name]):
             page.print(line)
         page.print()
+    for line in beside:
+        page.print(line)
     page.print(f"{took_s / 60:.0f} minutes with {os.cpu_count()} cores, less what was remembered.")
     text = "\n".join(line.rstrip() for line in page.export_text().splitlines())
     (RESULTS / "capacity.md").write_text(
@@ -109,7 +137,7 @@ def ratios(answers: Sequence[Answer]) -> list[str]:
     """SLOs-Serve against the better of the two baselines that it was published against."""
     rates = {(a.question.scenario, a.question.policy): capacity_rps(a) for a in answers}
     names = list(dict.fromkeys(scenario for scenario, _ in rates))
-    rivals = [p for p in ("vllm", "vllm-real", "sarathi") if (names[0], p) in rates]
+    rivals = [p for p in ("vllm", "sarathi") if (names[0], p) in rates]
     if not rivals or (names[0], "slos-serve") not in rates:
         return []
     gains = {n: gain(rates[n, "slos-serve"], max(rates[n, p] for p in rivals)) for n in names}
