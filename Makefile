@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
-  vllm-env test-vllm-real bench-vllm-real bench-vllm-plugin cluster-api chart \
+  vllm-env test-vllm-real e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-operator
 
 help: ## what there is to make
@@ -40,6 +40,10 @@ e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, o
 e2e-packages: # what `make e2e` needs of Debian
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$(e2e/cluster/cluster packages) >/dev/null
+
+e2e-plugin-image: setup ## the plug-in's image beside real vLLM, on the CPU; needs root
+	@UV="$(call uv)" bench/vllm_environment serving
+	@PYTHONPATH=e2e $(BIN)/python -m plugin_image
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -108,7 +112,9 @@ define stubs
 $(BIN)/python -m grpc_tools.protoc -I proto/src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
   --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=$(1) --grpc_python_out=$(1) \
   --mypy_out=quiet:$(1) --mypy_grpc_out=quiet,only_async:$(1) $(PROTOS) \
-  && rm -f $(1)/penstock_proto/telemetry_pb2_grpc.py*
+  && rm -f $(1)/penstock_proto/telemetry_pb2_grpc.py* \
+  && $(BIN)/python -m grpc_tools.protoc -I proto/src --descriptor_set_out=$(1)/penstock_proto/telemetry.binpb \
+  proto/src/penstock_proto/telemetry.proto
 endef
 
 proto: setup ## generate the gRPC stubs beside their .proto files

@@ -13,7 +13,7 @@ import errno
 import socket
 from pathlib import Path
 
-from penstock_proto.telemetry_pb2 import StepReport
+from penstock_proto.telemetry import StepReport
 
 SEND_BUFFER_BYTES = 4 << 20
 """Asked of the kernel, which grants at most net.core.wmem_max."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork
-from penstock_proto.telemetry_pb2 import Drafting, StepReport
+from penstock_proto.telemetry import Drafting, StepReport
 
 from penstock_vllm.ledger import Held
 from penstock_vllm.report_socket import ReportSocket
