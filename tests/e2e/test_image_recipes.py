@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from images.dockerfile import read_recipe
+from penstock_operator.objects.engines import PLUGIN_FOLDER, PLUGIN_SOURCE
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "vllm-plugin" / "Dockerfile"
 DOCKERFILES = [path for path in sorted(ROOT.glob("*/Dockerfile")) if "images/install" in path.read_text()]
 
 
@@ -51,3 +53,27 @@ def test_a_build_stage_that_installs_nothing_is_no_recipe(tmp_path: Path) -> Non
     path.write_text('FROM a AS build\nRUN true\nFROM b\nUSER 1\nENTRYPOINT ["x"]\n')
     with pytest.raises(ValueError, match="must run /src/images/install once"):
         read_recipe(path)
+
+
+def test_the_plug_ins_image_has_what_the_operator_copies_and_a_base_that_copies() -> None:
+    recipe = read_recipe(PLUGIN)
+    assert recipe.entrypoint == ["cp", "-r", f"{PLUGIN_SOURCE}/.", PLUGIN_FOLDER]
+    assert (recipe.base, recipe.user) == ("docker.io/library/busybox", "65532:65532")
+    ((*sources, place),) = recipe.copies
+    assert place == f"{PLUGIN_SOURCE}/"
+    assert {package.name for source in sources for package in (ROOT / source).iterdir()} >= {
+        "penstock_core",
+        "penstock_proto",
+        "penstock_vllm",
+    }
+
+
+def test_the_plug_ins_image_holds_all_that_the_plug_in_is_made_of_and_nothing_else() -> None:
+    ((*sources, _),) = read_recipe(PLUGIN).copies
+    copied = {Path(source).parent.name for source in sources}
+    needed = {"vllm-plugin"}
+    for member in ("vllm-plugin", "core", "proto"):
+        project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
+        words = (word.partition("[")[0] for word in project["dependencies"])
+        needed |= {word.removeprefix("penstock-") for word in words if word.startswith("penstock-")}
+    assert copied == needed

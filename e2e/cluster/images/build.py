@@ -1,6 +1,6 @@
-"""Builds images as their Dockerfiles say: Debian's Python, then what they install, as docker-archives.
+"""Builds images as their Dockerfiles say: a base, then what they install or copy, as docker-archives.
 
-  image NAME... --out FOLDER       NAME: operator, router, sidecar, simulator; traefik, of a static binary
+  image NAME... --out FOLDER       NAME: operator, router, sidecar, simulator, vllm-plugin; traefik, a binary
 
 Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB: packed, as
 a registry keeps it, and unpacked. What has not changed comes from the cache.
@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 
 from images.archive import write_archive, write_layer
-from images.debian import CACHE, build_tree, runtime_layer
+from images.copied import copied_layer
+from images.debian import CACHE, base_layer, build_tree
 from images.dockerfile import Recipe, read_recipe
 from images.members import member_layer
 
@@ -25,6 +26,7 @@ FOLDERS = {
     "router": "router",
     "sidecar": "replica-sidecar",
     "simulator": "simulator",
+    "vllm-plugin": "vllm-plugin",
 }
 
 
@@ -34,7 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    build_tree(), runtime_layer()  # once, before all that need them
+    recipes = {
+        name: read_recipe(CHECKOUT / FOLDERS[name] / "Dockerfile") for name in given.names if name in FOLDERS
+    }
+    for base in {recipe.base for recipe in recipes.values()}:
+        base_layer(base)  # once, before all that need it
+    if any(recipe.install for recipe in recipes.values()):
+        build_tree()
     with ThreadPoolExecutor(max_workers=2) as workers:
         for line in workers.map(lambda name: _built(name, given.out), given.names):
             print(line, flush=True)
@@ -49,7 +57,8 @@ def _built(name: str, out: Path) -> str:
 def build(name: str, out: Path) -> list[Path]:
     """One distribution's image. Returns its layers."""
     recipe = read_recipe(CHECKOUT / FOLDERS[name] / "Dockerfile")
-    layers = [runtime_layer(), member_layer(recipe, CHECKOUT)]
+    own = copied_layer(recipe, CHECKOUT) if recipe.copies else member_layer(recipe, CHECKOUT)
+    layers = [base_layer(recipe.base), own]
     write_archive(out / f"{name}.tar", f"localhost/penstock/{name}:dev", layers, _config(recipe))
     return layers
 

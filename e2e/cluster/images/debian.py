@@ -1,8 +1,9 @@
-"""Debian 12 with its own Python 3.11, unpacked from Debian's packages: the base that images run on.
+"""The bases that images run on, unpacked from Debian's packages.
 
-`runtime` holds what gcr.io/distroless/python3-debian12 holds, package by package: no shell, no package
-manager. `build` has a shell and binutils as well, for the stage that installs. Both are kept unpacked in the
-cache, and the runtime's layer beside it.
+`runtime` is Debian 12 with its own Python 3.11 and holds what gcr.io/distroless/python3-debian12 holds,
+package by package: no shell, no package manager. `build` has a shell and binutils as well, for the stage that
+installs. `busybox` is one static binary under many names. All are kept unpacked in the cache; beside them are
+the layers of those that images run on.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 
 from images.archive import write_layer
@@ -28,12 +29,13 @@ BUILD = """
 binutils binutils-common binutils-x86-64-linux-gnu coreutils dash findutils libacl1 libattr1 libbinutils
 libctf-nobfd0 libctf0 libgmp10 libgprofng0 libjansson4 libpcre2-8-0 libselinux1 libzstd1 sed
 """
+BUSYBOX = ("busybox-static",)
 NOT_RUN = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
 
 
-def runtime_layer() -> Path:
-    """The base as an image's first layer."""
-    tree = _tree("runtime", RUNTIME.split())
+def base_layer(base: str) -> Path:
+    """A base as an image's first layer. Raises KeyError for one that is not known here."""
+    tree = BASES[base]()
     layer = tree.with_suffix(".tar")
     if not layer.exists():
         unfinished = layer.with_suffix(f".{os.getpid()}")
@@ -44,10 +46,10 @@ def runtime_layer() -> Path:
 
 def build_tree() -> Path:
     """A folder to change root into."""
-    return _tree("build", [*RUNTIME.split(), *BUILD.split()])
+    return _tree("build", [*RUNTIME.split(), *BUILD.split()], _configure)
 
 
-def _tree(name: str, packages: Sequence[str]) -> Path:
+def _tree(name: str, packages: Sequence[str], configure: Callable[[Path], None]) -> Path:
     key = hashlib.sha256(" ".join([VERSION, *packages]).encode()).hexdigest()[:12]
     tree = CACHE / f"{name}-{key}"
     if not tree.exists():
@@ -56,7 +58,7 @@ def _tree(name: str, packages: Sequence[str]) -> Path:
             root = Path(unfinished, "root")
             root.mkdir(mode=0o755)
             _unpack(root, packages)
-            _configure(root)
+            configure(root)
             root.rename(tree)
     return tree
 
@@ -74,6 +76,12 @@ def _unpack(root: Path, packages: Sequence[str]) -> None:
             subprocess.run(unpack, input=files.stdout, check=True)
     for path in NOT_RUN:
         shutil.rmtree(root / path, ignore_errors=True)
+
+
+def _name_applets(root: Path) -> None:
+    """busybox does what the name says by which it is called."""
+    (root / "usr/bin").mkdir(exist_ok=True)
+    subprocess.run(["chroot", str(root), "/bin/busybox", "--install", "-s", "/bin"], check=True)
 
 
 def _configure(root: Path) -> None:
@@ -97,3 +105,9 @@ def _configure(root: Path) -> None:
     subprocess.run(["ldconfig", "-r", root], check=True)
     python = ["chroot", str(root), "/usr/bin/python3.11", "-m", "compileall", "-q", "/usr/lib/python3.11"]
     subprocess.run(python, check=True)
+
+
+BASES: dict[str, Callable[[], Path]] = {
+    "gcr.io/distroless/python3-debian12": lambda: _tree("runtime", RUNTIME.split(), _configure),
+    "docker.io/library/busybox": lambda: _tree("busybox", BUSYBOX, _name_applets),
+}

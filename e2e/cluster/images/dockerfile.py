@@ -1,7 +1,8 @@
 """What an image here takes from a Dockerfile: its last stage's words, and the command of its build stage.
 
-Not a builder: bases come from elsewhere. But environment, user, entry point, labels and the one command that
-installs are read from the file itself, so that what runs here is what any builder makes of it.
+Not a builder: bases come from elsewhere. But which one, environment, user, entry point, labels, and the one
+command that installs or the folders that are copied, are read from the file itself, so that what runs here is
+what any builder makes of it.
 """
 
 import json
@@ -19,10 +20,14 @@ INSTALL = "/src/images/install"
 class Recipe:
     """What a Dockerfile says.
 
-    install: the command that fills /opt/penstock, in the environment `build_env`.
+    base: the image that it runs on, without its tag.
+    install: the command that fills /opt/penstock, in the environment `build_env`; or
+    copies: folders of the checkout and, last, where what is in them goes.
     """
 
+    base: str
     install: Sequence[str]
+    copies: Sequence[Sequence[str]]
     build_env: Mapping[str, str]
     env: Mapping[str, str]
     labels: Mapping[str, str]
@@ -31,14 +36,19 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a Dockerfile. Raises ValueError where it has no build stage or no such command."""
-    *_, build, last = list(_stages(path.read_text()))
+    """The recipe in a Dockerfile. Raises ValueError where it neither installs, once, nor copies."""
+    bases, *stages = _stages(path.read_text())
+    *before, last = stages
+    copies = [words for words in map(shlex.split, last.get("COPY", [])) if not words[0].startswith("--")]
+    build = before[-1] if before else {}
     install = [words for words in map(shlex.split, build.get("RUN", [])) if words[0] == INSTALL]
-    if len(install) != 1:
-        raise ValueError(f"{path}: the build stage must run {INSTALL} once")
+    if len(install) != 1 - bool(copies):
+        raise ValueError(f"{path}: the build stage must run {INSTALL} once, where nothing is copied")
     arguments, labels = _pairs(last.get("ARG", [])), _pairs(last.get("LABEL", []))
     return Recipe(
-        install=install[0],
+        base=_pairs(bases.get("ARG", [])).get("RUNTIME", "").partition(":")[0],
+        install=install[0] if install else (),
+        copies=copies,
         build_env=_pairs(build.get("ENV", [])),
         env=_pairs(last.get("ENV", [])),
         labels={name: Template(value).substitute(arguments) for name, value in labels.items()},
@@ -48,11 +58,11 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _stages(text: str) -> Iterator[dict[str, list[str]]]:
-    """Each stage's instructions: what follows each word, in the file's order."""
+    """What stands before the first stage, then each stage: what follows each word, in the file's order."""
     stage: dict[str, list[str]] = {}
     for line in re.sub(r"\\\n", " ", text).splitlines():
         word, _, rest = line.strip().partition(" ")
-        if word == "FROM" and "FROM" in stage:
+        if word == "FROM":
             yield stage
             stage = {}
         if word and not word.startswith("#"):

@@ -22,7 +22,7 @@ PASSED_ON = ("UV_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "http
 """What of this machine's environment reaches packages' indexes."""
 
 KEPT = 3
-"""Layers of a distribution in the cache, the newest."""
+"""Layers of a name in the cache, the newest."""
 
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -55,12 +55,13 @@ def member_layer(recipe: Recipe, checkout: Path) -> Path:
             _install(root, checkout, opt, recipe)
             write_layer(Path(unfinished, "layer"), [(opt, PurePath("opt/penstock"))])
             Path(unfinished, "layer").rename(layer)
-        _forget_all_but(KEPT, recipe.install[1])
+        forget_all_but(KEPT, recipe.install[1])
     return layer
 
 
-def _forget_all_but(number: int, distribution: str) -> None:
-    layers = sorted(CACHE.glob(f"{distribution}-{'?' * 12}.tar"), key=lambda path: path.stat().st_mtime)
+def forget_all_but(number: int, name: str) -> None:
+    """Only the newest layers of a name stay in the cache."""
+    layers = sorted(CACHE.glob(f"{name}-{'?' * 12}.tar"), key=lambda path: path.stat().st_mtime)
     for layer in layers[:-number]:
         layer.with_suffix(".packed.json").unlink(missing_ok=True)
         layer.unlink()

@@ -1,0 +1,1 @@
+"""The plug-in's image beside a vLLM that has nothing of ours."""
