@@ -30,6 +30,7 @@ from penstock_runtime.asgi import (
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router import request_head
+from penstock_router.access_log import log_ended
 from penstock_router.client import Client
 from penstock_router.exchange import Exchange, Lost
 from penstock_router.metrics import Metrics
@@ -100,6 +101,7 @@ class Generation:
         finally:
             outcome.ended_s = outcome.ended_s or monotonic()
             self.metrics.ended(outcome, self.time_model())
+            log_ended(call.request_id, outcome)
 
     async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
         request_head.reject_encoding(head)

@@ -1,0 +1,49 @@
+"""What the router tells of each request, to who asks for it."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from scripted.house import house, until
+from scripted.replica import ScriptedReplica
+from structlog.testing import LogCapture
+
+
+@pytest.fixture
+def lines() -> Iterator[LogCapture]:
+    before, captured = structlog.get_config(), LogCapture()
+    structlog.configure(processors=[captured], cache_logger_on_first_use=False)
+    yield captured
+    structlog.configure(**before)
+
+
+def level(name: str) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, name)))
+
+
+async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> None:
+    level("DEBUG")
+    async with house(ScriptedReplica("r0")) as router:
+        await router.chat({"x-request-id": "r-1"}, stream=True)
+        await until(lambda: any(line["event"] == "ended" for line in lines.entries))
+    [line] = [line for line in lines.entries if line["event"] == "ended"]
+    told = {name: line[name] for name in ("request", "tier", "verdict", "hops", "ending")}
+    assert told == {
+        "request": "r-1",
+        "tier": "chat",
+        "verdict": "admitted",
+        "hops": 1,
+        "ending": "answered",
+    }
+    assert 0 < line["ttft_s"] <= line["e2e_s"]
+
+
+async def test_nothing_is_told_to_who_does_not_ask(lines: LogCapture) -> None:
+    level("INFO")
+    async with house(ScriptedReplica("r0")) as router:
+        await router.chat(stream=True)
+        await router.counted(
+            'penstock_router_requests_total{ending="answered",reason="",tier="chat",verdict="admitted"}'
+        )
+    assert not [line for line in lines.entries if line["event"] == "ended"]
