@@ -146,7 +146,7 @@ DIFFERENCES: dict[str, tuple[str, object, bool]] = {
     ),
     "a cluster starts engines; local tools may be given the URL of one": (
         "spec/engine",
-        {"type": "vllm"},
+        {"type": "openai"},
         True,
     ),
     "rules cannot see a ttft, which has two types: how it compares": (

@@ -50,7 +50,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec/engine/type",
-        "vllm",
+        "openai",
         [
             "spec.engine.image: Required value: missing; a cluster has to know which container runs the "
             "engine, for example vllm/vllm-openai:v0.33.0"

@@ -65,6 +65,10 @@ def test_vllm_is_left_as_it_is_and_its_scheduler_lies_beside_it(pod_of: PodOf) -
     assert shared(pod, "/run/penstock") == "telemetry"
 
 
+def test_a_pool_that_names_no_vllm_gets_the_one_that_the_operator_was_told(pod_of: PodOf) -> None:
+    assert engine_of(pod_of("vllm"))["image"] == "vllm:1"
+
+
 def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
     objects = want(
         model={"name": "served", "source": {"hub": "org/model"}},

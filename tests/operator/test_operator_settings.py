@@ -7,28 +7,26 @@ LEAST = {
     "PENSTOCK_ROUTER_IMAGE": "router:1",
     "PENSTOCK_SIDECAR_IMAGE": "sidecar:1",
     "PENSTOCK_SIMULATOR_IMAGE": "simulator:1",
+    "PENSTOCK_VLLM_IMAGE": "vllm:1",
     "PENSTOCK_VLLM_PLUGIN_IMAGE": "plugin:1",
 }
 
 
 def test_images_are_enough() -> None:
-    assert read_settings(LEAST) == Settings(
-        "router:1", "sidecar:1", "simulator:1", "vllm/vllm-openai:v0.33.0", "plugin:1"
-    )
+    assert read_settings(LEAST) == Settings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
 
 
 def test_everything_can_be_said() -> None:
     told = read_settings(
         {
             **LEAST,
-            "PENSTOCK_VLLM_IMAGE": "vllm:2",
             "PENSTOCK_IMAGE_PULL_POLICY": "Never",
             "PENSTOCK_IMAGE_PULL_SECRETS": "one, two,",
             "PENSTOCK_TLS": "off",
             "PENSTOCK_REDIS_URL_SECRET": "redis",
         }
     )
-    assert (told.vllm_image, told.image_pull_policy, told.tls) == ("vllm:2", "Never", False)
+    assert (told.image_pull_policy, told.tls) == ("Never", False)
     assert (told.image_pull_secrets, told.redis_url_secret) == (("one", "two"), "redis")
 
 

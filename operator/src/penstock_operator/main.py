@@ -19,8 +19,8 @@ from penstock_operator.settings import Settings, SettingsError, read_settings
 
 EPILOG = """
 settings (environment; the images are required):
-  PENSTOCK_ROUTER_IMAGE, PENSTOCK_SIDECAR_IMAGE, PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_PLUGIN_IMAGE
-                               images of pools' pods; PENSTOCK_VLLM_IMAGE has a default
+  PENSTOCK_ROUTER_IMAGE, PENSTOCK_SIDECAR_IMAGE, PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_IMAGE,
+  PENSTOCK_VLLM_PLUGIN_IMAGE   images of pools' pods
   PENSTOCK_IMAGE_PULL_POLICY   Always, IfNotPresent (default) or Never
   PENSTOCK_IMAGE_PULL_SECRETS  names of Secrets in pools' namespaces, with commas between them
   PENSTOCK_TLS                 on (default) or off: mutual TLS between routers and replicas

@@ -47,7 +47,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         router_image=_required(environment, "PENSTOCK_ROUTER_IMAGE"),
         sidecar_image=_required(environment, "PENSTOCK_SIDECAR_IMAGE"),
         simulator_image=_required(environment, "PENSTOCK_SIMULATOR_IMAGE"),
-        vllm_image=environment.get("PENSTOCK_VLLM_IMAGE") or "vllm/vllm-openai:v0.33.0",
+        vllm_image=_required(environment, "PENSTOCK_VLLM_IMAGE"),
         vllm_plugin_image=_required(environment, "PENSTOCK_VLLM_PLUGIN_IMAGE"),
         image_pull_policy=_pull_policy(environment.get("PENSTOCK_IMAGE_PULL_POLICY") or "IfNotPresent"),
         image_pull_secrets=_names(environment.get("PENSTOCK_IMAGE_PULL_SECRETS", "")),

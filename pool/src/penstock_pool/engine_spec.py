@@ -94,7 +94,7 @@ class EngineSpec(Spec):
             at="timeModel",
         ),
         Rule(
-            "self.type == 'simulated' || has(self.image)",
+            "self.type != 'openai' || has(self.image)",
             "missing; a cluster has to know which container runs the engine, for example "
             "vllm/vllm-openai:v0.33.0",
             at="image",
@@ -109,7 +109,8 @@ class EngineSpec(Spec):
     )
     image: Text | None = Field(
         default=None,
-        description="Container image of the engine. A cluster needs it, but for simulated engines.",
+        description="Container image of the engine. A cluster needs it for engines of type `openai`; for the "
+        "others it has the operator's, where this is absent.",
         examples=["vllm/vllm-openai:v0.33.0"],
     )
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(

@@ -32,7 +32,7 @@ generated from the same schema (`make crds`), and `kubectl explain servingpool.s
 What is wrong is refused when it is applied, with the field and what would be right. Fields that say "for a
 cluster" local tools check and then leave alone. Beyond what holds everywhere, a cluster
 
-- needs `engine.image`, but for simulated engines, and reads API keys from Secrets (`keys.secret`) only;
+- needs `engine.image` for engines of type `openai`, and reads API keys from Secrets (`keys.secret`) only;
 - keeps `model.name`: replicas change one by one, and meanwhile some would answer for another model;
 - counts `replicas: 0` as a pool that is stopped, which local commands refuse to run;
 - takes `null` as absent, where a field has a default.
