@@ -1,0 +1,46 @@
+"""The example pools for a cluster are pools, and become what their comments say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from penstock_operator.desired import Facts, desired
+from penstock_operator.manifest import Owner
+from penstock_operator.settings import Settings
+from penstock_operator.tls import Credentials
+from penstock_pool import parse_pool
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
+
+
+def engine_pod(name: str, settings: Settings, credentials: Credentials) -> dict[str, Any]:
+    """Of a replica of the only pool in a file."""
+    (document,) = (
+        each for each in yaml.safe_load_all((EXAMPLES / name).read_text()) if each["kind"] == "ServingPool"
+    )
+    pool = parse_pool(document, name)
+    owner = Owner(pool.metadata.name, "apps", "uid")
+    manifests = desired(pool, owner, settings, Facts(pool.spec.replicas, credentials))
+    (replicas,) = (each for each in manifests if each["kind"] == "StatefulSet")
+    spec: dict[str, Any] = replicas["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_every_example_is_a_pool_that_runs(name: str, settings: Settings, credentials: Credentials) -> None:
+    pod = engine_pod(name, settings, credentials)
+    assert pod["initContainers"][-1]["name"] == "engine"
+
+
+def test_the_example_of_gpus_spans_two_of_them(settings: Settings, credentials: Credentials) -> None:
+    pod = engine_pod("gpus.yaml", settings, credentials)
+    engine = pod["initContainers"][-1]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert engine["args"][engine["args"].index("--tensor-parallel-size") + 1] == "2"
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert pod["runtimeClassName"] == "nvidia"
+    assert {variable["name"] for variable in engine["env"]} >= {"HF_TOKEN", "HOME", "PYTHONPATH"}
+    assert volumes["engine-cache"]["persistentVolumeClaim"] == {"claimName": "llama3-70b-cache"}
+    assert "emptyDir" not in volumes["engine-cache"]
+    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
