@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 .PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
-  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-operator
+  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,7 +51,7 @@ lint: setup
 CONFTESTS := tests/kubernetes/conftest.py tests/vllm_plugin/conftest.py
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
 	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) \
-	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py e2e/*/*.py e2e/*/*/*.py))
+	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py e2e/*/*.py e2e/*/*/*.py))
 	@for file in $(CONFTESTS); do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 
 contracts: setup
@@ -97,6 +97,9 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 
 bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
 	@$(BIN)/python bench/capacity.py
+
+bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
+	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)
 
 bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
 	@$(BIN)/python bench/operator_load.py

@@ -128,7 +128,9 @@ def make_model(into: Path) -> Path:
 
 
 @contextmanager
-def running(command: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> Iterator[None]:
+def running(
+    command: Sequence[str | Path], environment: Mapping[str, str], log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A process and all that it starts; gone after the block, whatever happens in it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -139,7 +141,7 @@ def running(command: Sequence[str | Path], environment: Mapping[str, str], log: 
             start_new_session=True,
         )
     try:
-        yield
+        yield process
     finally:
         for sign, patience_s in ((signal.SIGINT, 20.0), (signal.SIGKILL, 20.0)):
             try:

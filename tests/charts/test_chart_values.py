@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from chart.rendered import rendered, template, the
 from chart.tables import README, SCHEMA, VALUES, between, documented, resolved, values_table
+from penstock_vllm.versions import HOOKS, check_version
 
 
 def given(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -25,6 +26,10 @@ def test_every_value_is_described_and_every_described_one_has_a_default() -> Non
 
 def test_the_readme_says_what_the_schema_says() -> None:
     assert between(README.read_text(), "values") == values_table(), "stale: make chart"
+
+
+def test_the_vllm_that_pools_get_is_one_that_the_plug_in_beside_it_works_with() -> None:
+    check_version(VALUES["images"]["vllm"]["tag"].removeprefix("v"), HOOKS)
 
 
 def test_objects_of_ours_take_no_unknown_values() -> None:

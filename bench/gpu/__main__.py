@@ -1,0 +1,174 @@
+"""How many requests a second one GPU carries under vLLM's own scheduler, and how many under Penstock's.
+
+  make bench-gpu                              on a machine with an NVIDIA GPU and vLLM
+  make bench-gpu GPU="--minutes 60 ..."       PYTHONPATH=bench .venv/bin/python -m gpu --help: all of them
+
+Capacity is the highest rate at which 90 % of all requests keep every target, refused and failed ones counted
+as misses. vLLM is asked directly, at several token budgets, and the best of them counts; Penstock is a whole
+pool on this machine: router, sidecar and vLLM with the plug-in. All get the same requests of the same
+scenarios, judged alike, with slowdowns by a time model that is measured first.
+
+Every trial is kept as it ends, in bench/results/local, and the same command goes on from there. Without a GPU
+nothing is measured or written. `--device cpu` tries the program itself, on a random model.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock_core.slo import Tier
+from penstock_pool import named_time_model
+from penstock_simulator.scenarios import SCENARIOS
+
+from gpu.asked import conditions_of, parsed, target_of, tiers_of
+from gpu.device import gpus
+from gpu.journal import Journal, Report, digest
+from gpu.load import Load, guess_rps, replay, requests, write_trace
+from gpu.page import Found, as_json, as_page
+from gpu.search import bracket_of, rates
+from gpu.ways import MEASURED, PENSTOCK, Server, Target, Way, pool_document, profile, write_pool
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+LOCAL = RESULTS / "local"
+
+
+class Bench(NamedTuple):
+    """What holds for all ways. folder: of these conditions: trials, and what is written on the way."""
+
+    options: argparse.Namespace
+    target: Target
+    tiers: Mapping[str, Tier]
+    load: Load
+    folder: Path
+    journal: Journal
+    ends_s: float
+
+
+def main() -> None:
+    options = parsed(__doc__ or "")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped on the way out
+    devices = gpus() if options.device == "gpu" else [f"CPU, {os.cpu_count()} cores"]
+    if not devices:
+        print("bench-gpu: nvidia-smi finds no NVIDIA GPU here; nothing was measured or written")
+        return
+    LOCAL.mkdir(parents=True, exist_ok=True)
+    target = target_of(options, LOCAL)
+    conditions = conditions_of(options, target, devices)
+    folder = LOCAL / f"{options.device}-{digest(conditions)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(
+        options=options,
+        target=target,
+        tiers=tiers_of(options),
+        load=Load(options.seconds, options.scale, options.context_tokens, options.timeout),
+        folder=folder,
+        journal=Journal(folder / "trials.jsonl"),
+        ends_s=time.monotonic() + 60 * options.minutes,
+    )
+    head = headline(conditions)
+    print(f"{head}\n\nTrials are kept in {folder}.", flush=True)
+    found = all_ways(bench)
+    write(bench, conditions, as_page(head, bench.tiers, found), found)
+
+
+def headline(conditions: Mapping[str, Any]) -> str:
+    devices, date = "; ".join(conditions["device"]), f"{datetime.now(UTC):%Y-%m-%d}"
+    return (
+        f"# Capacity on {devices}, {date}\n\n"
+        f"{conditions['model']} under vLLM {conditions['vllm']}; trials of {conditions['seconds']:g} s."
+    )
+
+
+def all_ways(bench: Bench) -> list[Found]:
+    """vLLM at one budget after the other, each to beat those before, then Penstock; time shared evenly."""
+    budgets = sorted(map(int, bench.options.budgets.split(",")), reverse=True)
+    ways = [Way(budget) for budget in budgets]
+    ways += [Way(budgets[0], policy) for policy in bench.options.policies.split(",")]
+    found: list[Found] = []
+    for number, way in enumerate(ways):
+        now_s = time.monotonic()
+        ends_s = now_s + max(bench.ends_s - now_s, 0.0) / (len(ways) - number)
+        print(f"\n{way.name}", flush=True)
+        found += one_way(bench, way, ends_s, found)
+    return found
+
+
+def one_way(bench: Bench, way: Way, ends_s: float, before: Sequence[Found]) -> list[Found]:
+    """All scenarios, under one way. ends_s: when no trial begins any more."""
+    found = []
+    names = bench.options.scenarios.split(",")
+    document = pool_document(bench.target, way, bench.tiers, "auto")
+    write_pool(bench.folder, document)
+    with Server(bench.target, way, bench.folder) as server:
+        measured = bench.folder / MEASURED
+        if not measured.exists():
+            print("  measuring the engine", flush=True)
+            profile(server.url(), measured, bench.options.profile_seconds, way, bench.target.max_running)
+        write_pool(bench.folder, pool_document(bench.target, way, bench.tiers, MEASURED))
+        for number, name in enumerate(names):
+            now_s = time.monotonic()
+            until_s = now_s + max(ends_s - now_s, 0.0) / (len(names) - number)
+            rivals = [one.bracket.low_rps for one in before if one.scenario == name and not one.way.policy]
+            bar_rps = max(rivals, default=0.0) if way.policy is None else 0.0
+            found.append(searched(bench, server, way, name, until_s=until_s, bar_rps=bar_rps))
+    return found
+
+
+def searched(
+    bench: Bench, server: Server, way: Way, scenario: str, *, until_s: float, bar_rps: float
+) -> Found:
+    """A capacity, as far as there is time for it."""
+    model = named_time_model(str(bench.folder / MEASURED))
+    assert model is not None
+    asked = rates(guess_rps(SCENARIOS[scenario], model, bench.load), bar_rps)
+    tried: dict[float, bool] = {}
+    finished, rate_rps = False, next(asked)
+    while not finished:
+        known = bench.journal.get(way.name, scenario, rate_rps)
+        if known is None and time.monotonic() + bench.load.seconds > until_s:
+            break
+        report = known or trial(bench, server, way, scenario, rate_rps)
+        tried[rate_rps] = report["attainment"] >= bench.options.attainment
+        try:
+            rate_rps = asked.send(tried[rate_rps])
+        except StopIteration:
+            finished = True
+    return Found(scenario, way, bracket_of(tried), finished, bench.journal.trials(way.name, scenario))
+
+
+def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float) -> Report:
+    """Requests at a rate, to a server, judged and kept."""
+    url = server.url()
+    asked = requests(SCENARIOS[scenario], rate_rps, bench.load)
+    write_trace(bench.folder / "trace.csv", asked)
+    seed = len(bench.journal.trials(way.name, scenario)) + 1
+    began_s = time.monotonic()
+    report = replay(PENSTOCK, bench.folder, url, seed, bench.load.timeout_s)
+    bench.journal.add(way.name, scenario, rate_rps, report)
+    left = max(bench.ends_s - time.monotonic(), 0.0) / 60
+    took_s = time.monotonic() - began_s
+    told = f"{100 * report['attainment']:5.1f} % of {report['requests']} kept"
+    print(
+        f"  {scenario} {rate_rps:8g} requests/s: {told}, {took_s:.0f} s; {left:.0f} minutes left", flush=True
+    )
+    return report
+
+
+def write(bench: Bench, conditions: Mapping[str, Any], page: str, found: Sequence[Found]) -> None:
+    """The page, and the same for programs: a GPU's among the results, a CPU's beside its trials."""
+    print(f"\n{page}")
+    folder, name = (RESULTS, "gpu") if bench.options.device == "gpu" else (bench.folder, "cpu")
+    (folder / f"{name}.md").write_text(page)
+    (folder / f"{name}.json").write_text(json.dumps(as_json(conditions, found), indent=2) + "\n")
+    print(f"Written to {folder / name}.md and .json.")
+
+
+if __name__ == "__main__":
+    main()

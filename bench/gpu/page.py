@@ -1,0 +1,96 @@
+"""What was found, for people and for programs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from penstock_core.slo import Tier
+
+from gpu.journal import Report
+from gpu.search import Bracket
+from gpu.ways import Way, slo_document
+
+HEADS = (
+    "scenario",
+    "way",
+    "capacity, requests/s",
+    "not at",
+    "attained there %",
+    "TTFT p99, ms",
+    "TPOT p99, ms",
+)
+
+
+class Found(NamedTuple):
+    """One search. finished: whether it ended by itself, and not because time was up."""
+
+    scenario: str
+    way: Way
+    bracket: Bracket
+    finished: bool
+    trials: Mapping[float, Report]
+
+
+def best_plain(found: Sequence[Found], scenario: str) -> Found | None:
+    """vLLM at the token budget that carries most."""
+    plain = [one for one in found if one.scenario == scenario and one.way.policy is None]
+    return max(plain, key=lambda one: one.bracket.low_rps, default=None)
+
+
+def line(one: Found) -> str:
+    low_rps, high_rps = one.bracket
+    at = one.trials.get(low_rps)
+    cells = [one.scenario, one.way.name, f"{low_rps:g}" if low_rps else "–"]
+    cells.append((f"{high_rps:g}" if high_rps else "–") + ("" if one.finished else ", time was up"))
+    cells += ["–", "–", "–"] if at is None else [f"{100 * at['attainment']:.1f}", *worst(at)]
+    return f"| {' | '.join(cells)} |"
+
+
+def worst(report: Report) -> list[str]:
+    """Of its tiers' tails."""
+    tails = []
+    for name in ("ttft_p99_s", "tpot_p99_s"):
+        seconds = [tier[name] for tier in report["tiers"].values() if tier[name] is not None]
+        tails.append(f"{1e3 * max(seconds):.0f}" if seconds else "–")
+    return tails
+
+
+def ratios(found: Sequence[Found]) -> list[str]:
+    """Penstock's capacity beside the best of vLLM's."""
+    lines = []
+    for one in found:
+        plain = best_plain(found, one.scenario)
+        if one.way.policy and plain is not None and plain.bracket.low_rps and one.bracket.low_rps:
+            times = one.bracket.low_rps / plain.bracket.low_rps
+            lines.append(f"{one.scenario}: {one.way.name} carries {times:.2f} times {plain.way.name}.")
+    return lines
+
+
+def as_page(head: str, tiers: Mapping[str, Tier], found: Sequence[Found]) -> str:
+    targets = "; ".join(f"{name}: {_slo(tier)}" for name, tier in tiers.items())
+    rule = "|---|---|" + "--:|" * (len(HEADS) - 2)
+    table = [f"| {' | '.join(HEADS)} |", rule, *map(line, found)]
+    return "\n".join([head, "", f"Targets: {targets}.", "", *table, "", *ratios(found), ""])
+
+
+def _slo(tier: Tier) -> str:
+    told = slo_document(tier.slo)
+    ttft = told.get("ttft")
+    first = f"{ttft['slowdown']:g} times an idle engine's" if isinstance(ttft, dict) else str(ttft)
+    return f"first token {first}, pace {told.get('tpot', 'any')}"
+
+
+def as_json(conditions: Mapping[str, object], found: Sequence[Found]) -> dict[str, Any]:
+    rows = [
+        {
+            "scenario": one.scenario,
+            "way": one.way.name,
+            "policy": one.way.policy,
+            "batch_tokens": one.way.batch_tokens,
+            "capacity_rps": one.bracket.low_rps,
+            "failed_at_rps": one.bracket.high_rps,
+            "finished": one.finished,
+            "trials": [{"rate_rps": rate_rps, **report} for rate_rps, report in one.trials.items()],
+        }
+        for one in found
+    ]
+    return {"conditions": dict(conditions), "capacities": rows}

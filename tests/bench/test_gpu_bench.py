@@ -1,0 +1,162 @@
+"""What of the bench on a GPU needs none: which rates it tries, what it sends, remembers and writes."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import device
+from gpu.__main__ import main
+from gpu.journal import Journal, digest
+from gpu.load import SINGLE, Load, fitted, guess_rps, requests, write_trace
+from gpu.page import Found, as_json, as_page, best_plain
+from gpu.search import STEP, Bracket, bracket_of, rates
+from gpu.ways import MEASURED, Target, Way, pool_document
+from penstock_cli.local.vllm_engine import Vllm
+from penstock_cli.traces import read_trace
+from penstock_core.builtin_time_models import BUILTINS, time_model
+from penstock_pool import parse_pool
+from penstock_simulator.arrival import Arrival
+from penstock_simulator.scenarios import SCENARIOS
+
+LOAD = Load(seconds=20.0, scale=1.0, context_tokens=1024, timeout_s=60.0)
+TARGET = Target(Vllm(Path("python"), "m"), "served", ("--enforce-eager",), {}, 2, 1024, 64)
+
+
+def tried(capacity_rps: float, guess_rps: float, bar_rps: float = 0.0) -> dict[float, bool]:
+    """What a search tries where every rate up to the capacity attains."""
+    asked, seen = rates(guess_rps, bar_rps), dict[float, bool]()
+    rate_rps = next(asked)
+    try:
+        while True:
+            seen[rate_rps] = rate_rps <= capacity_rps
+            rate_rps = asked.send(seen[rate_rps])
+    except StopIteration:
+        return seen
+
+
+@pytest.mark.parametrize("capacity_rps", [0.3, 4.0, 4.1, 90.0])
+def test_a_search_brackets_the_capacity_closely(capacity_rps: float) -> None:
+    seen = tried(capacity_rps, guess_rps=4.0)
+    low_rps, high_rps = bracket_of(seen)
+    assert high_rps is not None
+    assert low_rps <= capacity_rps < high_rps <= low_rps * STEP * 1.01
+    assert len(seen) < 20
+
+
+def test_a_search_ends_where_no_rate_attains() -> None:
+    assert bracket_of(tried(0.0, guess_rps=4.0)).low_rps == 0.0
+
+
+def test_a_rival_that_does_not_beat_the_bar_costs_one_trial() -> None:
+    assert tried(4.0, guess_rps=1.0, bar_rps=4.0) == {4.2: False}
+
+
+def test_a_rival_that_beats_the_bar_is_searched_on() -> None:
+    assert bracket_of(tried(9.0, guess_rps=1.0, bar_rps=4.0)).low_rps == pytest.approx(9.0, rel=0.05)
+
+
+def test_a_lucky_rate_above_one_that_failed_counts_for_nothing() -> None:
+    assert bracket_of({1.0: True, 2.0: False, 3.0: True}) == Bracket(1.0, 2.0)
+
+
+def test_requests_come_at_their_rate_and_no_longer_than_a_trial() -> None:
+    asked = requests(SCENARIOS["coder"], 30.0, LOAD)
+    assert asked[-1].arrival_s < LOAD.seconds
+    assert len(asked) == pytest.approx(30.0 * LOAD.seconds, rel=0.4)
+    assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(asked))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "scale", "left"),
+    [(100, 50, 1.0, (100, 50)), (100, 50, 0.1, (10, 5)), (1, 1, 0.1, (1, 1)), (9000, 9000, 1.0, (1022, 1))],
+)
+def test_a_request_is_scaled_and_fits(prompt: int, output: int, scale: float, left: tuple[int, int]) -> None:
+    made = fitted(Arrival("a", 0.0, "chat", prompt, output), LOAD._replace(scale=scale))
+    assert (made.prompt_tokens, made.output_tokens) == left
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_search_begins_where_an_engine_could_serve(name: str) -> None:
+    assert 0.05 < guess_rps(SCENARIOS["coder"], time_model(name), LOAD) < 100
+
+
+def test_a_trace_is_read_by_replay(tmp_path: Path) -> None:
+    asked = requests(SCENARIOS["chatbot"], 5.0, LOAD)
+    write_trace(tmp_path / "trace.csv", asked)
+    assert [(r.prompt_tokens, r.output_tokens, r.tier) for r in read_trace(tmp_path / "trace.csv")] == [
+        (a.prompt_tokens, a.output_tokens, a.tier) for a in asked
+    ]
+
+
+def test_sessions_are_no_load_for_a_trace() -> None:
+    assert {"coder", "chatbot", "mixed"} <= set(SINGLE)
+    assert "toolllm" not in SINGLE
+
+
+@pytest.mark.parametrize("scenario", SINGLE)
+def test_a_scenarios_pool_is_one(scenario: str) -> None:
+    way = Way(2048, "slos-serve")
+    pool = parse_pool(pool_document(TARGET, way, SCENARIOS[scenario].tiers, MEASURED), "bench")
+    assert {name: tier.slo for name, tier in pool.tiers().items()} == {
+        name: tier.slo for name, tier in SCENARIOS[scenario].tiers.items()
+    }
+    assert (pool.spec.scheduling.max_batch_tokens, pool.spec.engine.tensor_parallel_size) == (2048, 2)
+
+
+def test_a_journal_goes_on_after_a_stop(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    Journal(path).add("vLLM", "coder", 4.0, {"attainment": 0.95})
+    with path.open("a") as file:
+        file.write('{"way": "vLLM", "scena')  # stopped while it wrote
+    journal = Journal(path)
+    assert journal.get("vLLM", "coder", 4.0) == {"attainment": 0.95}
+    assert journal.get("vLLM", "coder", 5.0) is None
+    assert journal.get("vLLM", "chatbot", 4.0) is None
+
+
+def test_other_conditions_have_another_journal() -> None:
+    assert digest({"model": "a"}) == digest({"model": "a"}) != digest({"model": "b"})
+
+
+def test_the_page_compares_with_the_best_of_vllm() -> None:
+    found = [
+        Found("coder", Way(8192), Bracket(4.0, 4.2), True, {4.0: report(0.93)}),
+        Found("coder", Way(512), Bracket(5.0, 5.2), True, {5.0: report(0.92)}),
+        Found("coder", Way(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95)}),
+    ]
+    best = best_plain(found, "coder")
+    assert best is not None
+    assert best.way == Way(512)
+    page = as_page("# Head", SCENARIOS["coder"].tiers, found)
+    assert "coder: Penstock, slos-serve carries 2.00 times vLLM, 512 tokens a step." in page
+    assert "| coder | Penstock, slos-serve | 10 | –, time was up | 95.0 | 400 | 60 |" in page
+    rows = as_json({"model": "m"}, found)["capacities"]
+    assert [row["capacity_rps"] for row in rows] == [4.0, 5.0, 10.0]
+    assert rows[2]["trials"] == [{"rate_rps": 10.0, **report(0.95)}]
+
+
+def test_without_a_gpu_it_says_so_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "QUERY", [str(tmp_path / "nvidia-smi")])
+    monkeypatch.setattr("gpu.__main__.LOCAL", tmp_path / "local")
+    monkeypatch.setattr("sys.argv", ["bench-gpu"])
+    main()
+    assert capsys.readouterr().out.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_are_those_that_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06\n"
+    monkeypatch.setattr(device, "QUERY", ["printf", "%s", told])
+    assert device.gpus() == [told.strip()]
+
+
+def report(attainment: float) -> dict[str, Any]:
+    tails = {"ttft_p99_s": 0.4, "tpot_p99_s": 0.06}
+    return {
+        "attainment": attainment,
+        "requests": 100,
+        "tiers": {"coder": tails, "none": dict.fromkeys(tails)},
+    }
