@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from penstock_cli.failure import Failure
 from penstock_cli.local.child import LONGEST_LINE_BYTES, Child
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.layout import LOOPBACK, Process, Role, Wanted, lay_out
+from penstock_cli.local.local_pool import until_ready
 from penstock_cli.local.ports import check_free, free_ports
 from penstock_cli.local.vllm_engine import Vllm
 from penstock_pool import load_pool
@@ -60,7 +62,9 @@ async def test_a_killed_process_comes_back() -> None:
     one = child(PRINT_PID, heard)
     first = int(await heard.next_line())
     os.kill(first, signal.SIGKILL)
-    assert await heard.next_note() == "sidecar-r0: ended (signal 9); starting it again in 0.2 s"
+    told = await heard.next_note()
+    assert told.startswith("sidecar-r0: ended (signal 9; ")
+    assert told.endswith("starting it again in 0.2 s")
     second = int(await heard.next_line())
     assert second != first
     await one.stop(PATIENCE_S)
@@ -181,3 +185,40 @@ def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
     sidecar = layout.processes[1].argv
     assert sidecar[sidecar.index("--telemetry") + 1] == engine.environment["PENSTOCK_TELEMETRY"]
     assert layout.start_s > lay_out(Wanted(DEMO, 1, LOOPBACK, port=0), Path("/run/sockets")).start_s
+
+
+async def why(code: str) -> str:
+    """What is said of a process that ends by itself."""
+    heard = Heard()
+    one = child(code, heard)
+    said = await heard.next_note()
+    await one.stop(PATIENCE_S)
+    return said.removeprefix("sidecar-r0: ended (").partition("); starting it again in")[0]
+
+
+async def test_who_ended_is_quoted() -> None:
+    assert await why("raise OSError(98, 'Address already in use')") == (
+        "exit code 1: OSError: [Errno 98] Address already in use"
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.kill(os.getpid(), 9)",
+        # vLLM's server, when the process that works for it was killed
+        "raise RuntimeError(\"See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}\")",
+    ],
+)
+async def test_who_was_killed_may_have_had_no_memory(code: str) -> None:
+    assert (await why(code)).endswith("run fewer replicas, or give engines less memory")
+
+
+async def test_a_pool_that_is_never_ready_says_which_part_is_not(tmp_path: Path) -> None:
+    pool = load_pool(DEMO)
+    wanted = Wanted(DEMO, replicas=1, host=LOOPBACK, port=0, engines=("http://127.0.0.1:9",))
+    layout = replace(lay_out(wanted, tmp_path, pool), start_s=0.2)
+    with pytest.raises(
+        Failure, match=r"not ready after 0\.2 s: http://127\.0\.0\.1:9/health does not answer"
+    ):
+        await until_ready(layout, [], lambda ready, parts: None)

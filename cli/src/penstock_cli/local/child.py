@@ -7,6 +7,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
+from penstock_runtime.last_words import LINES, telling_line
+
 from penstock_cli.local.layout import Process
 from penstock_cli.local.parent_death import stop_with_parent
 
@@ -14,7 +16,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 SETTLED_S = 30.0
 """A process that has run for so long starts over with the first pause."""
 LONGEST_LINE_BYTES = 64 * 1024
-LAST_LINES = 5
+NO_MEMORY = (
+    "where nobody killed it, the machine had no memory left: run fewer replicas, or give engines less memory"
+)
+_CHILD_KILLED = ": -9}"
+"""How vLLM's server says it of the process that works for it."""
 LOOK_S = 0.05
 """Between two looks whether a process has ended."""
 
@@ -33,14 +39,14 @@ class Child:
     """A process and its restarts.
 
     exits: how often it has ended without being told to.
-    last_lines: of its log, for who has to explain why it ended.
     """
 
     def __init__(self, process: Process, sink: LogSink) -> None:
         self.process = process
         self.exits = 0
-        self.last_code = self.last_pid = 0
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.last_pid = 0
+        self._last_code = 0
+        self._last_lines: deque[str] = deque(maxlen=LINES)
         self._sink = sink
         self._running: asyncio.subprocess.Process | None = None
         self._stopping = False
@@ -50,18 +56,26 @@ class Child:
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         while not self._stopping:
             started_s = loop.time()
-            self.last_code = await self._run_once()
+            self._last_code = await self._run_once()
             if self._stopping:
                 return
             self.exits += 1
             pause_s = FIRST_PAUSE_S if loop.time() - started_s > SETTLED_S else pause_s
             self._sink.note(
-                self.process.name, f"ended ({_cause(self.last_code)}); starting it again in {pause_s:g} s"
+                self.process.name, f"ended ({self.why_it_ended()}); starting it again in {pause_s:g} s"
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    def why_it_ended(self) -> str:
+        """The last end, in a line: how, and what it said of it."""
+        said = telling_line(self._last_lines) or "it said nothing"
+        if self._last_code == -signal.SIGKILL:  # who is killed says nothing
+            return f"signal 9; {NO_MEMORY}"
+        return f"{_cause(self._last_code)}: {said}{f'; {NO_MEMORY}' if _CHILD_KILLED in said else ''}"
+
     async def _run_once(self) -> int:
+        self._last_lines.clear()
         self._running = running = await asyncio.create_subprocess_exec(
             *self.process.argv,
             env={**os.environ, **self.process.environment},
@@ -91,7 +105,7 @@ class Child:
             except asyncio.LimitOverrunError as long:
                 line = await log.readexactly(long.consumed)
             text = line.decode(errors="replace").rstrip()
-            self.last_lines.append(text)
+            self._last_lines.append(text)
             self._sink.line(self.process.name, text)
 
     async def stop(self, deadline_s: float) -> None:

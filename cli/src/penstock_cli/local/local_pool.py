@@ -36,7 +36,7 @@ async def local_pool(
         layout = lay_out(wanted, Path(socket_dir), pool)
         children = [Child(process, sink) for process in layout.processes]
         try:
-            await _until_ready(layout, children, on_progress)
+            await until_ready(layout, children, on_progress)
             yield layout
         finally:
             await stop(children, drain_s + STOP_GRACE_S)
@@ -48,34 +48,36 @@ async def stop(children: Sequence[Child], deadline_s: float) -> None:
         await asyncio.gather(*(child.stop(deadline_s) for child in children if child.process.role is role))
 
 
-async def _until_ready(
+async def until_ready(
     layout: Layout, children: Sequence[Child], on_progress: Callable[[int, int], None]
 ) -> None:
+    """Wait for every part. Raises Failure where one ends before that, or it takes too long."""
+    parts = _parts(layout)
+    late = list(parts)
     try:
         async with asyncio.timeout(layout.start_s), aiohttp.ClientSession() as session:
-            while True:
+            while late:
                 _raise_where_one_ended(children)
-                parts = await _ready_parts(session, layout)
-                on_progress(sum(parts), len(parts))
-                if all(parts):
-                    return
-                await asyncio.sleep(POLL_S)
+                ready = await asyncio.gather(*[_answers(session, url) for url in parts])
+                late = [url for url, is_ready in zip(parts, ready, strict=True) if not is_ready]
+                on_progress(len(parts) - len(late), len(parts))
+                await asyncio.sleep(POLL_S if late else 0)
     except TimeoutError:
-        raise Failure(f"the pool is not ready after {layout.start_s:g} s; its log says why") from None
+        unready = ", ".join(f"{url} does not answer" for url in late)
+        raise Failure(
+            f"the pool is not ready after {layout.start_s:g} s: {unready}; what it waits for is in its log"
+        ) from None
 
 
 def _raise_where_one_ended(children: Sequence[Child]) -> None:
     for child in children:
         if child.exits:
-            ended = f"{child.process.name} ended with exit code {child.last_code} before the pool was ready"
-            raise Failure(ended, *(f"  {line}" for line in child.last_lines))
+            raise Failure(f"{child.process.name} ended before the pool was ready: {child.why_it_ended()}")
 
 
-async def _ready_parts(session: aiohttp.ClientSession, layout: Layout) -> list[bool]:
-    """Engines, then sidecars, then the router."""
-    engines = [_answers(session, f"{url}/health") for url in layout.engines]
-    sidecars = [_answers(session, url) for url in layout.metrics]
-    return list(await asyncio.gather(*engines, *sidecars, _answers(session, f"{layout.url}/ready")))
+def _parts(layout: Layout) -> list[str]:
+    """What answers where a part is ready: engines, then sidecars, then the router."""
+    return [*(f"{url}/health" for url in layout.engines), *layout.metrics, f"{layout.url}/ready"]
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
