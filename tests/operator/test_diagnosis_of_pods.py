@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from penstock_operator.diagnosis import Cause, Problem, absence, diagnose, last_line
+from penstock_operator.diagnosis import Cause, Problem, absence, diagnose
 from penstock_operator.manifest import Manifest, Ref
 from penstock_operator.names import Component
 
@@ -215,6 +215,41 @@ def test_roots_come_first() -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "last"), [("", ""), ("a\n b \n\n", "b"), ("x" * 400, "x" * 300)])
-def test_last_line(text: str, last: str) -> None:
-    assert last_line(text) == last
+def crashed(exit_code: int = 1, message: str = "", name: str = "engine") -> Manifest:
+    ended = {"exitCode": exit_code, "reason": "Error", "message": message}
+    state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    return pod(
+        initContainerStatuses=[container(name, state=state, lastState={"terminated": ended}, restartCount=2)]
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [  # of vLLM 0.32, as its plug-in leaves them or as they end its log; the second is torch's
+        "ValueError: To serve at least one request with the model's max seq len (2048), (0.0 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (0.0 GiB).",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "ValueError: Available memory on node 0 (16.63/21.96 GiB) on kv cache allocation is less than "
+        "requested memory for kv (9000.0 GiB).",
+    ],
+)
+def test_an_engine_without_room_for_its_model_or_its_cache(words: str) -> None:
+    problem = the_problem(crashed(message=f"Traceback:\n  frame\n{words}\n"))
+    assert problem.cause is Cause.ENGINE_OUT_OF_MEMORY
+    assert problem.message.endswith(words)
+    assert the_problem(crashed(message=words, name="sidecar")).cause is Cause.SIDECAR_CRASHING
+
+
+def test_the_process_that_failed_is_quoted_and_not_the_one_that_waited_for_it() -> None:
+    waited = "RuntimeError: Engine core initialization failed. See root cause above."
+    said = f"penstock_vllm.versions.UnsupportedVllm: penstock: vLLM 0.30.0 is not supported\n{waited}\n"
+    assert the_problem(crashed(message=said)).message.endswith("vLLM 0.30.0 is not supported")
+
+
+@pytest.mark.parametrize(("exit_code", "words"), [(137, "no memory left"), (3, "no message")])
+def test_who_could_not_say_a_word(exit_code: int, words: str) -> None:
+    problem = the_problem(crashed(exit_code))
+    assert problem.cause is Cause.ENGINE_CRASHING
+    assert f"exit code {exit_code}, 2 restarts: " in problem.message
+    assert words in problem.message

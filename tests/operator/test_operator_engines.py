@@ -1,6 +1,8 @@
 """The engine in a replica's pod, by type."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -238,3 +240,27 @@ def shared(pod: Any, path: str) -> str:
         if mount["mountPath"] == path
     }
     return str(name)
+
+
+def test_vllm_leaves_its_last_words_where_kubernetes_reads_them(pod_of: PodOf) -> None:
+    told = {entry["name"]: entry["value"] for entry in engine_of(pod_of("vllm", image="e:1"))["env"]}
+    assert told["PENSTOCK_LAST_WORDS"] == "/dev/termination-log"
+
+
+@pytest.mark.parametrize(("catches", "ends"), [("signal.SIGTERM", True), ("signal.SIGUSR2", False)])
+def test_vllm_is_told_to_stop_once_it_listens(pod_of: PodOf, catches: str, ends: bool) -> None:
+    engine = engine_of(pod_of("vllm", image="e:1"))
+    (shell, flag, waits) = engine["lifecycle"]["preStop"]["exec"]["command"]
+    code = f"import signal, sys; signal.signal({catches}, print); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        asked = waits.replace("/proc/1/", f"/proc/{first.pid}/").replace("sleep 0.2", "exit 1")
+        assert (subprocess.run([shell, flag, asked], check=False).returncode == 0) is ends
+
+
+@pytest.mark.parametrize("kind", ["simulated", "openai"])
+def test_other_engines_have_no_hook(pod_of: PodOf, kind: str) -> None:
+    assert "lifecycle" not in engine_of(pod_of(kind, image="e:1"))

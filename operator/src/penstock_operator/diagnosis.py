@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from penstock_runtime.last_words import telling_line
+
 from penstock_operator.manifest import Manifest, Ref
 from penstock_operator.names import Component
 from penstock_operator.times import unix_s
@@ -38,6 +40,7 @@ class Cause(StrEnum):
     IMAGE_MISSING = "ImageMissing"  # cannot be pulled
     CONTAINER_REFUSED = "ContainerRefused"  # the node cannot make the container
     OUT_OF_MEMORY = "OutOfMemory"  # a container was killed at its memory limit
+    ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"  # its model or its KV cache has no room
     ENGINE_CRASHING = "EngineCrashing"
     ENGINE_NOT_READY = "EngineNotReady"  # runs, and does not answer its probes
     SIDECAR_CRASHING = "SidecarCrashing"
@@ -64,6 +67,17 @@ SLOW_START_S = 120.0
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 _UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
+_SILENT = {137: "killed: its node had no memory left, or it had stopped answering its liveness probe"}
+"""Exit codes of processes that could not say a word."""
+
+_NO_ROOM = (  # in the words of torch, and of vLLM 0.32 where it allocates its KV cache
+    "out of memory",
+    "OutOfMemoryError",
+    "No available memory for the cache blocks",
+    "larger than the available KV cache memory",
+    "less than requested memory for kv",
+    "less than desired GPU memory utilization",
+)
 _CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
 
 
@@ -151,9 +165,14 @@ def _crashed(
     if ended.get("reason") == "OOMKilled":
         said = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
         return Problem(Cause.OUT_OF_MEMORY, said, component)
-    last = last_line(ended.get("message", "")) or "it left no message"
-    cause = _CRASHING.get(container["name"], Cause.ENGINE_CRASHING)
+    last = telling_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
+    cause = _CRASHING.get(container["name"]) or _of_engine(last)
     return Problem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
+
+
+def _of_engine(last: str) -> Cause:
+    short = any(words in last for words in _NO_ROOM)
+    return Cause.ENGINE_OUT_OF_MEMORY if short else Cause.ENGINE_CRASHING
 
 
 def _slow(
@@ -170,12 +189,6 @@ def _slow(
         return None
     said = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
     return Problem(Cause.ENGINE_NOT_READY, said, component)
-
-
-def last_line(text: str, longest: int = 300) -> str:
-    """The last line that says something: where a crash has its reason."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-longest:] if lines else ""
 
 
 def _of_workloads(children: Iterable[Manifest]) -> list[Problem]:

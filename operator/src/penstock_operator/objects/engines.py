@@ -45,6 +45,16 @@ PLUGIN_SOURCE = "/plugin"
 PLUGIN_FOLDER = "/opt/penstock"
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
 
+TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes reads why a container ended; where nothing stands there, in the end of its log."""
+
+UNTIL_IT_LISTENS = "until grep -q '^SigCgt:.*[4-7c-f]...$' /proc/1/status; do sleep 0.2; done"
+"""Waits until a container's first process catches SIGTERM (bit 14 of its mask).
+
+Linux throws away what the first process of a container does not catch, and vLLM catches nothing while it is
+imported: told to stop in those seconds it would load on, until the pod's grace period is over.
+"""
+
 MODEL_LOAD_S = 1800
 """Longest that an engine may take to download, load and compile its model."""
 
@@ -115,6 +125,7 @@ def _vllm(inputs: Inputs) -> Engine:
         spec.image or inputs.settings.vllm_image,
         command=["vllm", "serve"],
         args=[_model(inputs), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
+        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
     )
     made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(inputs)]
     made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
@@ -128,6 +139,7 @@ def _plugin_environment(inputs: Inputs) -> list[Json]:
         "PENSTOCK_TIME_MODEL": _time_model(inputs),
         "PENSTOCK_TELEMETRY": TELEMETRY_SOCKET,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
+        "PENSTOCK_LAST_WORDS": TERMINATION_LOG,
     }
     if spec.speculation is not None:
         told["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"

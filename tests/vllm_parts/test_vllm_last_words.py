@@ -1,0 +1,76 @@
+"""What an engine that cannot go on leaves for whoever started it."""
+
+import logging
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from penstock_vllm.last_words import VARIABLE, LastWords, install
+
+CORE, WORKER = "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor"
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "termination-log"
+    path.touch()
+    monkeypatch.setenv(VARIABLE, str(path))
+    install()
+    yield path
+    vllm = logging.getLogger("vllm")
+    for handler in [handler for handler in vllm.handlers if isinstance(handler, LastWords)]:
+        vllm.removeHandler(handler)
+
+
+def ends(logger: str, error: Exception) -> None:
+    try:
+        raise error
+    except type(error):
+        logging.getLogger(logger).exception("EngineCore failed to start.")
+
+
+def test_an_engine_that_fails_leaves_why_in_a_line(words: Path) -> None:
+    ends(CORE, ValueError("No available memory for the cache blocks.\nTry increasing it."))
+    assert words.read_text() == "ValueError: No available memory for the cache blocks. Try increasing it."
+
+
+def test_the_worker_that_failed_tells_more_than_the_engine_that_waited(words: Path) -> None:
+    ends(WORKER, RuntimeError("no such device"))
+    ends(CORE, Exception("WorkerProc initialization failed. See stack trace for root cause."))
+    assert words.read_text() == "RuntimeError: no such device"
+
+
+def test_errors_that_end_nothing_are_nobody_s_last_words(words: Path) -> None:
+    ends("vllm.entrypoints.openai", ValueError("a bad request"))
+    logging.getLogger(CORE).error("without an exception")
+    assert words.read_text() == ""
+
+
+def test_nobody_asked_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    before = list(logging.getLogger("vllm").handlers)
+    install()
+    assert logging.getLogger("vllm").handlers == before
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    handler = LastWords(tmp_path / "no folder" / "log")
+    try:
+        raise ValueError("x")
+    except ValueError as error:
+        told = (type(error), error, error.__traceback__)
+        handler.emit(logging.LogRecord(CORE, logging.ERROR, "", 0, "failed", None, told))
+
+
+def test_vllm_finds_it_where_only_the_sources_lie() -> None:
+    """As in a pod: the plug-in's folder on PYTHONPATH, nothing installed."""
+    sources = Path(__file__).resolve().parents[2] / "vllm-plugin" / "src"
+    told = (sources / "penstock_vllm_plugin.dist-info" / "entry_points.txt").read_text()
+    (named,) = {
+        (point.name, point.value) for point in entry_points(group="vllm.general_plugins", name="penstock")
+    }
+    assert told.split() == ["[vllm.general_plugins]", named[0], "=", named[1]]
