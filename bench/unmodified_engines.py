@@ -171,14 +171,13 @@ def row(way: str, seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
 
 
 def percent(seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
-    met = sum(
-        one.status == 200
-        and bool(one.times_s)
-        and one.ttft_s <= targets[one.tier].ttft_s
-        and one.tpot_s <= targets[one.tier].tpot_s
-        for one in seen
-    )
-    return f"{100 * met / len(seen):.0f}" if seen else "–"
+    return f"{100 * sum(met(one, targets) for one in seen) / len(seen):.0f}" if seen else "–"
+
+
+def met(seen: Seen, targets: dict[str, Targets]) -> bool:
+    """Whether it was answered, and as its tier wants."""
+    of = targets[seen.tier]
+    return seen.status == 200 and bool(seen.times_s) and seen.ttft_s <= of.ttft_s and seen.tpot_s <= of.tpot_s
 
 
 def p99(seen: Sequence[Seen], of: Callable[[Seen], float]) -> str:

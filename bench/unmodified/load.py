@@ -5,7 +5,7 @@ OpenAI's own. Answers are counted by their usage, since engines merge tokens int
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -43,6 +43,7 @@ class Seen:
 
     tier: str
     status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 0
     times_s: list[float] = field(default_factory=list)
 
@@ -108,8 +109,17 @@ async def closed_loop(url: str, model: str, clients: int, seconds: float) -> flo
     return done / seconds
 
 
-async def ask(http: aiohttp.ClientSession, url: str, model: str, request: Planned, due_s: float) -> Seen:
-    seen = Seen(request.tier)
+async def ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    request: Planned,
+    due_s: float,
+    *,
+    into: Seen | None = None,
+) -> Seen:
+    """into: filled in as it goes, for who may cancel this."""
+    seen = into or Seen(request.tier)
     body = {
         "model": model,
         "prompt": request.prompt,
@@ -121,7 +131,7 @@ async def ask(http: aiohttp.ClientSession, url: str, model: str, request: Planne
     headers = {"x-penstock-tier": request.tier}
     try:
         async with http.post(f"{url}/v1/completions", json=body, headers=headers) as reply:
-            seen.status = reply.status
+            seen.status, seen.headers = reply.status, reply.headers
             if reply.status == 200:
                 async for line in reply.content:
                     if line.startswith(b"data: {"):

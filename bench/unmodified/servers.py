@@ -123,7 +123,8 @@ def version(engine: Engine) -> str:
 def make_model(into: Path) -> Path:
     model = into / "tiny"
     maker = Path(__file__).with_name("make_model.py")
-    subprocess.run([python(), maker, model], check=True, stdout=subprocess.DEVNULL)
+    quiet = {**os.environ, "TQDM_DISABLE": "1"}
+    subprocess.run([python(), maker, model], check=True, stdout=subprocess.DEVNULL, env=quiet)
     return model
 
 

@@ -1,0 +1,62 @@
+"""The pools of the story, as files that `penstock` reads.
+
+Targets come from this machine's own pace, so that the same promises can be kept on any. `chat` and `summary`
+are those of bench/unmodified; `stream` is judged by its longest gap; `document` wants its first token only.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, ROOMY, SEATS
+from vllm_story.world import World
+
+DRAFTS = 4
+NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+FEW_BLOCKS, SHORT_CONTEXT = 13, 1024
+"""Memory for 1,536 tokens (vLLM keeps a block for itself): four requests at once, where eight may run."""
+
+
+def roomy(world: World, backup: str = "best-effort") -> Path:
+    """Memory for every load of the story; `backup` is what becomes of those whom nobody can promise."""
+    chat, summary = world.targets["chat"], world.targets["summary"]
+    tiers = [
+        {"name": "chat", "slo": {"ttft": ms(chat.ttft_s), "tpot": ms(chat.tpot_s)}},
+        {"name": "summary", "slo": {"ttft": ms(summary.ttft_s), "tpot": ms(summary.tpot_s)}},
+        {"name": "stream", "slo": {"ttft": ms(chat.ttft_s), "tpot": ms(gap_s(world)), "judge": "max"}},
+        {"name": "document", "slo": {"ttft": ms(20 * world.prompt_s)}},
+        {"name": "batch", "bestEffort": True},
+    ]
+    engine = {"timeModel": "measured.json", "maxModelLen": CONTEXT, "args": [*COMMON, *ROOMY]}
+    scheduling = {"maxRunning": SEATS, "maxBatchTokens": BATCH_TOKENS}
+    spec = {"tiers": tiers, "scheduling": scheduling, "routing": {"backup": backup}}
+    return _write(world.file(f"pool-{backup}.yaml"), engine, spec)
+
+
+def small(world: World) -> Path:
+    """Too little memory for those who want it, and drafts by n-gram."""
+    args = [*COMMON, "--num-gpu-blocks-override", str(FEW_BLOCKS)]
+    args += ["--speculative-config", orjson.dumps(NGRAM).decode()]
+    engine = {"timeModel": "auto", "profileTimeout": "15s", "maxModelLen": SHORT_CONTEXT, "args": args}
+    engine |= {"speculation": {"maxTokens": DRAFTS, "acceptance": 0.6}}
+    tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}, {"name": "batch", "bestEffort": True}]
+    spec = {"tiers": tiers, "scheduling": {"maxRunning": 8, "maxBatchTokens": 512}}
+    return _write(world.file("pool-small.yaml"), engine, spec)
+
+
+def gap_s(world: World) -> float:
+    """Longest gap that tier `stream` is promised: what the machine can keep, busy as it is."""
+    return max(6 * world.pace_s, 1.5 * world.gap_s, 0.03)
+
+
+def ms(seconds: float) -> str:
+    return f"{round(1e3 * seconds)}ms"
+
+
+def _write(path: Path, engine: dict[str, Any], spec: dict[str, Any]) -> Path:
+    head = {"apiVersion": "penstock.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": MODEL}}
+    common = {"model": {"name": MODEL}, "engine": {"type": "vllm", **engine}}
+    document = {**head, "spec": {**common, "defaultTier": spec["tiers"][0]["name"], **spec}}
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))  # JSON is YAML
+    return path

@@ -1,0 +1,1 @@
+"""The steps, one subject a file."""

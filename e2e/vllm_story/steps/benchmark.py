@@ -1,0 +1,88 @@
+"""vLLM's own benchmark client, unmodified, against the router: what it measures is what that one says.
+
+Both take a request's TPOT as (last token − first token) / (tokens − 1), the router where its tier is judged
+by the mean. TTFT the client counts from before it connects, the router from when it has read the request. The
+router's own figures are exact twice: sums and counts of its histograms give means, and its log at level debug
+has a line for every request, which gives percentiles.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy
+import orjson
+
+from vllm_story.figures import total
+from vllm_story.servers import MODEL, bench_serve, router_of
+from vllm_story.world import World
+
+PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 80, 400, 40
+LOAD = 0.4
+"""Of the requests that one engine answers a second: nobody is to be refused."""
+AGREES = 0.05
+
+MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "median": median,
+    "p99": lambda values: float(numpy.percentile(values, 99)),
+}
+
+
+def agrees_with_the_router(world: World) -> str:
+    """`vllm bench serve` runs as it is, and measures what the router says"""
+    log = world.file("router-debug.log")
+    with router_of(world.replicas, world.file("pool-best-effort.yaml"), log, level="debug") as url:
+        theirs = _benchmark(world, url)
+        means = {name: 1e3 * _mean_s(url, name) for name in ("ttft", "tpot")}
+    ours = _lines(log)
+    assert theirs["completed"] == PROMPTS == len(ours), (theirs["completed"], len(ours))
+    told = {}
+    for name in ("ttft", "tpot"):
+        values = [1e3 * line[f"{name}_s"] for line in ours]
+        assert abs(fmean(values) - means[name]) < 1e-3 * means[name], (fmean(values), means)
+        for measure, of in MEASURES.items():
+            told[f"{measure} {name}"] = (theirs[f"{measure}_{name}_ms"], of(values))
+    world.figures["benchmark"] = told
+    said = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in told.items())
+    off = max(abs(theirs / ours - 1) for theirs, ours in told.values())
+    assert off <= AGREES, f"off by {off:.1%}: {said}"
+    return f"{said}; off by {off:.1%} at most"
+
+
+def _benchmark(world: World, url: str) -> dict[str, Any]:
+    """What it has found."""
+    told = world.file("bench-serve.json")
+    rate_rps = LOAD * world.capacity_rps
+    flags = {
+        "backend": "openai",
+        "base-url": url,
+        "endpoint": "/v1/completions",
+        "model": MODEL,
+        "tokenizer": world.model,
+        "dataset-name": "random",
+        "random-input-len": PROMPT_TOKENS,
+        "random-output-len": ANSWER_TOKENS,
+        "num-prompts": PROMPTS,
+        "request-rate": f"{rate_rps:.2f}",
+        "result-dir": told.parent,
+        "result-filename": told.name,
+    }
+    arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    arguments += ["--ignore-eos", "--save-result", "--disable-tqdm"]
+    bench_serve(arguments, world.file("bench-serve.log"))
+    found: dict[str, Any] = orjson.loads(told.read_bytes())
+    return found
+
+
+def _mean_s(url: str, name: str) -> float:
+    """From the sum and the count of a histogram."""
+    histogram = f"penstock_router_{name}_seconds"
+    return total(url, f"{histogram}_sum") / total(url, f"{histogram}_count")
+
+
+def _lines(log: Path) -> list[dict[str, Any]]:
+    """Of requests that the router has ended."""
+    lines = [orjson.loads(line) for line in log.read_bytes().splitlines() if line.startswith(b"{")]
+    return [line for line in lines if line["event"] == "ended"]

@@ -1,0 +1,56 @@
+"""kill -9 of an engine, under traffic: only answers that it had begun may be lost."""
+
+import os
+import signal
+from time import monotonic, time
+
+from story.traffic import Traffic
+from story.waiting import until
+
+from vllm_story.servers import MODEL, START_S
+from vllm_story.steps.clients import PROMPT, client_of
+from vllm_story.world import World
+
+RATE_PER_S = 4.0
+BEFORE, AFTER = 12, 24
+"""Requests that begin before the engine is killed, and after."""
+
+
+def engine(world: World) -> str:
+    """kill -9 of an engine: requests not yet begun succeed elsewhere, and `up` starts it again"""
+    victim, other = world.replicas
+    process = world.up.engine(victim)
+    with Traffic(world.up.url, MODEL, RATE_PER_S) as traffic:
+        traffic.more_requests(BEFORE)
+        os.kill(process, signal.SIGKILL)
+        killed_s, killed_at_s = time(), monotonic()
+        traffic.excuse(lambda asked: asked.replica == victim.name and asked.began_s <= killed_s)
+        traffic.more_requests(AFTER)
+        toll = traffic.toll()
+    assert not toll.lost, "\n".join(["requests were lost:", *map(str, toll.lost)])
+    assert world.up.serving() == [other.name], world.up.serving()
+    back_s = _back(world, process, killed_at_s)
+    return (
+        f"of {toll.asked} requests {toll.excused} that {victim.name} had begun were lost, no others; "
+        f"up said so, and had {victim.name} in service again after {back_s:.0f} s"
+    )
+
+
+def _back(world: World, killed: int, killed_at_s: float) -> float:
+    """Until the engine that was killed runs again and takes requests. Returns how long that took."""
+    victim = world.replicas[0]
+    note = f"engine-{victim.name}"
+    said = [line for line in world.up.said().splitlines() if line.startswith(note) and "ended (" in line]
+    assert any("signal 9" in line and "starting it again" in line for line in said), said
+    until(lambda: victim.name in world.up.serving(), f"{victim.name} is in service again", START_S)
+    back_s = monotonic() - killed_at_s
+    assert world.up.engine(victim) != killed
+    until(lambda: _served_by(world) == victim.name, f"{victim.name} answers again")
+    return back_s
+
+
+def _served_by(world: World) -> str:
+    """Who answers a request of now."""
+    with client_of(world) as client:
+        asked = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1)
+    return asked.headers["x-penstock-replica"]

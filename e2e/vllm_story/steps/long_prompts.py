@@ -1,0 +1,126 @@
+"""A stream that wants every token soon, while long prompts arrive: Penstock's steps beside vLLM's own.
+
+One engine, one stream, prompts of 3,000 tokens at two thirds of what it can compute. vLLM is measured at its
+default budget of tokens a step and at smaller ones; its best is the one with the shortest gaps. The pool is
+asked through a router that knows one replica, so that it has the same load on one engine. Everybody is
+measured in turn, several times, and the median counts: what else this machine does hits all alike.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from statistics import fmean, median
+from time import perf_counter
+from typing import NamedTuple
+
+import aiohttp
+from unmodified.load import Planned, Seen, ask, session
+
+from vllm_story import pools
+from vllm_story.servers import MODEL, router_of
+from vllm_story.steps.beginning import document, p99_gap_s
+from vllm_story.world import World
+
+VERDICT = "x-penstock-verdict"
+ROUNDS, PROMPTS = 3, 5
+SPACING = 1.5
+"""Between two prompts, in times that a lone one takes."""
+LONE_S = 2.0
+STREAM_TOKENS, WARM_TOKENS = 3500, 20
+"""Most that it may bring, and how many it has brought before anything is measured."""
+LONGER = 1.5
+"""How much longer than promised, or than the same stream alone, the p99 gap may be: the client and all
+servers share this machine's cores."""
+SHORTER = 1.5
+"""How much shorter than with vLLM's default it has to be."""
+
+
+class Round(NamedTuple):
+    """Of one server: the stream's p99 gap, and the prompts' mean time to a first token."""
+
+    gap_s: float
+    ttft_s: float
+
+
+def gaps_of_a_stream(world: World) -> str:
+    """A stream keeps its pace while 3,000-token prompts arrive"""
+    log = world.file("router-of-one.log")
+    with router_of(world.replicas[:1], world.file("pool-best-effort.yaml"), log) as penstock:
+        urls: dict[str, str] = {"penstock": penstock}
+        urls |= {f"vllm {budget or 'default'}": url for budget, url in world.plain.items()}
+        rounds: dict[str, list[Round]] = {name: [] for name in urls}
+        alone: list[float] = []
+        for _ in range(ROUNDS):
+            alone.append(asyncio.run(_alone(penstock)))
+            for name, url in urls.items():
+                rounds[name].append(asyncio.run(_round(url, SPACING * world.prompt_s)))
+    world.plain_running.close()  # nobody needs them any more
+    return _judged(world, {name: _median(of) for name, of in rounds.items()}, median(alone))
+
+
+def _judged(world: World, found: dict[str, Round], alone_s: float) -> str:
+    world.figures["gaps"] = {name: of._asdict() for name, of in found.items()} | {"alone_s": alone_s}
+    ours, default = found["penstock"], found["vllm default"]
+    best_name = min((name for name in found if name != "penstock"), key=lambda name: found[name].gap_s)
+    best, promised_s = found[best_name], pools.gap_s(world)
+    said = (
+        f"p99 gap {_ms(ours.gap_s)} (promised {_ms(promised_s)}, alone {_ms(alone_s)}); "
+        f"{default.gap_s / ours.gap_s:.1f} times shorter than vLLM's default ({_ms(default.gap_s)}), "
+        f"{best.gap_s / ours.gap_s:.1f} times {best_name}'s, its best ({_ms(best.gap_s)}); "
+        f"prompts: {_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"
+    )
+    assert ours.gap_s <= LONGER * max(promised_s, alone_s), said
+    assert default.gap_s >= SHORTER * ours.gap_s, said
+    return said
+
+
+async def _alone(url: str) -> float:
+    """The stream's p99 gap where there is nothing else."""
+    async with _stream(url) as (_, seen, began_s):
+        await asyncio.sleep(LONE_S)
+        until_s = perf_counter() - began_s
+    return p99_gap_s([at_s for at_s in seen.times_s if at_s <= until_s])
+
+
+async def _round(url: str, spacing_s: float) -> Round:
+    """The stream's gaps from the first prompt's arrival to the last one's first token."""
+    async with _stream(url) as (http, seen, began_s):
+        from_s = perf_counter()
+
+        async def prompt(number: int) -> Seen:
+            due_s = from_s + number * spacing_s
+            await asyncio.sleep(due_s - perf_counter())
+            return await ask(http, url, MODEL, document(number), due_s)
+
+        prompts = await asyncio.gather(*map(prompt, range(PROMPTS)))
+        until_s = perf_counter()
+    assert all(one.status == 200 and one.times_s for one in prompts), [one.status for one in prompts]
+    meanwhile_s = [at_s for at_s in seen.times_s if from_s <= began_s + at_s <= until_s]
+    return Round(p99_gap_s(meanwhile_s), fmean(one.ttft_s for one in prompts))
+
+
+@asynccontextmanager
+async def _stream(url: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Seen, float]]:
+    """While it runs: a session for others, what is seen of it, and when it was sent."""
+    async with session() as http:
+        began_s, seen = perf_counter(), Seen("stream")
+        asked = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
+        stream = asyncio.create_task(ask(http, url, MODEL, asked, began_s, into=seen))
+        while len(seen.times_s) < WARM_TOKENS:
+            assert not stream.done(), f"the stream ended after {len(seen.times_s)} tokens: {seen.status}"
+            await asyncio.sleep(0.01)
+        assert seen.headers.get(VERDICT, "admitted") == "admitted", "the stream was not admitted"
+        try:
+            yield http, seen, began_s
+            assert not stream.done(), f"the stream ended too soon, after {len(seen.times_s)} tokens"
+        finally:
+            stream.cancel()
+            await asyncio.wait({stream})
+
+
+def _median(rounds: Sequence[Round]) -> Round:
+    return Round(median(one.gap_s for one in rounds), median(one.ttft_s for one in rounds))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
