@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.builtin_time_models import time_model
 from penstock_core.time_model import BatchWork
-from penstock_core.time_model_correction import MOST_MARGIN, Correction, corrected, expected, observe
+from penstock_core.time_model_correction import (
+    MOST_MARGIN,
+    REST_HALF_LIFE_S,
+    Correction,
+    corrected,
+    expected,
+    observe,
+    rested,
+)
 
 MODEL = time_model("llama-3-8b-a100")
 WORK = BatchWork(500, context_tokens=10_000)
@@ -107,3 +115,18 @@ def test_a_correction_keeps_what_the_model_was_scaled_by(
 ) -> None:
     twice = expected(MODEL, Correction(ratio=2.0))
     assert apply(twice, Correction(ratio=1.5)) == apply(MODEL, Correction(ratio=3.0))
+
+
+def test_a_bad_time_is_forgotten_while_the_engine_rests() -> None:
+    slow = Correction(ratio=4.0, margin=1.5, observed=100)
+    rested_once = rested(slow, REST_HALF_LIFE_S)
+    assert rested_once.ratio == pytest.approx(2.0)
+    assert rested_once.margin == pytest.approx(1.3)
+    assert rested(slow, 60 * REST_HALF_LIFE_S).ratio == pytest.approx(1.0)
+
+
+@given(ratio=st.floats(0.1, 10), first_s=st.floats(0, 100), second_s=st.floats(0, 100))
+def test_resting_twice_is_resting_longer(ratio: float, first_s: float, second_s: float) -> None:
+    correction = Correction(ratio=ratio)
+    twice = rested(rested(correction, first_s), second_s)
+    assert twice.ratio == pytest.approx(rested(correction, first_s + second_s).ratio)

@@ -3,11 +3,12 @@ from typing import Any
 import grpc
 import orjson
 import pytest
+from penstock_core.time_model import BatchWork
 from penstock_core.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, submit, until
+from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
 
 WHOLE = b'{ "choices": [{"text": "a b"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2} }'
 BODY = {"model": "m", "prompt": [1, 2, 3], "stream": True}
@@ -277,3 +278,22 @@ async def test_a_refusal_is_no_news_to_the_others(rig: Rig) -> None:
         await busy.submit(2)
         await until(lambda: idle.frames[-1].snapshot.waiting == 1)
         assert len(idle.frames) == 2
+
+
+async def test_what_a_bad_time_taught_gets_old_only_while_there_is_nothing_to_do(rig: Rig) -> None:
+    for _ in range(50):
+        rig.learned.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
+    async with rig.router() as router:
+        await router.submit(1)
+        await rig.engine.asked()
+        learned = rig.learned.model.scale
+        rig.replica.tick()
+        rig.replica.tick()
+        assert rig.learned.model.scale == learned
+
+        def rests() -> bool:
+            rig.replica.tick()
+            return rig.metric("time_model_scale") < learned
+
+        await router.cancel(1)
+        await until(rests)

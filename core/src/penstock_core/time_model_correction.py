@@ -13,7 +13,10 @@ quantile), and `corrected` plans with it. Noise averages out over the tokens of 
 judged by means has room to spare; one judged by single gaps is broken by the twentieth iteration that also
 uses its whole budget. The first iterations are planned with a margin of a tenth, about what a fit leaves.
 
-The state is a value: `observe` returns the next one.
+A correction is only ever corrected by iterations, and one learned while others used the machine may be so bad
+that it refuses everybody, so that there are none. So it ages while the engine rests (`rested`).
+
+The state is a value: `observe` and `rested` return the next one.
 """
 
 from dataclasses import dataclass, replace
@@ -39,6 +42,9 @@ STALL_ERRORS = 5.0
 
 LEAST_ERROR = 0.005
 """No engine is steadier than this, so an exact stretch does not turn the next iteration into a stall."""
+
+REST_HALF_LIFE_S = 10.0
+"""An engine that has rested for so long has half of its correction left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,13 @@ def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: 
         margin=_margin_after(correction.margin, error, relative),
         observed=correction.observed + 1,
     )
+
+
+def rested(correction: Correction, seconds: float) -> Correction:
+    """The correction after the engine has had nothing to do for so long: nearer to what one begins with."""
+    fresh, left = Correction(), 0.5 ** (seconds / REST_HALF_LIFE_S)
+    margin = fresh.margin + (correction.margin - fresh.margin) * left
+    return replace(correction, ratio=correction.ratio**left, margin=margin)
 
 
 def _margin_after(margin: float, error: float, relative: float) -> float:

@@ -7,7 +7,7 @@ from penstock_core.length_predictor import SURE_QUANTILE, LengthPredictor
 from penstock_core.prompt_length import PromptLength
 from penstock_core.request import Job, Request
 from penstock_core.time_model import BatchWork, TimeModel
-from penstock_core.time_model_correction import Correction, corrected, expected, observe
+from penstock_core.time_model_correction import Correction, corrected, expected, observe, rested
 
 from penstock_sidecar.client_body import ClientBody
 
@@ -29,10 +29,17 @@ class Learned:
     def step(self, work: BatchWork, seconds: float) -> float:
         """An iteration was measured. Returns how far it was from the mean prediction, as a share of it."""
         predicted_s = self._expected.seconds(work)
-        self._correction = observe(self._correction, self.fitted, work, seconds)
-        self.model = corrected(self.fitted, self._correction)
-        self._expected = expected(self.fitted, self._correction)
+        self._correct(observe(self._correction, self.fitted, work, seconds))
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
+
+    def rest(self, seconds: float) -> None:
+        """The engine has had nothing to do for so long."""
+        self._correct(rested(self._correction, seconds))
+
+    def _correct(self, correction: Correction) -> None:
+        self._correction = correction
+        self.model = corrected(self.fitted, correction)
+        self._expected = expected(self.fitted, correction)
 
     def prompt_tokens(self, body: ClientBody) -> int:
         """Tokens of a prompt: counted where it came as ids, else estimated."""

@@ -82,6 +82,7 @@ class Replica:
         self._engine, self._metrics, self.bounds = engine, metrics, bounds
         self._gate = gate
         self._now_s = monotonic  # the loop's own clock counts milliseconds and stands still within a turn
+        self._ticked_s = self._now_s()
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._newcomers = Newcomers(self._decide, bounds)
         self._accepted: dict[str, Carried] = {}
@@ -226,6 +227,7 @@ class Replica:
         """What time alone brings about; called every second or so."""
         now_s = self._now_s()
         self._metrics.telemetry_live.set(self._mirror.check(now_s))
+        self._rest(now_s)
         for carried in list(self._accepted.values()):
             silent = carried.state is State.STREAMING and now_s - carried.last_s > self.bounds.silence_s
             if silent and self._mirror.runs(carried.key):
@@ -234,6 +236,13 @@ class Replica:
         self._metrics.stands(self._standing(), len(self._accepted), self.engine_ready, self.draining)
         for session in self._sessions:
             session.outbox.nudge()
+
+    def _rest(self, now_s: float) -> None:
+        """With nothing to do there is nothing to learn from, and what was learned gets old."""
+        if not self._accepted:
+            self._learned.rest(now_s - self._ticked_s)
+            self._metrics.time_scale.set(self._learned.model.scale)
+        self._ticked_s = now_s
 
     def prompt_known(self, key: str, prompt_tokens: int) -> None:
         """The engine has revealed how long a request's prompt is."""
