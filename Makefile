@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
-  vllm-env test-vllm-real e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
+  vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator
 
 help: ## what there is to make
@@ -48,7 +48,7 @@ e2e-plugin-image: setup ## the plug-in's image beside real vLLM, on the CPU; nee
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 
-CONFTESTS := tests/kubernetes/conftest.py tests/vllm_plugin/conftest.py
+CONFTESTS := tests/kubernetes/conftest.py tests/vllm_plugin/conftest.py tests/vllm_serving/conftest.py
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
 	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) \
 	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py e2e/*/*.py e2e/*/*/*.py))
@@ -61,7 +61,8 @@ units: export GRPC_VERBOSITY := ERROR
 units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
 	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real --ignore=tests/vllm_plugin -n 2 --dist loadfile
+	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real --ignore=tests/vllm_plugin \
+	  --ignore=tests/vllm_serving -n 2 --dist loadfile
 
 cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null
@@ -73,6 +74,10 @@ test-vllm-real: vllm-env ## the policy vllm beside vLLM itself, and the plug-in 
 	@$(BIN)/pytest tests/vllm_real
 	@PENSTOCK_VLLM=0.32 $(BIN)/pytest tests/vllm_plugin
 	@PENSTOCK_VLLM=0.33 $(BIN)/pytest tests/vllm_plugin
+
+test-vllm-serving: setup ## real vLLM servers on the CPU with the plug-in inside: what vLLM can do it still does
+	@UV="$(call uv)" bench/vllm_environment serving
+	@$(BIN)/pytest tests/vllm_serving
 
 bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate and token budget
 	@$(BIN)/python bench/vllm_real.py
