@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test e2e e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
+.PHONY: help setup demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator
 
@@ -36,6 +36,10 @@ fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 
 e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, or KUBECONFIG
 	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep)
+
+e2e-vllm: setup ## a pool on real vLLM, on the CPU, beside vLLM's own scheduler; fetches 6.2 GB the first time
+	@UV="$(call uv)" bench/vllm_environment serving
+	@PYTHONPATH=e2e:bench $(BIN)/python -m vllm_story
 
 e2e-packages: # what `make e2e` needs of Debian
 	@apt-get update -qq
