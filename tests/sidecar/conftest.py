@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,7 @@ class Engine:
         self.exchanges: list[Exchange] = []
         self.script: Script | None = None
         self.healthy = True
+        self.card: dict[str, Any] = {"id": "m", "max_model_len": 4096}
         self.metrics_page: bytes | None = None
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -170,7 +172,7 @@ class Engine:
         return not writer.is_closing()
 
     async def _probed(self, exchange: Exchange) -> None:
-        body = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
+        body = json.dumps({"data": [self.card]}).encode()
         await exchange.begin(200 if self.healthy else 503, "application/json")
         await exchange.send(body)
         await exchange.end()

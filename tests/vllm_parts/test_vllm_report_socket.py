@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from penstock_core.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.report_socket import ReportSocket
+from penstock_vllm.report_socket import UNHEARD_S, ReportSocket
 from penstock_vllm.reports import Heartbeat, Measured, Reports, Standing
-from penstock_vllm.view import Memory
+from penstock_vllm.view import Bounds, Memory
 
 IDLE = Standing([], [], Memory(100, 100, 16), (), 0.0, None, 0)
 
@@ -105,3 +105,36 @@ def test_the_heartbeat_ends_when_it_is_told(path: Path) -> None:
     assert "penstock-heartbeat" in {thread.name for thread in threading.enumerate()}
     heartbeat.stop()
     assert "penstock-heartbeat" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("penstock_vllm.report_socket.time.monotonic", lambda: now_s)
+    ours = ReportSocket(path)
+    with caplog.at_level("WARNING", "vllm.penstock"):
+        ours.send(StepReport())
+        now_s = UNHEARD_S / 2
+        ours.send(StepReport())
+        assert caplog.messages == []  # a sidecar that starts again is back by then
+        now_s = UNHEARD_S
+        for _ in range(2):
+            ours.send(StepReport())
+        with closing(bound(path)):
+            for _ in range(2):
+                ours.send(StepReport())
+    missing, back = caplog.messages
+    assert missing.startswith(
+        f"penstock: nobody takes step reports at {path} (No such file or directory); is a"
+    )
+    assert back == f"penstock: step reports are taken again at {path}; 4 were lost"
+    ours.close()
+
+
+def test_the_engine_s_own_bounds_are_reported(path: Path, reader: socket.socket) -> None:
+    reports = Reports(ReportSocket(path), Bounds(batch_tokens=512, running=16, longest_tokens=1024))
+    reports.send(None, IDLE)
+    report = heard(reader)
+    assert (report.most_batch_tokens, report.most_running) == (512, 16)
+    reports.close()

@@ -104,5 +104,7 @@ def test_a_measured_model_that_is_none_is_said_and_waited_for(
 ) -> None:
     telemetry = tmp_path / "t.sock"
     Path(measured_model_file(str(telemetry))).write_text("{}")
-    assert AwaitedModel(telemetry).look(0.0) is None
-    assert "steps stay vLLM's own" in caplog.text
+    awaited = AwaitedModel(telemetry)
+    assert (awaited.look(0.0), awaited.look(LOOK_S)) == (None, None)
+    (said,) = caplog.messages
+    assert said.endswith("steps stay vLLM's own until it is right")

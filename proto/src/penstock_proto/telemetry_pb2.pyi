@@ -39,6 +39,8 @@ class StepReport(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_RUNNING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
@@ -70,6 +72,9 @@ class StepReport(_message.Message):
     """Memory."""
     kv_blocks_free: _builtins.int
     block_tokens: _builtins.int
+    most_batch_tokens: _builtins.int
+    """Bounds of an iteration, where the engine tells: a pool's own may be higher."""
+    most_running: _builtins.int
     running: _builtins.int
     """Requests, running first (those that hold KV), then waiting.
     how many of the rows below are running
@@ -124,6 +129,8 @@ class StepReport(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
+        most_batch_tokens: _builtins.int = ...,
+        most_running: _builtins.int = ...,
         drafting: Global___Drafting | None = ...,
         running: _builtins.int = ...,
         request_ids: _abc.Iterable[_builtins.str] | None = ...,
@@ -136,7 +143,7 @@ class StepReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,10 +8,10 @@ URLs), and it takes longer than the transport. Every way in which an engine can 
 
 import contextlib
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -83,12 +83,14 @@ class Probe:
 class EngineClient:
     """Connections to one engine.
 
+    served: the model that it has to serve; empty: whatever it does.
     takes_stream_options: whether it has not refused a body for `stream_options` that its client did not send.
     """
 
     takes_stream_options = True
 
-    def __init__(self, url: str, bounds: Bounds) -> None:
+    def __init__(self, url: str, bounds: Bounds, served: str = "") -> None:
+        self._served = served
         self._urls = {endpoint: httpx.URL(url.rstrip("/") + path) for endpoint, path in PATHS.items()}
         self._timeout = {"timeout": httpx.Timeout(None, connect=bounds.connect_s).as_dict()}
         self._answers = AiohttpTransport(
@@ -156,7 +158,10 @@ class EngineClient:
             models = await self._probes.get("/v1/models")
             if models.status_code != 200:
                 return Probe(ready=False, cause=f"/v1/models answers {models.status_code}")
-            return Probe(ready=True, max_model_len=_max_model_len(models))
+            cards = _cards(models)
+            if other := other_model(cards, self._served):
+                return Probe(ready=False, cause=other)
+            return Probe(ready=True, max_model_len=_max_model_len(cards))
         except httpx.TransportError as error:
             refused = _refused(error)
             return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
@@ -167,10 +172,29 @@ def _refused(error: httpx.TransportError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
 
 
-def _max_model_len(models: httpx.Response) -> int:
-    """vLLM's own field of a model's card; other engines do not tell."""
+def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
+    """What is wrong where vLLM serves other models than this one, and would answer 404; else empty.
+
+    Other engines are believed: some serve what they do not list, or list what they could load.
+    """
+    names = [str(card.get("id")) for card in cards if card.get("owned_by") == "vllm"]
+    if not served or not names or served in names:
+        return ""
+    return (
+        f'the engine serves "{", ".join(names)}", this pool "{served}": '
+        f"start it with --served-model-name {served}, or correct spec.model.name"
+    )
+
+
+def _cards(models: httpx.Response) -> list[Mapping[str, Any]]:
+    """What an engine says of its models; none where that is no answer."""
     try:
-        cards = models.json()["data"]
-        return max(int(card.get("max_model_len") or 0) for card in cards)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return 0
+        return [card for card in models.json()["data"] if isinstance(card, dict)]
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+def _max_model_len(cards: Sequence[Mapping[str, Any]]) -> int:
+    """vLLM's own field of a model's card; other engines do not tell."""
+    told = [card.get("max_model_len") for card in cards]
+    return max([length for length in told if isinstance(length, int)], default=0)

@@ -7,23 +7,31 @@ lines of its own: requests add up, and the fullest cache counts.
 import re
 from typing import NamedTuple
 
+from penstock_core.replica_view import KvCache
+
 RUNNING, WAITING = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
 KV_USED = b"vllm:kv_cache_usage_perc"
 
 MOST_BYTES = 4 << 20
 """A longer page is no page of an engine's."""
 
+_CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(rb'(\w+)="([^"]*)"')
 _LINE = re.compile(
     rb"^(" + b"|".join((RUNNING, WAITING, KV_USED)) + rb")(?:\{[^}\n]*\})? ([0-9.eE+-]+)\s*$", re.MULTILINE
 )
 
 
 class EngineLoad(NamedTuple):
-    """Requests that it runs and that wait in it, and the share of its KV cache in use."""
+    """Requests that it runs and that wait in it, and the share of its KV cache in use.
+
+    kv: that cache, empty; None where it does not tell.
+    """
 
     running: int
     waiting: int
     kv_used: float
+    kv: KvCache | None = None
 
 
 def load_of(page: bytes) -> EngineLoad | None:
@@ -37,4 +45,15 @@ def load_of(page: bytes) -> EngineLoad | None:
     if RUNNING not in values or WAITING not in values:
         return None
     used = max(values.get(KV_USED, [0.0]))
-    return EngineLoad(int(sum(values[RUNNING])), int(sum(values[WAITING])), min(max(used, 0.0), 1.0))
+    running, waiting = int(sum(values[RUNNING])), int(sum(values[WAITING]))
+    return EngineLoad(running, waiting, min(max(used, 0.0), 1.0), _cache_of(page))
+
+
+def _cache_of(page: bytes) -> KvCache | None:
+    """The cache that vLLM's start has settled, in a line of labels."""
+    line = _CACHE.search(page)
+    told = dict(_LABEL.findall(line[1])) if line else {}
+    blocks, block_tokens = told.get(b"num_gpu_blocks", b""), told.get(b"block_size", b"")
+    if not (blocks.isdigit() and block_tokens.isdigit() and int(block_tokens)):
+        return None
+    return KvCache(int(blocks), int(blocks), int(block_tokens))

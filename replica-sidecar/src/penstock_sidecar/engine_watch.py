@@ -43,6 +43,7 @@ class EngineWatch:
         self._asked = asyncio.Event()
         self._serves = False
         self._failed = 0
+        self._cause = ""
 
     def suspect(self) -> None:
         """A request has lost the engine: ask now."""
@@ -66,6 +67,9 @@ class EngineWatch:
         self._failed = 0 if probe.ready else self._failed + 1
         if self._serves and not probe.ready:
             log.warning("probe failed", cause=probe.cause, in_a_row=self._failed)
+        elif not probe.ready and probe.cause != self._cause:
+            log.info("waiting for the engine", cause=probe.cause)
+        self._cause = probe.cause
         if probe.ready and not self._serves:
             self._serves = True
             self._up(probe)

@@ -108,6 +108,7 @@ class HoldingMirror(ReplicaMirror):
         if load is None:
             self.seats, self._others = self.seats.relaxed(), Count(0, 0)
         else:
+            self._kv = load.kv or self._kv  # another one, where the engine was started anew
             self.seats = self.seats.told(load.running, load.waiting)
             blocks = ceil(load.kv_used * self._kv.total_blocks)
             self._others = Count(

@@ -56,6 +56,7 @@ class ReplicaMirror:
     """What this replica holds.
 
     kv: the cache as it is until the engine tells.
+    limits: the pool's; an engine that tells lower ones is planned with its own.
     longer: the length to plan with, for a job that outran its prediction.
     silence_s: working and unheard for so long, the engine's reports are not waited for any more.
     speculation: what the engine drafts, as it is until the engine tells; None where it does not.
@@ -70,7 +71,8 @@ class ReplicaMirror:
         silence_s: float = 2.0,
         speculation: Speculation | None = None,
     ) -> None:
-        self._kv, self._limits, self._longer, self._silence_s = kv, limits, longer, silence_s
+        self._kv, self._longer, self._silence_s = kv, longer, silence_s
+        self._allowed = self._limits = limits
         self._speculation = speculation
         self._accepted: dict[RequestId, Accepted] = {}
         self._reports = 0
@@ -149,6 +151,8 @@ class ReplicaMirror:
         self._busy_until_s = now_s + report.next_duration_s
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
+        if report.most_running:
+            self._limits = _within(self._allowed, report)
         if report.HasField("drafting"):
             self._speculation = speculation_of(report.drafting)
         rows = [self._row(row, now_s) for row in rows_of(report)]
@@ -256,6 +260,13 @@ class ReplicaMirror:
         drafts = self._speculation.max_tokens if self._speculation is not None else 0
         work = BatchWork(len(running) * (1 + drafts), context_tokens, spec_steps=drafts)
         return now_s + model.seconds(work)
+
+
+def _within(allowed: Limits, report: StepReport) -> Limits:
+    """What the pool allows and the engine can."""
+    return Limits(
+        min(allowed.batch_tokens, report.most_batch_tokens), min(allowed.running, report.most_running)
+    )
 
 
 def _moved(job: Job, row: Row, now_s: float) -> Job:

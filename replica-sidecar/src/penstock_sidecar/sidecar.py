@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     async with contextlib.AsyncExitStack() as stack:
         inspected = _inspected(options.metrics, registry, lambda: any(there.serves for there in standing))
         metrics_address = await stack.enter_async_context(inspected)
-        engine = await stack.enter_async_context(EngineClient(options.engine, bounds))
+        engine = await stack.enter_async_context(EngineClient(options.engine, bounds, pool.spec.model.name))
         facts = await facts_of(pool, options.engine, engine.probe, stop, _model_file(options))
         if facts is None:
             return
@@ -58,13 +58,18 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         gate = gate_of(serves, mirror, learned, bounds, metrics)
         replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds, gate=gate)
         standing.append(replica)
+        ticks = [replica.tick]
         if options.telemetry is not None:
-            reports = StepReports(mirror, learned, metrics, replica.prompt_known)
-            stack.callback(TelemetrySocket(options.telemetry, reports.receive).close)
+            reports = StepReports(mirror, learned, metrics, replica.prompt_known, str(options.telemetry))
+            telemetry = TelemetrySocket(options.telemetry, reports.receive)
+            stack.callback(telemetry.close)
+            ticks += [telemetry.renew, lambda: reports.look(replica.engine_ready)]
         identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
-        await stack.enter_async_context(_background(replica, engine, mirror, gate, bounds))
+        await stack.enter_async_context(
+            _background(replica, engine, mirror, gate, bounds=bounds, ticks=ticks)
+        )
         log.info(
             "ready",
             name=options.name,
@@ -146,9 +151,18 @@ async def _inspected(
 
 @contextlib.asynccontextmanager
 async def _background(
-    replica: Replica, engine: EngineClient, mirror: ReplicaMirror, gate: Gate | None, bounds: Bounds
+    replica: Replica,
+    engine: EngineClient,
+    mirror: ReplicaMirror,
+    gate: Gate | None,
+    *,
+    bounds: Bounds,
+    ticks: Sequence[Callable[[], None]],
 ) -> AsyncIterator[None]:
-    """What goes on beside the requests. Where it breaks, the sidecar ends."""
+    """What goes on beside the requests. Where it breaks, the sidecar ends.
+
+    ticks: called every second or so.
+    """
     watch = EngineWatch(
         engine.probe,
         replica.engine_up,
@@ -158,7 +172,7 @@ async def _background(
     )
     replica.engine_lost = watch.suspect
     async with asyncio.TaskGroup() as tasks:
-        going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(replica, bounds.snapshot_s))]
+        going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(ticks, bounds.snapshot_s))]
         if gate is not None:
             going_on.append(tasks.create_task(_asking_load(engine, gate, bounds.probe_s)))
         yield
@@ -172,7 +186,8 @@ async def _asking_load(engine: EngineClient, gate: Gate, every_s: float) -> None
         await asyncio.sleep(every_s)
 
 
-async def _ticking(replica: Replica, every_s: float) -> None:
+async def _ticking(ticks: Sequence[Callable[[], None]], every_s: float) -> None:
     while True:
-        replica.tick()
+        for tick in ticks:
+            tick()
         await asyncio.sleep(every_s)

@@ -14,10 +14,14 @@ from penstock_sidecar.telemetry import Continuity
 
 log = structlog.get_logger()
 
+SILENT_S = 30.0
+"""An engine that serves and has not reported for so long is worth a line."""
+
 
 class StepReports:
     """Feeds reports to what learns from them and to the mirror.
 
+    path: of the socket that they come by, for people.
     prompt_known: called with a request's key and its prompt's tokens, once the engine has revealed them.
     """
 
@@ -27,19 +31,43 @@ class StepReports:
         learned: Learned,
         metrics: Metrics,
         prompt_known: Callable[[str, int], None],
+        path: str = "",
     ) -> None:
+        self._path = path
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
         self._prompt_known = prompt_known
         self._now_s = monotonic
         self._continuity = Continuity()
+        self._heard_s, self._silent = monotonic(), False
 
     def receive(self, reports: Sequence[StepReport]) -> None:
         """Reports that came since the last time, oldest first. Each measures a step; the last is now."""
+        self._heard_s = self._now_s()
+        if self._silent:
+            self._silent = False
+            log.info("engine reports again")
         for report in reports:
             self._follow(report)
             self._measure(report)
         for key, prompt_tokens in self._mirror.apply(reports[-1], self._now_s()):
             self._prompt_known(key, prompt_tokens)
+
+    def look(self, engine_ready: bool) -> None:
+        """Say once that an engine serves and does not report. Called every second or so.
+
+        An idle engine reports too. One that computes a long step is late by that step.
+        """
+        now_s = self._now_s()
+        if not engine_ready:
+            self._heard_s = now_s
+        elif not self._silent and now_s - self._heard_s > SILENT_S:
+            self._silent = True
+            log.warning(
+                "engine does not report: planning by the tokens that pass; vLLM has to be started with "
+                "--scheduler-cls penstock_vllm.scheduler.PenstockScheduler and PENSTOCK_TELEMETRY",
+                telemetry=self._path,
+                silent_s=SILENT_S,
+            )
 
     def _follow(self, report: StepReport) -> None:
         known = self._continuity.instance
@@ -48,7 +76,14 @@ class StepReports:
         self._metrics.lost.inc(lost)
         if known and known != report.engine_instance:
             self._metrics.engine_restarts.inc()
-            log.warning("engine restarted", instance=report.engine_instance)
+            log.warning(
+                "engine restarted",
+                instance=report.engine_instance,
+                kv_tokens=report.kv_blocks_total * report.block_tokens,
+                block_tokens=report.block_tokens,
+                most_running=report.most_running or "not told",
+                most_batch_tokens=report.most_batch_tokens or "not told",
+            )
 
     def _measure(self, report: StepReport) -> None:
         self._metrics.acceptance.set(report.drafting.acceptance)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from google.protobuf.message import DecodeError
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.serving import StartError
@@ -26,6 +27,9 @@ BUFFER_BYTES = 4 << 20
 
 TOGETHER = 64
 """Most reports read before other work gets its turn."""
+
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -48,7 +52,8 @@ class TelemetrySocket:
     def __init__(self, path: Path, receive: Callable[[Sequence[StepReport]], None]) -> None:
         self._path, self._receive = path, receive
         self._buffer = bytearray(DATAGRAM_BYTES)
-        self._socket = _bind(path)
+        self._socket, self._said = _bind(path), ""
+        self._inode = path.stat().st_ino
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
 
@@ -56,7 +61,28 @@ class TelemetrySocket:
         """Stop receiving; the path is free again."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        if _is_at(self._path, self._inode):
+            self._path.unlink(missing_ok=True)
+
+    def renew(self) -> None:
+        """Bind again where the path has gone or is somebody else's: no engine could find it any more.
+
+        Where that fails it is said once, and those who found it before are still received.
+        """
+        if _is_at(self._path, self._inode):
+            return
+        try:
+            renewed = _bind(self._path)
+        except StartError as error:
+            if str(error) != self._said:
+                log.warning("telemetry socket lost", cause=str(error))
+            self._said = str(error)
+            return
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._socket, self._inode, self._said = renewed, self._path.stat().st_ino, ""
+        self._loop.add_reader(self._socket, self._read)
+        log.warning("telemetry socket was gone and is bound again", path=str(self._path))
 
     def _read(self) -> None:
         reports: list[StepReport] = []
@@ -84,6 +110,13 @@ def _bind(path: Path) -> socket.socket:
         cause = "taken" if error.errno == errno.EADDRINUSE else str(error.strerror or error).lower()
         raise StartError(f"cannot receive telemetry at {path}: {cause}") from None
     return receiver
+
+
+def _is_at(path: Path, inode: int) -> bool:
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _unlink_stale(path: Path) -> None:

@@ -23,7 +23,7 @@ class AwaitedModel:
 
     def __init__(self, telemetry: Path) -> None:
         self._path = Path(measured_model_file(str(telemetry)))
-        self._looked_s = float("-inf")
+        self._looked_s, self._said = float("-inf"), ""
 
     def look(self, now_s: float) -> TimeModel | None:
         """The model, once it is there."""
@@ -35,7 +35,9 @@ class AwaitedModel:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.error("penstock: %s: %s; steps stay vLLM's own", self._path, error)
+            if str(error) != self._said:
+                log.error("penstock: %s: %s; steps stay vLLM's own until it is right", self._path, error)
+            self._said = str(error)
             return None
         log.info("penstock: time model measured by the sidecar: %s", self._path)
         return model

@@ -10,7 +10,9 @@ the rows of those who came last to wait; its `waiting` still counts them all.
 """
 
 import errno
+import logging
 import socket
+import time
 from pathlib import Path
 
 from penstock_proto.telemetry import StepReport
@@ -19,6 +21,11 @@ SEND_BUFFER_BYTES = 4 << 20
 """Asked of the kernel, which grants at most net.core.wmem_max."""
 
 LONGEST_BYTES = 1 << 20
+
+UNHEARD_S = 30.0
+"""Nobody takes reports for so long: worth a line. A sidecar that starts again is sooner back."""
+
+log = logging.getLogger("vllm.penstock")
 
 
 class ReportSocket:
@@ -30,21 +37,46 @@ class ReportSocket:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._socket: socket.socket | None = None
+        self._failing_s: float | None = None
+        self._told = False
         self.lost = 0
 
     def send(self, report: StepReport) -> None:
         """Hand a report over, or drop it. Never blocks, never raises for want of a reader."""
         try:
             self._deliver(report)
-        except OSError:
+        except OSError as error:
             self.lost += 1
             self.close()
+            self._not_taken(error)
+        else:
+            if self._failing_s is not None:
+                self._taken()
 
     def close(self) -> None:
         """Let go of the socket; the next report opens it again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _not_taken(self, error: OSError) -> None:
+        now_s = time.monotonic()
+        if self._failing_s is None:
+            self._failing_s = now_s
+        if not self._told and now_s - self._failing_s >= UNHEARD_S:
+            self._told = True
+            log.warning(
+                "penstock: nobody takes step reports at %s (%s); is a sidecar running with --telemetry %s? "
+                "Until then steps go on as planned, and admission plans without reports",
+                self._path,
+                error.strerror or error,
+                self._path,
+            )
+
+    def _taken(self) -> None:
+        if self._told:
+            log.warning("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
+        self._failing_s, self._told = None, False
 
     def _deliver(self, report: StepReport) -> None:
         if self._socket is None:

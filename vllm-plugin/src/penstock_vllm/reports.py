@@ -20,7 +20,7 @@ from penstock_proto.telemetry import Drafting, StepReport
 from penstock_vllm.ledger import Held
 from penstock_vllm.report_socket import ReportSocket
 from penstock_vllm.under_way import UnderWay
-from penstock_vllm.view import Memory
+from penstock_vllm.view import Bounds, Memory
 
 HEARTBEAT_S = 1.0
 
@@ -54,8 +54,8 @@ class Standing(NamedTuple):
 class Reports:
     """Numbers reports and sends them. A new instance name tells the sidecar that the engine is a new one."""
 
-    def __init__(self, socket: ReportSocket) -> None:
-        self._socket = socket
+    def __init__(self, socket: ReportSocket, bounds: Bounds | None = None) -> None:
+        self._socket, self._bounds = socket, bounds
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
         self._quiet = True
@@ -69,6 +69,8 @@ class Reports:
     def send(self, ended: Measured | None, now: Standing) -> None:
         """Report a step boundary."""
         report = report_of(ended or NOTHING, now)
+        if self._bounds is not None:
+            report.most_batch_tokens, report.most_running = self._bounds[:2]
         with self._lock:
             report.sequence, report.engine_instance = self._last.sequence + 1, self._instance
             self._last, self._quiet = report, False

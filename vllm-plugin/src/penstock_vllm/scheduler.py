@@ -95,7 +95,9 @@ class Steering(Steered):
         rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter)
         self._steers = self._can_be_steered()
-        self._reports = None if settings.telemetry is None else Reports(ReportSocket(settings.telemetry))
+        self._reports = (
+            None if settings.telemetry is None else Reports(ReportSocket(settings.telemetry), self._bounds)
+        )
         self._heartbeat = None if self._reports is None else Heartbeat(self._reports)
         self._report(self.clock())
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
