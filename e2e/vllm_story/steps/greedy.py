@@ -72,14 +72,14 @@ async def _try(url: str, found: list[Reference]) -> int:
         for tried in range(1, TRIED + 1):
             prompt = "".join(random.choices(ascii_lowercase, k=PROMPT_TOKENS))
             choice = await _whole(http, url, prompt)
-            if _clear(choice):
+            if clear(choice):
                 found.append(Reference(prompt, tuple(choice["token_ids"])))
             if len(found) == WANTED:
                 return tried
     return TRIED
 
 
-def _clear(choice: dict[str, Any]) -> bool:
+def clear(choice: dict[str, Any]) -> bool:
     """Whether every token was clearly the best."""
     tops = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
     return all(len(top) > 1 and top[0] - top[1] >= MARGIN for top in tops)

@@ -78,7 +78,7 @@ def _off(world: World) -> tuple[float, float]:
 
 def _said(world: World, seen: Sequence[Seen], off: float, backup: str) -> str:
     """Who was admitted, who of them only by the second replica, and whether they got what was promised."""
-    bound = min(max(1 - 2 * off, LEAST_KEPT), MOST_KEPT)
+    bound = bound_of(off)
     admitted = [one for one in seen if verdict(one) == "admitted"]
     walked = [one for one in admitted if one.headers["x-penstock-hops"] != "1"]
     kept = [one for one in admitted if met(one, world.targets)]
@@ -97,6 +97,11 @@ def _said(world: World, seen: Sequence[Seen], off: float, backup: str) -> str:
     assert walked, f"nobody was taken by the next replica: {said}"
     assert share >= bound, said
     return said
+
+
+def bound_of(off: float) -> float:
+    """Which share of the admitted has to keep all targets where iterations were so far off the time model."""
+    return min(max(1 - 2 * off, LEAST_KEPT), MOST_KEPT)
 
 
 def _as_counted(seen: Sequence[Seen], counted: Counter[str]) -> None:

@@ -1,0 +1,58 @@
+"""What the story on real vLLM takes for granted: whose answers are compared, how verdicts are counted."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from unmodified.load import Seen
+from vllm_story.__main__ import STORY
+from vllm_story.runner import title_of
+from vllm_story.steps.beginning import p99_gap_s
+from vllm_story.steps.greedy import MARGIN, clear
+from vllm_story.steps.overload import bound_of, verdict
+
+
+def choice(*seconds_best: float) -> dict[str, Any]:
+    """An answer whose tokens' second best are so far behind."""
+    return {"logprobs": {"top_logprobs": [{"a": -1.0, "b": -1.0 - behind} for behind in seconds_best]}}
+
+
+def test_each_step_says_what_it_shows_in_a_line() -> None:
+    assert all(title_of(step).strip() and "\n" not in title_of(step) for step in STORY)
+
+
+def test_an_answer_with_a_near_tie_is_not_compared() -> None:
+    assert clear(choice(2 * MARGIN, 1.0))
+    assert not clear(choice(1.0, MARGIN / 2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "counted"),
+    [
+        (200, {"x-penstock-verdict": "admitted"}, "admitted"),
+        (200, {"x-penstock-verdict": "best-effort"}, "best-effort"),
+        (429, {}, "rejected"),
+        (0, {}, "none"),
+    ],
+)
+def test_a_verdict_is_called_as_the_router_counts_it(
+    status: int, headers: dict[str, str], counted: str
+) -> None:
+    assert verdict(Seen("chat", status, headers)) == counted
+
+
+@pytest.mark.parametrize(("off", "bound"), [(0.0, 0.9), (0.05, 0.9), (0.2, 0.6), (0.9, 0.3)])
+def test_the_less_predictable_the_machine_the_fewer_promises_have_to_be_kept(
+    off: float, bound: float
+) -> None:
+    assert bound_of(off) == pytest.approx(bound)
+
+
+def test_the_longest_gaps_are_seen() -> None:
+    assert p99_gap_s([0.0, 0.01, 0.02, 1.02]) > 0.9
+    with pytest.raises(AssertionError, match="only 1 gaps"):
+        p99_gap_s([0.0, 1.0])
