@@ -39,8 +39,9 @@ def best_plain(found: Sequence[Found], scenario: str) -> Found | None:
 def line(one: Found) -> str:
     low_rps, high_rps = one.bracket
     at = one.trials.get(low_rps)
-    cells = [one.scenario, one.way.name, f"{low_rps:g}" if low_rps else "–"]
-    cells.append((f"{high_rps:g}" if high_rps else "–") + ("" if one.finished else ", time was up"))
+    missed = f"{high_rps:g}" if high_rps else "–"
+    cells = [one.scenario, one.way.name, f"{low_rps:g}" if low_rps else f"below {missed}"]
+    cells.append(missed + ("" if one.finished else ", time was up"))
     cells += ["–", "–", "–"] if at is None else [f"{100 * at['attainment']:.1f}", *worst(at)]
     return f"| {' | '.join(cells)} |"
 

@@ -123,6 +123,7 @@ def test_the_page_compares_with_the_best_of_vllm() -> None:
     found = [
         Found("coder", Way(8192), Bracket(4.0, 4.2), True, {4.0: report(0.93)}),
         Found("coder", Way(512), Bracket(5.0, 5.2), True, {5.0: report(0.92)}),
+        Found("coder", Way(2048), Bracket(0.0, 5.25), True, {}),
         Found("coder", Way(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95)}),
     ]
     best = best_plain(found, "coder")
@@ -131,9 +132,10 @@ def test_the_page_compares_with_the_best_of_vllm() -> None:
     page = as_page("# Head", SCENARIOS["coder"].tiers, found)
     assert "coder: Penstock, slos-serve carries 2.00 times vLLM, 512 tokens a step." in page
     assert "| coder | Penstock, slos-serve | 10 | –, time was up | 95.0 | 400 | 60 |" in page
+    assert "| coder | vLLM, 2048 tokens a step | below 5.25 | 5.25 | – | – | – |" in page
     rows = as_json({"model": "m"}, found)["capacities"]
-    assert [row["capacity_rps"] for row in rows] == [4.0, 5.0, 10.0]
-    assert rows[2]["trials"] == [{"rate_rps": 10.0, **report(0.95)}]
+    assert [row["capacity_rps"] for row in rows] == [4.0, 5.0, 0.0, 10.0]
+    assert rows[3]["trials"] == [{"rate_rps": 10.0, **report(0.95)}]
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(
