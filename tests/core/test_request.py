@@ -1,10 +1,13 @@
 """A job's life inside a replica: progress, due times, preemption."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from penstock_core.request import (
     Job,
     Request,
     advance,
+    after_each,
     new_job,
     preempted,
     promoted,
@@ -82,3 +85,22 @@ def test_where_answers_have_no_pace_of_their_own_thinking_changes_nothing() -> N
 def test_a_promoted_job_is_best_effort_no_more() -> None:
     job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=True)
     assert not promoted(job).best_effort
+
+
+PACED = st.builds(Targets, st.none() | st.just(1.0), st.none() | st.just(0.1), judge=st.sampled_from(Judge))
+
+
+@given(st.lists(st.tuples(PACED, st.integers(0, 30)), max_size=5), st.lists(st.floats(0.01, 1), min_size=1))
+def test_many_at_once_are_each_step_by_step(kinds: list[tuple[Targets, int]], took_s: list[float]) -> None:
+    jobs, now_s, ends_s = [], 10.0, list[float]()
+    for targets, tokens in kinds:
+        job = advance(chat(targets=targets), 99, 0, now_s)
+        for step in range(tokens):
+            job = advance(job, 1, 1, 8.0 + step / 20)
+        jobs.append(job)
+    together = jobs
+    for seconds in took_s:
+        now_s += seconds
+        ends_s.append(now_s)
+        jobs = [advance(job, 1, 1, now_s) for job in jobs]
+    assert after_each(together, ends_s) == jobs

@@ -49,7 +49,7 @@ def form_batch(view: ReplicaView, protected: Job | None = None) -> Step:
     """The largest batch that makes no token of an accepted job late. `protected` counts as accepted."""
     work = _sorted(view, protected)
     if not work.prefills and not work.surplus:
-        alone = _decodes_alone(view, work.decodes)
+        alone = _decodes_alone(view, work.decodes, all_promised=protected is None)
         if alone is not None:
             return alone
     batch = OpenBatch(view)
@@ -64,8 +64,11 @@ def form_batch(view: ReplicaView, protected: Job | None = None) -> Step:
     return batch.step()
 
 
-def _decodes_alone(view: ReplicaView, decodes: Sequence[Job]) -> Step | None:
-    """The batch of nothing but decodes, where there is room for all of them and nobody is in a hurry."""
+def _decodes_alone(view: ReplicaView, decodes: Sequence[Job], *, all_promised: bool) -> Step | None:
+    """The batch of nothing but decodes, where there is room for all of them and nobody is in a hurry.
+
+    all_promised: nobody is best effort, whose turn comes and goes with time.
+    """
     batch = OpenBatch(view)
     if not _all_fit(batch, decodes):
         return None
@@ -73,7 +76,7 @@ def _decodes_alone(view: ReplicaView, decodes: Sequence[Job]) -> Step | None:
     drafting = fastest(view.speculation, view.model, decodes)
     if drafting:
         _draft(batch, decodes, drafting, inf)
-    step = batch.step()
+    step = batch.standing_step() if all_promised else batch.step()
     in_time = step.duration_s <= min([job.due_s for job in decodes], default=inf) - view.now_s
     return step if in_time or not drafting else None
 

@@ -132,6 +132,20 @@ class OpenBatch:
                 return True
         return False
 
+    def standing_step(self) -> Step:
+        """The finished batch of those who run everybody that does wherever tokens and blocks suffice for all.
+
+        Where that is one token each, and nobody waits, no time and no progress changes it: it stands.
+        """
+        count, view = len(self.tokens), self.view
+        one_each = count == len(view.running) == self.work.tokens and not self.work.prefill_work
+        stands = one_each and not view.waiting and view.speculation is None
+        return self._step(count if stands else None)
+
     def step(self) -> Step:
         """The finished batch."""
-        return Step(self.tokens, tuple(self.preempted), self.drafts, self.view.model.seconds(self.work))
+        return self._step(None)
+
+    def _step(self, stands_blocks: int | None) -> Step:
+        seconds = self.view.model.seconds(self.work)
+        return Step(self.tokens, tuple(self.preempted), self.drafts, seconds, stands_blocks=stands_blocks)

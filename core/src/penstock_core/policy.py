@@ -25,6 +25,9 @@ class Step:
     drafts: job id -> tokens drafted and verified beside its one, for decodes that speculate.
     promote: best-effort jobs that are admitted from here on, because their SLOs can be kept after all.
     duration_s: predicted by the view's time model.
+    stands_blocks: the same step is right again, and nothing is lost by not asking for it, as long as the jobs
+        of its view are there and no others, every step since has brought one token of each, and so many
+        blocks are free. None: ask for every step.
     """
 
     tokens: Mapping[RequestId, int] = field(default_factory=dict)
@@ -32,6 +35,7 @@ class Step:
     drafts: Mapping[RequestId, int] = field(default_factory=dict)
     duration_s: float = 0.0
     promote: tuple[RequestId, ...] = ()
+    stands_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ plain decode has exactly one token pending, the last one generated. A preempted 
 tokens and has nothing computed, so resuming it is one prefill over prompt and generated [SLOs-Serve, §4.1].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from penstock_core.slo import (
     Judge,
     Targets,
     anchor_after,
+    anchor_after_each,
     first_token_due_s,
     next_token_due_s,
     pace_s,
@@ -107,6 +109,33 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
     return Job(
         request,
         computed + computed_tokens,
+        generated,
+        output if output > generated else generated + 1,
+        next_token_due_s(anchor, generated, pace_s),
+        pace_s,
+        anchor,
+        best_effort,
+        sure,
+    )
+
+
+def after_each(jobs: Sequence[Job], ends_s: Sequence[float]) -> list[Job]:
+    """The jobs after iterations that ended at these times and brought out one token of every one of them.
+
+    What `advance` comes to, called for each job and each iteration, at the cost of one.
+    """
+    return [_after(job, ends_s) for job in jobs]
+
+
+def _after(job: Job, ends_s: Sequence[float]) -> Job:
+    request, computed, generated, output, _, pace_s, anchor, best_effort, sure = job
+    steps, judge = len(ends_s), request.targets.judge
+    generated += steps
+    if anchor is None or judge is not Judge.MEAN:
+        anchor = anchor_after_each(judge, anchor, generated, ends_s)
+    return Job(
+        request,
+        computed + steps,
         generated,
         output if output > generated else generated + 1,
         next_token_due_s(anchor, generated, pace_s),

@@ -13,6 +13,7 @@ How the pace is judged decides where those deadlines are anchored: `mean` at the
 start of every ten tokens, `max` at the token before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -102,6 +103,22 @@ def anchor_after(judge: Judge, anchor: Anchor | None, generated_tokens: int, now
     windows = (generated_tokens - anchor.tokens) // WINDOW_TOKENS
     if judge is Judge.WINDOW and windows:  # tokens past the window's last came out with it: they are ahead
         return Anchor(now_s, anchor.tokens + windows * WINDOW_TOKENS)
+    return anchor
+
+
+def anchor_after_each(
+    judge: Judge, anchor: Anchor | None, generated_tokens: int, ends_s: Sequence[float]
+) -> Anchor:
+    """The anchor once a token has come out at each of these times, the last number `generated_tokens`."""
+    before_tokens = generated_tokens - len(ends_s)
+    if judge is Judge.MAX:
+        return Anchor(ends_s[-1], generated_tokens)
+    if anchor is None:
+        anchor = Anchor(ends_s[0], before_tokens + 1)
+    if judge is Judge.WINDOW:
+        tokens = anchor.tokens + (generated_tokens - anchor.tokens) // WINDOW_TOKENS * WINDOW_TOKENS
+        if tokens > max(before_tokens, anchor.tokens):
+            return Anchor(ends_s[tokens - before_tokens - 1], tokens)
     return anchor
 
 

@@ -43,7 +43,7 @@ class Fcfs:
         if not view.running and not waiting:
             waiting = next_batch(view)
             memory = frozenset([job.request.id for job in waiting])
-        return prompts_or_decodes(view, waiting).step(), memory
+        return prompts_or_decodes(view, waiting).standing_step(), memory
 
 
 def next_batch(view: ReplicaView) -> list[Job]:

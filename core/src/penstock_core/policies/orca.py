@@ -44,7 +44,7 @@ class Orca:
         batch = OpenBatch(replace(view, limits=limits))
         run_on(batch, view.running)
         start(batch, _reserved(view), whole=True)
-        return batch.step(), None
+        return batch.standing_step(), None
 
 
 def _reserved(view: ReplicaView) -> Iterator[Job]:

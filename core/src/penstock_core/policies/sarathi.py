@@ -41,4 +41,4 @@ class Sarathi:
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:
             start(batch, view.waiting)
-        return batch.step(), None
+        return batch.standing_step(), None

@@ -43,7 +43,7 @@ class Sjf:
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:
             start(batch, shortest_first(view.waiting, view.model))
-        return batch.step(), None
+        return batch.standing_step(), None
 
 
 def shortest_first(jobs: Sequence[Job], model: TimeModel) -> Iterator[Job]:

@@ -40,4 +40,4 @@ class Vllm:
         run_on(batch, view.running)
         if not batch.preempted:
             start(batch, view.waiting)
-        return batch.step(), None
+        return batch.standing_step(), None

@@ -37,4 +37,4 @@ class VllmLegacy:
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Prompts if any can go on or start, else decodes."""
         spare_blocks = int(WATERMARK * view.kv.total_blocks) if view.running else 0
-        return prompts_or_decodes(view, view.waiting, spare_blocks).step(), None
+        return prompts_or_decodes(view, view.waiting, spare_blocks).standing_step(), None
