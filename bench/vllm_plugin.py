@@ -3,21 +3,24 @@
     make vllm-env
     .venv/bin/python bench/vllm_plugin.py [--running 200] [--steps 2000] [--policies slos-serve,sola]
 
-A real vLLM scheduler in virtual time: so many requests decode, with arrivals or without, and no model runs.
+Real vLLM schedulers in virtual time: so many requests decode, with arrivals or without, and no model runs.
 Measured is the thread's own time in `schedule` and `update_from_output`, with the plug-in and without; the
-difference of the two is the overhead, also given as a share of a step of 30 ms. Reports go to a socket that
-somebody reads.
+difference of the two is the overhead, its mean also as a share of a step of 30 ms. Each has a process of its
+own, as an engine has: two kinds of scheduler in one would spoil what Python remembers of either. They take
+turns step by step, so what else the machine does is in both alike. Reports go to a process that reads them.
 """
 
 import argparse
 import gc
+import multiprocessing
+import os
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import fmean, quantiles
 from time import thread_time
@@ -25,8 +28,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "vllm_plugin"))
 
+from virtual import vllm_at
 from virtual.engine import Engine, Kind
 
+PROCESSES = multiprocessing.get_context("fork")  # what has been imported is there
 STEP_MS = 30.0
 FIELDS = {"penstock_tier": "chat", "penstock_ttft_s": 1.0, "penstock_tpot_s": 0.05, "penstock_best_effort": 0}
 
@@ -49,23 +54,18 @@ def reader(path: Path) -> Iterator[None]:
     """Somebody who reads reports, as a sidecar does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
-        receiver.settimeout(0.2)
-        stop = threading.Event()
+        process = PROCESSES.Process(target=read, args=(receiver,), daemon=True)
+        process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
 
-        def read() -> None:
-            while not stop.is_set():
-                try:
-                    receiver.recv(1 << 20)
-                except TimeoutError:
-                    continue
 
-        thread = threading.Thread(target=read)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+def read(receiver: socket.socket) -> None:
+    while True:
+        receiver.recv(1 << 20)
 
 
 class Timed:
@@ -91,26 +91,47 @@ class Timed:
         return seconds
 
 
-def steps(kind: Kind, running: int, count: int, every: int) -> list[float]:
-    """Seconds of scheduling in each step. every: steps from one prompt to the next; 0 for none."""
+def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
+    """An engine in which so many requests decode: makes a step at every turn, and says what it took."""
     engine = Engine(kind)
     for number in range(running):
         engine.add(f"r{number}", 200, 10**6, fields={**FIELDS, "penstock_id": f"p{number}"})
     while sum(request.num_output_tokens > 0 for request in engine.scheduler.running) < running:
         engine.step()
-    timed, seconds = Timed(engine.scheduler), []
+    timed = Timed(engine.scheduler)
     gc.collect()
     gc.disable()
-    for step in range(count):
+    for step in iter(turns.recv, None):
         if every and step % every == 0:
-            name = f"more{step}"
-            engine.add(name, 800, 2, fields={**FIELDS, "penstock_id": name})
+            engine.add(f"more{step}", 800, 2, fields={**FIELDS, "penstock_id": f"more{step}"})
         engine.step()
-        seconds.append(timed.taken())
-    gc.enable()
-    if kind.steered and engine.scheduler.planning.failures:
-        raise SystemExit(f"the policy failed: {engine.scheduler.planning.failures}")
-    return seconds
+        turns.send(timed.taken())
+    turns.send(engine.scheduler.planning.faults if kind.steered else {})
+
+
+def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[float], list[float]]:
+    """Seconds of scheduling in each step, without the plug-in and with it.
+
+    every: steps from one prompt to the next; 0 for none.
+    """
+    lines, engines = [], []
+    for steered in (False, True):
+        ours, theirs = PROCESSES.Pipe()
+        given = (theirs, replace(kind, steered=steered), running, every)
+        engines.append(PROCESSES.Process(target=serve, args=given, daemon=True))
+        engines[-1].start()
+        lines.append(ours)
+    took: tuple[list[float], list[float]] = ([], [])
+    for step in range(count):
+        for at in (0, 1) if step % 2 else (1, 0):
+            lines[at].send(step)
+            took[at].append(lines[at].recv())
+    for line, engine in zip(lines, engines, strict=True):
+        line.send(None)
+        if faults := line.recv():
+            raise SystemExit(f"the policy failed: {faults}")
+        engine.join()
+    return took
 
 
 def main() -> None:
@@ -120,8 +141,11 @@ def main() -> None:
     parser.add_argument("--policies", default="slos-serve,sola,vllm")
     parser.add_argument("--drafts", type=int, default=3, help="of the cases that draft")
     options = parser.parse_args()
+    vllm_at.load()
+    load = ", ".join(f"{one:.0f}" for one in os.getloadavg())
     print(f"{options.running} requests decode; ms a step, mean / p50 / p99 of {options.steps} steps")
-    print("| policy | engine | vLLM's own | with the plug-in | overhead, mean | of a 30 ms step |")
+    print(f"{os.cpu_count()} cores; load average of the machine {load}")
+    print("| policy | engine | vLLM's own | with the plug-in | overhead | its mean, of a 30 ms step |")
     print("|---|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder, reader(Path(folder) / "reports.sock"):
         for policy in options.policies.split(","):
@@ -135,12 +159,11 @@ def main() -> None:
                     ahead=ahead,
                     more={"telemetry": f"{folder}/reports.sock"},
                 )
-                own = took(steps(replace(kind, steered=False), options.running, options.steps, every))
-                ours = took(steps(kind, options.running, options.steps, every))
-                more = ours.mean - own.mean
+                own, ours = both(kind, options.running, options.steps, every)
+                more = took([b - a for a, b in zip(own, ours, strict=True)])
                 print(
-                    f"| {policy} | {what} | {shown(own)} | {shown(ours)} | {more:.3f} "
-                    f"| {100 * more / STEP_MS:.2f} % |",
+                    f"| {policy} | {what} | {shown(took(own))} | {shown(took(ours))} | {shown(more)} "
+                    f"| {100 * more.mean / STEP_MS:.2f} % |",
                     flush=True,
                 )
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from penstock_core.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
-from penstock_proto.telemetry_pb2 import Drafting, StepReport
+from penstock_proto.telemetry_pb2 import Drafting, PolicyFaults, StepReport
 from penstock_runtime.serving import StartError
 from penstock_sidecar.client_body import ClientBody, read_body
+from penstock_sidecar.policy_faults import KINDS
 from penstock_sidecar.telemetry import Continuity, TelemetrySocket
 
 from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, until
@@ -127,6 +128,54 @@ async def test_loss_and_restart_are_counted(rig: Rig) -> None:
     rig.reports.receive([report(1, "second"), report(2, "second")])
     assert rig.metric("telemetry_lost_total") == 3
     assert rig.metric("engine_restarts_total") == 1
+
+
+async def test_a_report_may_go_on_from_an_earlier_one(rig: Rig) -> None:
+    rows: dict[str, Any] = {"running": 1, "waiting": 1, "kv_blocks_total": 500, "block_tokens": 16}
+    rig.reports.receive(
+        [
+            report(
+                1,
+                request_ids=["x", "y"],
+                computed_tokens=[10, 0],
+                generated_tokens=[3, 0],
+                best_effort=[True, False],
+                **rows,
+            ),
+            report(2, since=1, further_tokens=1, kv_blocks_free=300, **rows),
+            report(3, since=1, further_tokens=2, kv_blocks_free=200, **rows),
+        ]
+    )
+    view = rig.mirror.view(0.0, rig.learned.model)
+    (running,), (waiting,) = view.running, view.waiting
+    assert (running.request.id, running.computed_tokens, running.generated_tokens) == ("x", 12, 5)
+    assert running.best_effort
+    assert (waiting.request.id, waiting.computed_tokens) == ("y", 0)
+    assert view.kv.free_blocks == 200
+    assert rig.metric("telemetry_lost_total") == 0
+
+
+@pytest.mark.parametrize(
+    "named", [report(3, since=2), report(2, "second", since=1)], ids=["lost", "another's"]
+)
+async def test_one_that_goes_on_from_what_never_came_leaves_the_picture(rig: Rig, named: StepReport) -> None:
+    rig.reports.receive([held("x", 10, 3)])
+    before = rig.metric("telemetry_lost_total")
+    rig.reports.receive([named])
+    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    assert (job.request.id, job.computed_tokens) == ("x", 10)
+    assert rig.metric("telemetry_lost_total") > before
+    rig.reports.receive([held("x", 14, 7, 4)])
+    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    assert job.computed_tokens == 14
+
+
+async def test_faults_of_the_policy_are_counted_by_kind_over_restarts(rig: Rig) -> None:
+    rig.reports.receive([report(1), report(2, policy_faults=PolicyFaults(raised=3, too_slow=1))])
+    rig.reports.receive([report(3, policy_faults=PolicyFaults(raised=5, too_slow=1))])
+    rig.reports.receive([report(1, "second"), report(2, "second", policy_faults=PolicyFaults(raised=2))])
+    counted = {kind: rig.metric("policy_faults_total", fault=kind) for kind in KINDS}
+    assert counted == {"raised": 7, "impossible": 0, "too_slow": 1}
 
 
 async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, router: Router) -> None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
@@ -15,6 +16,7 @@ from penstock_core.slo import Targets
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import Term, TimeModel
 from penstock_core.verdict import Verdict
+from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.serving import listen, serving
 from penstock_simulator.belief import Belief
 from penstock_simulator.completions import Completions
@@ -26,7 +28,6 @@ from penstock_simulator.metrics import EngineMetrics
 from penstock_simulator.planning import Planning
 from penstock_simulator.report import StateReports
 from penstock_simulator.step_loop import StepLoop
-from penstock_simulator.telemetry import ReportSocket
 from penstock_simulator.truth import ExactTruth
 
 MODEL = TimeModel("quick", (Term(1e-6, 0.001),))
@@ -108,7 +109,7 @@ def real_time() -> Callable[..., object]:
         *,
         kv_tokens: int = 16000,
         policy: Policy[None] | None = None,
-        report_to: object = None,
+        report_to: Path | None = None,
         step_s: float = 0.001,
         drain_s: float = 0.0,
         speculation: Speculation | None = None,
@@ -123,7 +124,7 @@ def real_time() -> Callable[..., object]:
             belief=Belief(model),
             drafting=Drafting(speculation),
             truth=ExactTruth(model),
-            reports=StateReports(ReportSocket(report_to)),  # type: ignore[arg-type]
+            reports=StateReports(ReportSocket(report_to, print) if report_to else None),
             metrics=metrics,
         )
         api = EngineApi(

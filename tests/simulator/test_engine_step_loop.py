@@ -15,11 +15,11 @@ from penstock_core.replica_view import Limits, ReplicaView
 from penstock_core.request import Job
 from penstock_core.speculation import Speculation
 from penstock_core.verdict import Verdict
+from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Iteration
 from penstock_simulator.report import StateReports
-from penstock_simulator.telemetry import ReportSocket
 
 from tests.simulator.conftest import Eager
 
@@ -184,7 +184,7 @@ def crowd(job: Make, count: int) -> EngineState:
 
 def test_a_thousand_requests_fit_a_report(job: Make, tmp_path: Path) -> None:
     with bind(tmp_path / "t.sock") as receiver:
-        sender = ReportSocket(tmp_path / "t.sock")
+        sender = ReportSocket(tmp_path / "t.sock", print)
         StateReports(sender).send(crowd(job, 1000), None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 20))
         sender.close()
@@ -196,7 +196,7 @@ def test_a_report_says_what_is_being_prefilled(job: Make, tmp_path: Path) -> Non
     second = state.waiting[1].request.id
     started = state.start(Step({second: 7}))
     with bind(tmp_path / "t.sock") as receiver:
-        sender = ReportSocket(tmp_path / "t.sock")
+        sender = ReportSocket(tmp_path / "t.sock", print)
         StateReports(sender).send(state, None, started, 0.02)
         report = StepReport.FromString(receiver.recv(1 << 20))
         sender.close()
@@ -209,7 +209,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
     first = state.waiting[0].request.id
     state.apply(Step({first: 10}), 0.0)
     with bind(tmp_path / "t.sock") as receiver:
-        sender = ReportSocket(tmp_path / "t.sock")
+        sender = ReportSocket(tmp_path / "t.sock", print)
         StateReports(sender).send(state, None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 24))
         sender.close()
@@ -221,7 +221,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
 def test_a_reader_that_is_behind_costs_reports_and_no_time(job: Make, tmp_path: Path) -> None:
     state = crowd(job, 10)
     with bind(tmp_path / "t.sock"):
-        sender = ReportSocket(tmp_path / "t.sock")
+        sender = ReportSocket(tmp_path / "t.sock", print)
         reports = StateReports(sender)
         for _ in range(5000):
             reports.send(state, None, Iteration(), 0.0)

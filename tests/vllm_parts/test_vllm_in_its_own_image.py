@@ -30,7 +30,7 @@ def test_the_plug_in_imports_nothing_that_vllm_does_not_bring() -> None:
 def test_it_uses_no_generated_code() -> None:
     said = run("""
 import sys
-from penstock_vllm import report_socket, reports
+from penstock_vllm import reports
 print(*[name for name in sys.modules if "_pb2" in name and name.startswith("penstock")])
 """)
     assert said == ""
@@ -41,7 +41,7 @@ def test_it_reports_with_any_protobuf_that_vllm_admits(release: tuple[int, int, 
     said = run(f"""
 from google.protobuf import descriptor_pb2, runtime_version
 runtime_version.MAJOR, runtime_version.MINOR, runtime_version.PATCH = {release}
-from penstock_vllm import report_socket, reports
+from penstock_vllm import reports
 from penstock_proto.telemetry import Drafting, StepReport
 report = StepReport(request_ids=["a"], drafting=Drafting(max_tokens=3, by_tier={{"chat": 0.5}}))
 print(report.SerializeToString().hex())

@@ -1,5 +1,6 @@
 """Whatever comes, goes or fails: every request ends, every block is free again, and both ledgers agree."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -8,23 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from penstock_core.policies import POLICIES
 from penstock_core.policy import Step
+from penstock_vllm.planning import Fault
 from virtual.engine import Engine, Kind
+from virtual.grammar import Anything
 from virtual.life import TIERS, Recorder, watched
 
 SMALL = Kind(blocks=40, batch_tokens=64, running=6)
 
 KINDS = st.builds(
-    lambda policy, drafts, ahead, caching: replace(
-        SMALL, policy=policy, drafts=drafts, ahead=ahead, prefix_caching=caching
+    lambda policy, drafts, ahead, caching, loras: replace(
+        SMALL, policy=policy, drafts=drafts, ahead=ahead, prefix_caching=caching, loras=loras
     ),
     st.sampled_from(sorted(POLICIES)),
     st.sampled_from([0, 0, 3]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 2]),
 )
 
 EVENTS = st.one_of(
     st.tuples(st.just("come"), st.integers(1, 400), st.integers(1, 200), st.integers(0, len(TIERS))),
+    st.tuples(st.just("come with a grammar"), st.integers(1, 100), st.integers(1, 50)),
+    st.tuples(st.just("a grammar is there"), st.booleans()),
     st.tuples(st.just("leave"), st.integers(0, 9)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("policy raises"), st.integers(1, 4)),
@@ -43,11 +49,17 @@ class World:
     def __init__(self, kind: Kind) -> None:
         self.engine, self.policy = watched(kind)
         self.number = 0
+        self.grammars: list[Future[Any]] = []
 
     def happens(self, event: tuple[Any, ...]) -> None:
         what, *how = event
         if what == "come":
             self.comes(*how)
+        elif what == "come with a grammar":
+            self.grammars.append(Future())
+            self.comes(how[0], how[1], len(TIERS), self.grammars[-1])
+        elif what == "a grammar is there":
+            self.compile(how[0])
         elif what == "leave":
             here = list(self.engine.scheduler.requests)
             self.engine.abort(here[how[0] : how[0] + 1])
@@ -61,10 +73,24 @@ class World:
             self.steps(how[0])
             self.policy.fault = self.policy.answer = None
 
-    def comes(self, prompt_tokens: int, output_tokens: int, tier: int) -> None:
+    def comes(
+        self, prompt_tokens: int, output_tokens: int, tier: int, grammar: "Future[Any] | None" = None
+    ) -> None:
         self.number += 1
         fields = {**TIERS[tier], "penstock_id": f"p{self.number}"} if tier < len(TIERS) else None
-        self.engine.add(f"r{self.number}", prompt_tokens, output_tokens, fields=fields)
+        lora = self.number % (self.engine.kind.loras + 2) if self.engine.kind.loras else 0
+        self.engine.add(
+            f"r{self.number}", prompt_tokens, output_tokens, fields=fields, grammar=grammar, lora=lora
+        )
+
+    def compile(self, well: bool) -> None:
+        """The oldest grammar that is awaited is there, or cannot be."""
+        if not self.grammars:
+            return
+        if well:
+            self.grammars.pop(0).set_result(Anything())
+        else:
+            self.grammars.pop(0).set_exception(ValueError("no grammar"))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -100,6 +126,8 @@ def test_no_sequence_of_events_loses_a_request_or_leaks_a_block(kind: Kind, even
     for event in events:
         world.happens(event)
         agree(world.engine)
+    while world.grammars:
+        world.compile(well=True)
     world.engine.drain()
     agree(world.engine)
     engine = world.engine
@@ -116,7 +144,7 @@ def test_a_policy_that_raises_costs_its_plan_and_nothing_else(caplog: pytest.Log
     with caplog.at_level("ERROR", logger="vllm.penstock"):
         world.engine.drain()
     assert world.engine.finished == set(world.engine.asked)
-    assert world.engine.scheduler.planning.failures["Broken"] > 10
+    assert world.engine.scheduler.planning.faults[Fault.RAISED] > 10
     assert len([record for record in caplog.records if "this step is vLLM's own" in record.message]) == 1
 
 
@@ -145,7 +173,7 @@ def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None
         engine.add(f"r{number}", 50, 30)
     for _ in range(6):
         engine.step()
-    assert engine.scheduler.planning.failures == {"TooSlow": 1}
+    assert engine.scheduler.planning.faults == {Fault.TOO_SLOW: 1}
     assert policy.asked == 1
     engine.step()
     assert policy.asked == 2

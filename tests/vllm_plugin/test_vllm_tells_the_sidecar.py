@@ -11,6 +11,7 @@ from penstock_core.request import Job
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry import Continuity
+from penstock_sidecar.whole_reports import WholeReports
 from penstock_vllm.reports import Reports
 from virtual.engine import Engine, Kind
 from virtual.life import life
@@ -35,8 +36,9 @@ class Wire:
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
 
-    def send(self, report: StepReport) -> None:
+    def send(self, report: StepReport) -> bool:
         self.reports.append(StepReport.FromString(report.SerializeToString()))
+        return True
 
     def close(self) -> None:
         pass
@@ -83,7 +85,7 @@ def test_the_mirror_agrees_with_vllm_at_every_step(kind: str) -> None:
     mirror = ReplicaMirror(
         KvCache(1, 1, 1), Limits(engine_kind.batch_tokens, engine_kind.running), lambda job: 1
     )
-    wire, continuity, lost, steps = None, Continuity(), 0, 0
+    wire, continuity, wholes, lost, steps = None, Continuity(), WholeReports(), 0, 0
     known: set[str] = set()
     for moment in life(engine_kind, seed=2, steps=STEPS):
         engine = moment.engine
@@ -94,8 +96,11 @@ def test_the_mirror_agrees_with_vllm_at_every_step(kind: str) -> None:
         for name in scheduler.requests.keys() - known:
             mirror.accept(job_of(engine, scheduler.requests[name]), engine.now_s, prompt_known=True)
         known = set(scheduler.requests)
-        report = wire.reports.pop()
-        lost += continuity.lost_before(report)
+        said = wire.reports.pop()
+        lost += continuity.lost_before(said)
+        wholes.see(said)
+        report = wholes.of(said)
+        assert report is not None
         mirror.apply(report, engine.now_s)
         view = mirror.view(engine.now_s, engine.model)
         seen = [(job.request.id, job.computed_tokens, job.generated_tokens) for job in view.running]

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 if TYPE_CHECKING:
-    from penstock_proto.telemetry_pb2 import Drafting, StepReport
+    from penstock_proto.telemetry_pb2 import Drafting, PolicyFaults, StepReport
 else:
 
     def _messages(*names: str) -> list[Any]:
@@ -23,6 +23,6 @@ else:
             pool.AddSerializedFile(file.SerializeToString())
         return [GetMessageClass(pool.FindMessageTypeByName(f"penstock.v1.{name}")) for name in names]
 
-    Drafting, StepReport = _messages("Drafting", "StepReport")
+    Drafting, PolicyFaults, StepReport = _messages("Drafting", "PolicyFaults", "StepReport")
 
-__all__ = ["Drafting", "StepReport"]
+__all__ = ["Drafting", "PolicyFaults", "StepReport"]

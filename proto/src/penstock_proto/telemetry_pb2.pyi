@@ -4,7 +4,9 @@ isort:skip_file
 Engine to sidecar: one datagram per engine iteration over a local Unix socket.
 
 Each report is the whole state, so a lost one is healed by the next: the engine never blocks on,
-retries or queues a report. Per-request columns run parallel and are in the engine's own order.
+retries or queues a report. Per-request columns run parallel and are in the engine's own order. Where the
+requests are those of an earlier report, each running one so many tokens further, a report may say just
+that: it names the earlier one, which had its columns. An engine does so only after one that was taken.
 """
 
 from collections import abc as _abc
@@ -50,6 +52,9 @@ class StepReport(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     THINKING_TOKENS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    FURTHER_TOKENS_FIELD_NUMBER: _builtins.int
+    POLICY_FAULTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps tell how many reports were lost"""
     engine_instance: _builtins.str
@@ -83,6 +88,12 @@ class StepReport(_message.Message):
     """since the engine started"""
     waiting: _builtins.int
     """all that wait, also those whose rows did not fit the datagram"""
+    since: _builtins.int
+    """and where nothing was thought. Empty where every one is 0
+    sequence of the report whose columns these are; 0: its own
+    """
+    further_tokens: _builtins.int
+    """what each running row's tokens, computed and generated, are above those"""
     @_builtins.property
     def prefilling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """rows below that it prefills"""
@@ -113,6 +124,10 @@ class StepReport(_message.Message):
     def thinking_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the generated ones, once the answer proper has begun; 0 before"""
 
+    @_builtins.property
+    def policy_faults(self) -> Global___PolicyFaults:
+        """absent where there was none"""
+
     def __init__(
         self,
         *,
@@ -140,10 +155,13 @@ class StepReport(_message.Message):
         preemptions: _builtins.int = ...,
         waiting: _builtins.int = ...,
         thinking_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        since: _builtins.int = ...,
+        further_tokens: _builtins.int = ...,
+        policy_faults: Global___PolicyFaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "policy_faults", b"policy_faults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,3 +218,33 @@ class Drafting(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drafting: _TypeAlias = Drafting  # noqa: Y015
+
+@_typing.final
+class PolicyFaults(_message.Message):
+    """Steps in which the engine's policy failed, so that they were the engine's own; since the engine started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAISED_FIELD_NUMBER: _builtins.int
+    IMPOSSIBLE_FIELD_NUMBER: _builtins.int
+    TOO_SLOW_FIELD_NUMBER: _builtins.int
+    raised: _builtins.int
+    """it raised"""
+    impossible: _builtins.int
+    """it asked for what no engine could do"""
+    too_slow: _builtins.int
+    """it took longer than it may"""
+    def __init__(
+        self,
+        *,
+        raised: _builtins.int = ...,
+        impossible: _builtins.int = ...,
+        too_slow: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["impossible", b"impossible", "raised", b"raised", "too_slow", b"too_slow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFaults: _TypeAlias = PolicyFaults  # noqa: Y015

@@ -45,6 +45,7 @@ class Metrics:
         self.reports = counter("telemetry_reports_total", "Step reports received.")
         self.lost = counter("telemetry_lost_total", "Step reports that never came.")
         self.engine_restarts = counter("engine_restarts_total", "Times the engine was another process.")
+        self.policy_faults = counter("policy_faults_total", "Steps in which the policy failed.", "fault")
         self.telemetry_live = gauge("telemetry_live", "1 while planning rests on the engine's reports.")
         self.held = gauge("held", "Accepted requests held before an engine that is not ours.")
         self.engine_seats = gauge("engine_seats", "Requests that such an engine is given at once, at most.")

@@ -9,8 +9,10 @@ from penstock_proto.telemetry_pb2 import StepReport
 
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.policy_faults import PolicyFaults
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry import Continuity
+from penstock_sidecar.whole_reports import WholeReports
 
 log = structlog.get_logger()
 
@@ -39,6 +41,7 @@ class StepReports:
         self._now_s = monotonic
         self._continuity = Continuity()
         self._heard_s, self._silent = monotonic(), False
+        self._wholes, self._faults = WholeReports(), PolicyFaults(metrics.policy_faults)
 
     def receive(self, reports: Sequence[StepReport]) -> None:
         """Reports that came since the last time, oldest first. Each measures a step; the last is now."""
@@ -49,7 +52,11 @@ class StepReports:
         for report in reports:
             self._follow(report)
             self._measure(report)
-        for key, prompt_tokens in self._mirror.apply(reports[-1], self._now_s()):
+        whole = self._wholes.of(reports[-1])
+        if whole is None:  # the one that it goes on from is lost: the next that is whole says all
+            self._metrics.lost.inc()
+            return
+        for key, prompt_tokens in self._mirror.apply(whole, self._now_s()):
             self._prompt_known(key, prompt_tokens)
 
     def look(self, engine_ready: bool) -> None:
@@ -74,6 +81,8 @@ class StepReports:
         lost = self._continuity.lost_before(report)
         self._metrics.reports.inc()
         self._metrics.lost.inc(lost)
+        self._wholes.see(report)
+        self._faults.follow(report)
         if known and known != report.engine_instance:
             self._metrics.engine_restarts.inc()
             log.warning(

@@ -12,6 +12,7 @@ from penstock_core.builtin_time_models import kv_cache_tokens, time_model
 from penstock_core.replica_view import Limits
 from penstock_core.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
+from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import address_of, listen, run_process, serving
@@ -27,7 +28,6 @@ from penstock_simulator.planning import Planning
 from penstock_simulator.rehearsal import rehearse
 from penstock_simulator.report import StateReports
 from penstock_simulator.step_loop import StepLoop
-from penstock_simulator.telemetry import ReportSocket
 from penstock_simulator.truth import Truth, TruthKind, build_truth
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoo
         belief=Belief(model),
         drafting=Drafting(speculation),
         truth=truth,
-        reports=StateReports(ReportSocket(options.telemetry)),
+        reports=StateReports(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
         metrics=metrics,
     )
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork
+from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Iteration
-from penstock_simulator.telemetry import ReportSocket
 
 
 class Measured(NamedTuple):
@@ -20,9 +20,12 @@ class Measured(NamedTuple):
 
 
 class StateReports:
-    """Numbers reports and sends them. A new instance name tells the sidecar that the engine is a new one."""
+    """Numbers reports and sends them. A new instance name tells the sidecar that the engine is a new one.
 
-    def __init__(self, reports: ReportSocket) -> None:
+    reports: None where nobody is to be told.
+    """
+
+    def __init__(self, reports: ReportSocket | None) -> None:
         self._reports = reports
         self._instance = uuid.uuid4().hex
         self._sequence = 0
@@ -30,7 +33,7 @@ class StateReports:
     @property
     def lost(self) -> int:
         """Reports that nobody took."""
-        return self._reports.lost
+        return self._reports.lost if self._reports is not None else 0
 
     def send(
         self,
@@ -44,7 +47,7 @@ class StateReports:
 
         speculation: what the engine drafts, as it has measured that.
         """
-        if not self._reports.wanted:
+        if self._reports is None:
             return
         self._sequence += 1
         report = self._report(state, ended, started, next_duration_s)

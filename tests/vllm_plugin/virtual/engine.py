@@ -7,6 +7,7 @@ the time model says.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ MODEL_PATH = Path(real_scheduler.__file__).with_name(real_scheduler.MODEL)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What kind of engine."""
+    """What kind of engine. loras: adapters that it has room for at once; 0 for an engine without."""
 
     policy: str = "slos-serve"
     blocks: int = 4000
@@ -34,6 +35,7 @@ class Kind:
     ahead: bool = False
     prefix_caching: bool = False
     steered: bool = True
+    loras: int = 0
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ def _configuration(kind: Kind) -> Any:
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
+        LoRAConfig,
         ModelConfig,
         ParallelConfig,
         SchedulerConfig,
@@ -108,6 +111,7 @@ def _configuration(kind: Kind) -> Any:
         ),
         device_config=DeviceConfig("cpu"),
         speculative_config=drafter,
+        lora_config=LoRAConfig(max_loras=kind.loras) if kind.loras else None,
         additional_config={
             "penstock": {"policy": kind.policy, "timeModel": MODEL_NAME, "planningS": 60, **kind.more}
         },
@@ -143,17 +147,26 @@ class Engine:
         *,
         prompt: list[int] | None = None,
         fields: dict[str, Any] | None = None,
+        grammar: "Future[Any] | None" = None,
+        lora: int = 0,
         **more: Any,
     ) -> Any:
-        """A request comes; `fields` ride in it."""
-        from vllm.sampling_params import SamplingParams
+        """A request comes; `fields` ride in it. grammar: it waits for. lora: number of its adapter."""
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
         from vllm.v1.request import Request
 
         sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=fields)
+        if grammar is not None:
+            sampling.structured_outputs = StructuredOutputsParams(regex=".*")
+        if lora:
+            more["lora_request"] = LoRARequest(f"lora-{lora}", lora, "/nowhere")
         ids = prompt or [A_TOKEN] * prompt_tokens
         request = Request(
             name, ids, sampling, None, arrival_time=self.now_s, block_hasher=self._hasher, **more
         )
+        if grammar is not None:
+            request.structured_output_request._grammar = grammar
         self.scheduler.add_request(request)
         self.asked[name] = output_tokens
         return request

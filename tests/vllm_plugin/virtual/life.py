@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock_core.policy import Policy, Step
@@ -19,11 +20,12 @@ TIERS: tuple[dict[str, Any], ...] = (
 class Recorder:
     """A policy that is watched: what it saw last, and what it wanted.
 
+    always: it wants to be asked for every step.
     fault: called before it is asked, to raise. answer: given instead of its own.
     """
 
-    def __init__(self, policy: Policy[Any]) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy[Any], *, always: bool) -> None:
+        self._policy, self._always = policy, always
         self.asked = 0
         self.view: ReplicaView | None = None
         self.step_wanted = Step()
@@ -42,6 +44,8 @@ class Recorder:
         self.asked += 1
         self.view = view
         wanted, memory = self._policy.step(view, memory)
+        if self._always:
+            wanted = replace(wanted, stands_blocks=None)
         self.step_wanted = self.answer or wanted
         return self.step_wanted, memory
 
@@ -59,19 +63,19 @@ class Moment(NamedTuple):
 
 
 def watched(
-    kind: Kind, accepted: Callable[[int], int] = lambda drafts: drafts // 2
+    kind: Kind, accepted: Callable[[int], int] = lambda drafts: drafts // 2, *, always: bool = False
 ) -> tuple[Engine, Recorder]:
-    """An engine whose policy is watched."""
+    """An engine whose policy is watched; always: and asked for every step."""
     engine = Engine(kind, accepted)
-    recorder = Recorder(engine.scheduler.planning._policy)
+    recorder = Recorder(engine.scheduler.planning._policy, always=always)
     engine.scheduler.planning._policy = recorder
     return engine, recorder
 
 
-def life(kind: Kind, seed: int, steps: int, *, rate: float = 0.15) -> Iterator[Moment]:
-    """An engine's steps, one after the other, until all is done."""
+def life(kind: Kind, seed: int, steps: int, *, rate: float = 0.15, always: bool = False) -> Iterator[Moment]:
+    """An engine's steps, one after the other, until all is done. always: its policy is asked for each."""
     chance = random.Random(seed)
-    engine, recorder = watched(kind, lambda drafts: chance.randint(0, drafts))
+    engine, recorder = watched(kind, lambda drafts: chance.randint(0, drafts), always=always)
     longest, number = min(kind.blocks, 300) * kind.block_tokens // 2, 0
     for _ in range(steps):
         while chance.random() < rate and len(engine.scheduler.requests) < 80:
@@ -89,4 +93,4 @@ def life(kind: Kind, seed: int, steps: int, *, rate: float = 0.15) -> Iterator[M
         if engine.scheduler.requests and chance.random() < 0.02:
             engine.abort([chance.choice(list(engine.scheduler.requests))])
         engine.end_due(output)
-    assert number > steps / 20
+    assert number > steps * rate / 3

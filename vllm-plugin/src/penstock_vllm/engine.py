@@ -1,7 +1,7 @@
-"""What is used of vLLM, in types: vLLM itself is imported by `scheduler` alone, and has none to check by."""
+"""What is used of vLLM, in types: vLLM itself has none to check by."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 
 class EngineRequest(Protocol):
@@ -72,6 +72,7 @@ class EngineScheduler:
     scheduler_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
+    connector: Any
     lora_config: Any
     running: list[EngineRequest]
     waiting: Queue
@@ -117,3 +118,10 @@ class EngineScheduler:
     def _try_schedule_encoder_inputs(
         self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int, *rest: Any, **more: Any
     ) -> Any: ...
+
+
+if TYPE_CHECKING:
+    Steered = EngineScheduler
+else:
+    Steered = object
+"""What mixins for vLLM's schedulers stand on: to be checked, that scheduler; when it runs, nothing yet."""

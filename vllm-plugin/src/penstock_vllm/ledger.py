@@ -2,6 +2,8 @@
 
 vLLM's requests say how far they have come; a job also says what was promised and when its next token is due.
 A job stands as of the last step whose end is known. What steps under way will add is foreseen by `view`.
+Most steps bring one token of everybody who runs. Those are written down as such, and jobs are brought up to
+them, all together, when somebody wants to look (`settle`) or something else happens.
 
 Most requests are the policy's to plan. Two kinds are not, and vLLM serves them by its own rules beside the
 plan: sessions whose input is still streaming in, and requests whose KV is being loaded from elsewhere. They
@@ -12,11 +14,11 @@ was preempted in are still to come. Policies do not see it until it is ready.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock_core.engine_fields import Scalar, from_fields
-from penstock_core.request import Job, RequestId, advance, preempted
+from penstock_core.request import Job, RequestId, advance, after_each, preempted
 
 from penstock_vllm.engine import EngineRequest
 
@@ -57,6 +59,9 @@ class Ledger:
     blocked: those that wait and cannot be started yet.
     unplanned: how many are not the policy's to plan.
     preemptions: since the engine started.
+    moves: counts steps that brought one token of everybody who runs.
+    turns: counts all else that happens to anybody: other steps too.
+    roster: of those, changes of who is here, who runs and who has a promise.
     """
 
     def __init__(self) -> None:
@@ -64,7 +69,9 @@ class Ledger:
         self.by_name: dict[RequestId, Held] = {}
         self.blocked: set[Held] = set()
         self.unplanned = 0
-        self.preemptions = 0
+        self.preemptions = self.moves = self.turns = self.roster = 0
+        self._moving: Sequence[Held] = ()
+        self._ends_s: list[float] = []
         self._waiting: list[Held] = []
         self._ready: tuple[Job, ...] | None = None
 
@@ -85,6 +92,7 @@ class Ledger:
         known = self.by_id.get(request.request_id)
         if known is not None:  # the next piece of a session's input
             return known
+        self._change()
         held = Held(request, self._job(request, now_s), planned=not request.resumable, blocked=blocked)
         self.by_id[request.request_id] = self.by_name[held.job.request.id] = held
         self.unplanned += not held.planned
@@ -95,12 +103,14 @@ class Ledger:
         """A request has ended, in whatever way."""
         if self.by_id.pop(held.request.request_id, None) is None:
             return
+        self._change()
         del self.by_name[held.job.request.id]
         self.unplanned -= not held.planned
         self._unwait(held)
 
     def start(self, held: Held) -> None:
         """A request holds KV from here on; some of it may have been in memory already."""
+        self._change()
         self._unwait(held)
         if not held.running:
             held.running = True
@@ -109,6 +119,7 @@ class Ledger:
 
     def preempt(self, held: Held) -> None:
         """A request has lost its KV."""
+        self._change()
         self.preemptions += 1
         held.job = preempted(held.job)
         held.drafts_under_way = 0
@@ -129,11 +140,14 @@ class Ledger:
 
     def promote(self, held: Held, job: Job) -> None:
         """Best effort that has a promise from here on."""
+        self._change()
         held.job = held.job._replace(best_effort=job.best_effort)
         self._ready = None
 
     def advance(self, computed: Iterable[str], now_s: float) -> None:
         """A step that computed these has ended: their jobs stand where vLLM's requests do."""
+        self.settle()
+        self.turns += 1
         by_id = self.by_id
         for engine_id in computed:
             held = by_id.get(engine_id)
@@ -149,6 +163,25 @@ class Ledger:
             else:
                 _advance_other(held, now_s)
                 self._ready = None
+
+    def all_move(self, running: Sequence[Held], now_s: float) -> None:
+        """A step that brought one token of everybody who runs has ended."""
+        self._moving = running
+        self._ends_s.append(now_s)
+        self.moves += 1
+
+    def settle(self) -> None:
+        """Bring jobs up to the steps that have ended."""
+        if self._ends_s:
+            jobs = after_each([held.job for held in self._moving], self._ends_s)
+            for held, job in zip(self._moving, jobs, strict=True):
+                held.job = job
+            self._moving, self._ends_s = (), []
+
+    def _change(self) -> None:
+        self.settle()
+        self.turns += 1
+        self.roster += 1
 
     def _job(self, request: EngineRequest, now_s: float) -> Job:
         sampling = request.sampling_params
@@ -171,6 +204,7 @@ class Ledger:
 
     def _plan(self, held: Held, planned: bool) -> None:
         if held.planned != planned:
+            self._change()
             held.planned = planned
             self.unplanned += 1 if not planned else -1
             self._ready = None

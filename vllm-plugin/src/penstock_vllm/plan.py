@@ -32,6 +32,7 @@ class Plan(NamedTuple):
     caps: see above.
     drafts: most drafts of each by job id; who is not in it verifies none.
     promote: jobs that have a promise from here on.
+    stands_blocks: as the policy's step says.
     """
 
     preempt: tuple[Held, ...]
@@ -40,12 +41,13 @@ class Plan(NamedTuple):
     caps: Caps | None
     drafts: Mapping[RequestId, int]
     promote: tuple[Held, ...]
+    stands_blocks: int | None = None
 
 
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
     """What to do for this step. Raises ImpossibleStep."""
     if _is_everybody(step, view.running):
-        return Plan((), None, (), None, step.drafts, ())
+        return Plan((), None, (), None, step.drafts, (), step.stands_blocks)
     running = {job.request.id: job for job in view.running}
     waiting = {job.request.id: job for job in view.waiting}
     _check(step, view, running, waiting)

@@ -2,55 +2,50 @@
 
 vLLM's `schedule` is 900 lines that know of KV blocks, prefix caches, adapters, images, grammars, connectors
 and drafts, and they change with every release. Nothing of it is written anew here. A step is planned first;
-then vLLM's own `schedule` runs over lists that hold who is planned, in the planned order, and asks for every
-request how many tokens it may have at most (`_reserve_prefill_lookahead`, which it calls last before it takes
-blocks). Drafts are cut to the planned number before it sees them, and who is to lose its KV has lost it. So
-it comes to the planned step, does whatever else belongs to one, and what it cannot do (an image that does not
-fit, a block that is not there) it leaves out by its own rules.
+then vLLM's own `schedule` runs over lists that hold who is planned, in the planned order (`carrying_out`),
+and asks for every request how many tokens it may have at most (`caps`). Drafts are cut to the planned number
+before it sees them (`drafts`), and who is to lose its KV has lost it. So it comes to the planned step, does
+whatever else belongs to one, and what it cannot do (an image that does not fit, a block that is not there) it
+leaves out by its own rules.
 
-Requests outside the plan keep their place, in lists that are put back when the step is made. Where there is
-no plan, because the policy failed or because a model needs something that policies know nothing of, nothing
-is steered and the step is vLLM's own.
+Where the plan before is right once more, vLLM goes on by itself (`standing_plan`). Where there is no plan,
+because the policy failed or because a model needs something that policies know nothing of, nothing is
+steered and the step is vLLM's own.
 """
 
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from penstock_core.acceptance import Drafted
 from penstock_core.builtin_time_models import time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import promoted
 from penstock_core.speculation import Speculation
+from penstock_proto.report_socket import ReportSocket
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__ as vllm_version
 
 from penstock_vllm.awaited_model import AwaitedModel
-from penstock_vllm.engine import EngineRequest, EngineScheduler, Queue, RunnerOutput, StepOutput
+from penstock_vllm.carrying_out import CarryingOut
+from penstock_vllm.drafts import drafted
+from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
+from penstock_vllm.engine_facts import bounds_of, can_be_steered, free_blocks, goes_token_by_token, memory_of
 from penstock_vllm.learned import Learned
 from penstock_vllm.ledger import Held, Ledger
-from penstock_vllm.plan import Caps, Plan, within_loras
+from penstock_vllm.pipeline import Measured, Pipeline
+from penstock_vllm.plan import Plan
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
-from penstock_vllm.report_socket import ReportSocket
-from penstock_vllm.reports import Heartbeat, Measured, Reports, Standing
+from penstock_vllm.reports import Boundary, Heartbeat, Reports
 from penstock_vllm.settings import Settings, read_settings
-from penstock_vllm.under_way import UnderWay, under_way
+from penstock_vllm.standing_plan import StandingPlan, steps_to_first_end
+from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
-from penstock_vllm.view import Bounds, Memory, view_of
-
-if TYPE_CHECKING:
-    Steered = EngineScheduler
-else:
-    Steered = object
+from penstock_vllm.view import Ahead, view_of
 
 log = logging.getLogger("vllm.penstock")
 
@@ -61,7 +56,7 @@ LONGEST_LAG_S = 60.0
 """A request that says it came longer ago than this has a clock that is wrong."""
 
 
-class Steering(Steered):
+class Steering(CarryingOut):
     """What a policy adds to a scheduler of vLLM's, synchronous or not.
 
     clock: seconds that only grow. wall: seconds of the day, which requests' arrivals are in.
@@ -74,33 +69,16 @@ class Steering(Steered):
         check_version(vllm_version, dir(type(self)))
         super().__init__(*args, **kwargs)
         settings = read_settings(_additional(self.vllm_config), os.environ)
-        self.ledger = Ledger()
-        self._bounds = self._bounds_of(settings)
-        self._caps: Caps | None = None
-        self._running_seen: list[EngineRequest] = []
-        self._running_held: list[Held] = []
-        self._view: ReplicaView | None = None
-        self._steps: deque[UnderWay] = deque()
+        self.ledger, self._pipeline = Ledger(), Pipeline()
+        self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
+        self._plans_stand, self._standing = goes_token_by_token(self), None
         self._last_computed: Mapping[str, int] = {}
         self._drafts_stay_with_worker = isinstance(self, AsyncScheduler)
-        self._ended: Measured | None = None
-        self._ended_s, self._busy, self._busy_until_s = 0.0, False, 0.0
-        drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
-        self._awaited = (
-            AwaitedModel(settings.telemetry) if settings.model is None and settings.telemetry else None
-        )
-        model = settings.model or time_model(STAND_IN_MODEL)
-        self.learned = Learned(model, drafter)
-        policy = build(settings.policy, settings.knobs)
-        rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
-        self.planning = Planning(policy, settings.planning_s, time.perf_counter)
-        self._steers = self._can_be_steered()
-        self._reports = (
-            None if settings.telemetry is None else Reports(ReportSocket(settings.telemetry), self._bounds)
-        )
-        self._heartbeat = None if self._reports is None else Heartbeat(self._reports)
-        self._report(self.clock())
+        self._plan_with(settings)
+        self._tell(settings)
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
+
+    _standing: StandingPlan | None
 
     # What vLLM calls.
 
@@ -114,26 +92,29 @@ class Steering(Steered):
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """The next step: the policy's, or vLLM's own."""
         now_s = self.clock()
-        if self._awaited is not None:
-            self._look_for_model(self._awaited, now_s)
-        plan = self._planned(now_s)
-        if plan is None:
-            self._view = None
+        standing = self._still_standing()
+        if standing is not None:
+            output = super().schedule(throttle_prefills)
+            self._go_on(output, standing.next(), now_s)
+            return output
+        planned = self._planned(now_s)
+        if planned is None:
             output = super().schedule(throttle_prefills)
         else:
-            with self._steered(plan, now_s):
+            kept = self._last_computed if self._drafts_stay_with_worker else None
+            with self._carrying_out(planned[0], now_s, kept):
                 output = super().schedule(throttle_prefills)
-        self._begin(output, plan, now_s)
+        self._begin(output, planned, now_s)
         return output
 
     def update_from_output(self, scheduler_output: StepOutput, model_runner_output: RunnerOutput) -> Any:
         """A step has ended."""
         now_s = self.clock()
-        step = self._taken(scheduler_output)
-        drafted = self._drafted(scheduler_output, model_runner_output)
+        by_id, with_worker = self.ledger.by_id, self._drafts_stay_with_worker
+        verified = drafted(scheduler_output, model_runner_output, by_id, with_worker=with_worker)
         told = super().update_from_output(scheduler_output, model_runner_output)
-        self.learned.drafts(drafted)
-        self._end(scheduler_output, step, now_s)
+        self.learned.drafts(verified)
+        self._end(scheduler_output, model_runner_output, now_s)
         return told
 
     def finish_requests(
@@ -151,8 +132,8 @@ class Steering(Steered):
         if self._heartbeat is not None and self._reports is not None:
             self._heartbeat.stop()
             self._reports.close()
-        if self.planning.failures:
-            log.warning("penstock: steps that were vLLM's own, by fault: %s", self.planning.failures)
+        if self.planning.faults:
+            log.warning("penstock: steps that were vLLM's own, by fault: %s", self.planning.faults)
         super().shutdown()
 
     def _preempt_request(self, request: EngineRequest, timestamp: float, **how: Any) -> None:
@@ -160,66 +141,74 @@ class Steering(Steered):
         if held := self.ledger.by_id.get(request.request_id):
             self.ledger.preempt(held)
 
-    def _lookahead_within_caps(
-        self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int
-    ) -> int:
-        """Stands in for `_reserve_prefill_lookahead` while there are caps; other steps do not pay for it."""
-        num_new_tokens = self._capped(request, num_computed_tokens, num_new_tokens)
-        return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+    # Starting.
 
-    def _mamba_block_aligned_split(self, request: EngineRequest, num_new_tokens: int, *computed: int) -> int:
-        if self._caps is not None:
-            num_new_tokens = min(num_new_tokens, self._caps.get(request.request_id, num_new_tokens))
-        return super()._mamba_block_aligned_split(request, num_new_tokens, *computed)
-
-    def _try_schedule_encoder_inputs(
-        self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int, *rest: Any, **more: Any
-    ) -> Any:
-        if self._caps is not None:
-            num_new_tokens = min(num_new_tokens, self._caps.get(request.request_id, num_new_tokens))
-        return super()._try_schedule_encoder_inputs(
-            request, num_computed_tokens, num_new_tokens, *rest, **more
+    def _plan_with(self, settings: Settings) -> None:
+        drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
+        self._awaited = (
+            AwaitedModel(settings.telemetry) if settings.model is None and settings.telemetry else None
         )
+        model = settings.model or time_model(STAND_IN_MODEL)
+        self.learned = Learned(model, drafter)
+        policy = build(settings.policy, settings.knobs)
+        rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
+        self.planning = Planning(policy, settings.planning_s, time.perf_counter)
+
+    def _tell(self, settings: Settings) -> None:
+        self._ended: Measured | None = None
+        told = settings.telemetry
+        self._reports = Reports(ReportSocket(told, log.warning), self._bounds) if told is not None else None
+        self._heartbeat = None if self._reports is None else Heartbeat(self._reports)
+        self._report(self.clock())
 
     # Planning a step.
+
+    def _still_standing(self) -> StandingPlan | None:
+        """The plan before, where it is right once more."""
+        standing = self._standing
+        if standing is None or int(self._pause_state):
+            return None
+        return standing if standing.holds(self.ledger.roster, free_blocks(self)) else None
+
+    def _planned(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
+        """The policy's plan and what it was made by; None where the step is vLLM's own."""
+        if self._awaited is not None:
+            self._look_for_model(self._awaited, now_s)
+        if not self._steers or self._awaited is not None or int(self._pause_state):
+            return None
+        self.ledger.unblock(self._is_ready)
+        self.ledger.settle()
+        view = self._see(now_s)
+        if not view.running and not view.waiting:
+            return None
+        plan = self.planning.plan(view, self.ledger.by_name)
+        return None if plan is None else (plan, view)
 
     def _look_for_model(self, awaited: AwaitedModel, now_s: float) -> None:
         model = awaited.look(now_s)
         if model is not None:
             self.learned, self._awaited = Learned(model, self.learned.speculation), None
 
-    def _planned(self, now_s: float) -> Plan | None:
-        if not self._steers or self._awaited is not None or int(self._pause_state):
-            return None
-        self.ledger.unblock(self._is_ready)
-        view = self._see(now_s)
-        if not view.running and not view.waiting:
-            return None
-        self._view = view
-        return self.planning.plan(view, self.ledger.by_name)
-
     def _see(self, now_s: float) -> ReplicaView:
-        begins_s = max(self._busy_until_s, now_s) if self._steps else now_s
         seats = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
             self._held_running(),
             self.ledger.ready,
-            memory=self._memory(),
+            memory=memory_of(self),
             bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
             model=self.learned.model,
             speculation=self.learned.speculation,
             step=self.current_step + 1,
-            begins_s=begins_s,
-            ahead=bool(self._steps),
+            begins_s=self._pipeline.free_s(now_s),
+            ahead=self._ahead(),
         )
 
-    def _held_running(self) -> Sequence[Held]:
-        """Who holds KV. Looked up only where that has changed: between most steps it has not."""
-        if self.running != self._running_seen:
-            by_id = self.ledger.by_id
-            self._running_seen = self.running.copy()
-            self._running_held = [by_id[request.request_id] for request in self.running]
-        return self._running_held
+    def _ahead(self) -> Ahead:
+        steps = self._pipeline.steps
+        if not steps:
+            return Ahead.OF_NOTHING
+        one_each = len(steps) == 1 and steps[0].roster == self.ledger.roster
+        return Ahead.OF_ONE_EACH if one_each else Ahead.OF_MORE
 
     def _is_ready(self, held: Held) -> bool:
         request = held.request
@@ -229,194 +218,96 @@ class Steering(Steered):
             return self._handle_blocked_waiting_request(request)
         return _can_start(request)
 
-    # Carrying it out.
-
-    @contextmanager
-    def _steered(self, plan: Plan, now_s: float) -> Iterator[None]:
-        """While vLLM makes the step: its lists and bounds as the plan wants them."""
-        for held in plan.promote:
-            self.ledger.promote(held, promoted(held.job))
-        for held in plan.preempt:
-            self.running.remove(held.request)
-            self._preempt_request(held.request, now_s, drop_stale_output=self.requires_kv_delivery)
-        if self.num_spec_tokens:
-            self._cut_drafts(plan)
-        manager, started, offered = self.kv_cache_manager, self.running, self._offered(plan)
-        waiting, reserve, watermark = self.waiting, self.scheduler_reserve_full_isl, manager.watermark_blocks
-        self.waiting = FCFSRequestQueue(offered)
-        self.scheduler_reserve_full_isl, manager.watermark_blocks = False, 0
-        self._caps = plan.caps
-        if plan.caps is not None:
-            self.__dict__["_reserve_prefill_lookahead"] = self._lookahead_within_caps
-        if plan.order is not None:
-            self.running = _in_order(plan.order, started, self.ledger.by_id)
-        try:
-            yield
-        finally:
-            self._caps, self.scheduler_reserve_full_isl, manager.watermark_blocks = None, reserve, watermark
-            self.__dict__.pop("_reserve_prefill_lookahead", None)
-            self._put_waiting_back(waiting, offered)
-            if plan.order is not None:
-                self.running = _as_started(started, self.running)
-
-    def _offered(self, plan: Plan) -> list[EngineRequest]:
-        """Who may start: newcomers as planned, then those that are not the policy's."""
-        start = plan.start
-        if start and self.lora_config:
-            start = within_loras(start, self._held_running(), self.lora_config.max_loras)
-        others = [held for held in self.ledger.waiting if not held.planned] if self.ledger.unplanned else []
-        return [held.request for held in (*start, *others)]
-
-    def _put_waiting_back(self, waiting: Queue, offered: Sequence[EngineRequest]) -> None:
-        """vLLM's own queue again, without those that have left it and with those preempted meanwhile."""
-        left, self.waiting = self.waiting, waiting
-        if not offered and not left:
-            return
-        still = set(left)
-        gone = [request for request in offered if request not in still]
-        if gone:
-            waiting.remove_requests(gone)
-        for request in reversed([request for request in left if request not in offered]):
-            waiting.prepend_request(request)
-
-    def _cut_drafts(self, plan: Plan) -> None:
-        """Drafts to verify, as many as planned.
-
-        Drafts that the worker keeps to itself are gone once their request has missed a step.
-        """
-        by_id, kept = self.ledger.by_id, self._last_computed if self._drafts_stay_with_worker else None
-        computing = self.running if plan.order is None else [held.request for held in plan.order]
-        for request in computing:
-            drafts = request.spec_token_ids
-            if drafts:
-                most = plan.drafts.get(by_id[request.request_id].job.request.id, 0)
-                if kept is not None and request.request_id not in kept:
-                    most = 0
-                if len(drafts) > most:
-                    request.spec_token_ids = drafts[:most]
-
-    def _capped(self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """As many tokens as planned. A newcomer's padding to a whole decode with drafts is left as it is."""
-        most = self._caps.get(request.request_id) if self._caps is not None else None
-        if most is None or num_new_tokens <= most:
-            return num_new_tokens
-        starts = request.status != RequestStatus.RUNNING
-        padded = starts and most == 1 and request.num_tokens - num_computed_tokens == 1
-        return num_new_tokens if padded else most
-
     # What became of it.
 
-    def _begin(self, output: StepOutput, plan: Plan | None, now_s: float) -> None:
+    def _go_on(self, output: StepOutput, standing: StandingPlan, now_s: float) -> None:
+        """vLLM has made a step by itself: the one that stands, or another."""
+        if len(output.num_scheduled_tokens) == standing.running == output.total_num_scheduled_tokens:
+            self._standing = standing
+            self._computes(UnderWay(output, now_s, standing.work, {}, standing.roster))
+            self._report(now_s)
+        else:
+            self._begin(output, None, now_s)
+
+    def _begin(self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float) -> None:
         """A step has been made: vLLM's requests are counted as they will be at its end."""
-        ledger, computed = self.ledger, output.num_scheduled_tokens
+        ledger, self._standing = self.ledger, None
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for engine_id in (*[new.req_id for new in output.scheduled_new_reqs], *resumed):
             ledger.start(ledger.by_id[engine_id])
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             ledger.by_id[engine_id].drafts_under_way += len(drafts)
-        if plan is not None and plan.start:
-            self._leave_loading_to_vllm(plan.start)
-        if computed:
-            decodes = self._view.running if plan is not None and plan.caps is None and self._view else None
-            step = under_way(output, ledger.by_id, now_s, decodes)
-            begins_s = max(self._busy_until_s, now_s) if self._steps else now_s
-            self._busy_until_s = begins_s + self.learned.model.seconds(step.work)
-            self._steps.append(step)
-            self._last_computed = computed
+        for held in planned[0].start if planned is not None else ():
+            if held.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                ledger.leave_to_vllm(held)
+        if output.num_scheduled_tokens:
+            self._computes(self._under_way(output, planned, now_s))
         else:
-            self._busy = False
+            self._pipeline.pause()
         self._report(now_s)
 
-    def _leave_loading_to_vllm(self, start: Sequence[Held]) -> None:
-        for held in start:
-            if held.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-                self.ledger.leave_to_vllm(held)
-
-    def _end(self, output: StepOutput, step: UnderWay | None, now_s: float) -> None:
-        """A step has ended: requests stand as they are known, and it was measured."""
+    def _under_way(
+        self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float
+    ) -> UnderWay:
+        """The step that has been made. Where it is everybody's next token, its plan may stand."""
         ledger = self.ledger
+        if planned is None or planned[0].order is not None:
+            return under_way(output, ledger.by_id, now_s, None)
+        plan, view = planned
+        step = under_way(output, ledger.by_id, now_s, view.running)
+        running = len(self.running)
+        one_each = len(view.running) == len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens
+        if not one_each or len(view.running) != running:
+            return step
+        if plan.stands_blocks is not None and self._plans_stand and not ledger.waiting:
+            left = steps_to_first_end(self.running, self._bounds.longest_tokens)
+            self._standing = StandingPlan(ledger.roster, plan.stands_blocks, left, running, step.work)
+        return step._replace(roster=ledger.roster)
+
+    def _computes(self, step: UnderWay) -> None:
+        self._pipeline.begin(step, self.learned.model)
+        self._last_computed = step.output.num_scheduled_tokens
+
+    def _end(self, output: StepOutput, brought: RunnerOutput, now_s: float) -> None:
+        """A step has ended: requests stand as they are known, and it was measured."""
+        ledger, step = self.ledger, self._pipeline.take(output)
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             if held := ledger.by_id.get(engine_id):
                 held.drafts_under_way = max(held.drafts_under_way - len(drafts), 0)
-        ledger.advance(output.num_scheduled_tokens, now_s)
+        of_all = step is not None and step.roster == ledger.roster
+        if of_all and brought_one_each(output, brought):
+            ledger.all_move(self._held_running(), now_s)
+        else:
+            ledger.advance(output.num_scheduled_tokens, now_s)
+            self._standing = None if of_all else self._standing
         for engine_id in self.finished_req_ids:
             if held := ledger.by_id.get(engine_id):
                 ledger.drop(held)
         if step is None:
             return
-        duration_s = now_s - (self._ended_s if self._busy else step.asked_s)
-        if duration_s > 0:
-            self._ended = Measured(step.work, duration_s)
-            self.learned.step(*self._ended)
-        self._ended_s, self._busy = now_s, self.has_unfinished_requests()
-        model = self.learned.model
-        self._busy_until_s = now_s + sum([model.seconds(other.work) for other in self._steps])
-
-    def _taken(self, output: StepOutput) -> UnderWay | None:
-        """The step under way that this is the end of; None for one that computed nothing."""
-        while self._steps and output.num_scheduled_tokens:
-            step = self._steps.popleft()
-            if step.output is output:
-                return step
-        return None
-
-    def _drafted(self, output: StepOutput, brought: RunnerOutput) -> list[Drafted]:
-        """Of every decode whose drafts were verified, how many were accepted."""
-        drafted = []
-        for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
-            held, row = self.ledger.by_id.get(engine_id), brought.req_id_to_index.get(engine_id)
-            padding = drafts[0] < 0 and not self._drafts_stay_with_worker
-            if held is None or row is None or padding or not brought.sampled_token_ids:
-                continue
-            if tokens := len(brought.sampled_token_ids[row]):
-                drafted.append(Drafted(held.job.request.tier, len(drafts), min(tokens - 1, len(drafts))))
-        return drafted
+        ended = self._pipeline.end(step, now_s, works_on=self.has_unfinished_requests())
+        if ended is not None:
+            self._ended = ended
+            self.learned.step(*ended)
+        self._pipeline.foresee(self.learned.model, now_s)
 
     def _report(self, now_s: float) -> None:
         if self._reports is None:
             return
-        ledger = self.ledger
-        standing = Standing(
-            running=self._held_running(),
-            waiting=ledger.waiting,
-            memory=self._memory(),
-            steps=self._steps,
-            left_s=max(self._busy_until_s - now_s, 0.0) if self._steps else 0.0,
-            speculation=self.learned.speculation,
-            preemptions=ledger.preemptions,
+        ended, self._ended = self._ended, None
+        self._reports.send(
+            Boundary(
+                at_s=now_s,
+                ended=ended,
+                running=self._held_running(),
+                ledger=self.ledger,
+                memory=memory_of(self),
+                steps=self._pipeline.steps,
+                left_s=self._pipeline.left_s(now_s),
+                speculation=self.learned.speculation,
+                faults=self.planning.faults,
+            )
         )
-        self._reports.send(self._ended, standing)
-        self._ended = None
-
-    def _memory(self) -> Memory:
-        pool = self.kv_cache_manager.block_pool
-        groups = max(len(self.kv_cache_config.kv_cache_groups), 1)
-        return Memory(pool.num_gpu_blocks - 1, pool.get_num_free_blocks(), self.block_size, groups)
-
-    def _bounds_of(self, settings: Settings) -> Bounds:
-        """vLLM's own bounds, or lower ones that were set."""
-        spec = self.vllm_config.speculative_config
-        slots = spec.max_num_new_slots_for_drafting * self.max_num_running_reqs if spec is not None else 0
-        most = self.scheduler_config.max_num_batched_tokens - slots
-        batch_tokens = min(self.max_num_scheduled_tokens, most if most > 0 else self.max_num_scheduled_tokens)
-        return Bounds(
-            min(settings.max_batch_tokens or batch_tokens, batch_tokens),
-            min(settings.max_running or self.max_num_active_reqs, self.max_num_active_reqs),
-            self.max_model_len - self.num_sampled_tokens_per_step,
-        )
-
-    def _can_be_steered(self) -> bool:
-        """Whether policies understand this model's requests; where not, every step is vLLM's own."""
-        config = self.vllm_config.model_config
-        unlike = {
-            "chunked prefill is off": not self.scheduler_config.enable_chunked_prefill,
-            "the model is an encoder and a decoder": config.is_encoder_decoder,
-            "the model is a diffusion model": config.is_diffusion,
-        }
-        reasons = [reason for reason, holds in unlike.items() if holds]
-        if reasons:
-            log.warning("penstock: vLLM schedules by its own rules, because %s", ", ".join(reasons))
-        return not reasons
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by
@@ -432,25 +323,6 @@ class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has 
 
 class PenstockAsyncScheduler(PenstockScheduler, AsyncScheduler):  # type: ignore[misc]
     """Plans a step while the one before is being computed."""
-
-
-def _in_order(
-    first: Sequence[Held], started: Sequence[EngineRequest], by_id: Mapping[str, Held]
-) -> list[EngineRequest]:
-    """Running requests as vLLM is to go through them. It takes blocks, where it must, from the last ones."""
-    computing = {held.request.request_id for held in first}
-    others = [by_id[request.request_id] for request in started if request.request_id not in computing]
-    others.sort(key=lambda held: held.job.best_effort)
-    return [held.request for held in (*first, *others)]
-
-
-def _as_started(started: Sequence[EngineRequest], running: Sequence[EngineRequest]) -> list[EngineRequest]:
-    """Running requests in the order they were started: those from before, then newcomers."""
-    still, before = set(running), set(started)
-    return [
-        *[request for request in started if request in still],
-        *[request for request in running if request not in before],
-    ]
 
 
 def _can_start(request: EngineRequest) -> bool:

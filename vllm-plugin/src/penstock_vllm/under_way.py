@@ -6,7 +6,7 @@ from typing import NamedTuple
 from penstock_core.request import Job
 from penstock_core.time_model import BatchWork, chunk_work
 
-from penstock_vllm.engine import EngineRequest, StepOutput
+from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.ledger import Held
 
 
@@ -15,12 +15,14 @@ class UnderWay(NamedTuple):
 
     output: vLLM's own word for it. asked_s: when it was planned.
     work: what it computes. chunks: tokens that it prefills of each request, by vLLM's ids.
+    roster: the ledger's count then, where it computes one token of everybody who runs; else None.
     """
 
     output: StepOutput
     asked_s: float
     work: BatchWork
     chunks: Mapping[str, int]
+    roster: int | None = None
 
 
 def under_way(
@@ -50,3 +52,9 @@ def decoded(request: EngineRequest, before_tokens: int) -> bool:
     """Whether a step that found so many tokens computed began behind all that had to be prefilled."""
     tokens = request.num_tokens
     return before_tokens >= tokens or (before_tokens == tokens - 1 and request.num_output_tokens > 0)
+
+
+def brought_one_each(output: StepOutput, brought: RunnerOutput) -> bool:
+    """Whether a step of one token each brought one token of each. `output` has no drafts."""
+    tokens = brought.sampled_token_ids
+    return len(tokens) == len(output.num_scheduled_tokens) == sum(map(len, tokens))

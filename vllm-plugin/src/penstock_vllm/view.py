@@ -11,10 +11,11 @@ are theirs still.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, advance
+from penstock_core.request import Job, advance, after_each
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 
@@ -47,6 +48,14 @@ class Memory(NamedTuple):
         return KvCache(self.total_blocks // self.groups, self.free_blocks // self.groups, self.block_tokens)
 
 
+class Ahead(Enum):
+    """What is still being computed while the next step is planned."""
+
+    OF_NOTHING = auto()
+    OF_ONE_EACH = auto()  # one step, of one token of everybody who runs
+    OF_MORE = auto()
+
+
 def view_of(
     running: Sequence[Held],
     waiting: tuple[Job, ...],
@@ -57,28 +66,28 @@ def view_of(
     speculation: Speculation | None,
     step: int,
     begins_s: float,
-    ahead: bool,
+    ahead: Ahead,
 ) -> ReplicaView:
-    """The picture for step number `step`, which begins at `begins_s`; ahead: while another is under way."""
-    jobs, hidden = _running_jobs(running, bounds, step, begins_s, ahead=ahead)
+    """The picture for step number `step`, which begins at `begins_s`."""
+    jobs = _running_jobs(running, bounds, step, begins_s, ahead)
+    hidden = len(running) - len(jobs)
     limits = Limits(bounds.batch_tokens, max(bounds.running - hidden, 0))
     return ReplicaView(begins_s, begins_s, jobs, waiting, memory.kv, limits, model, speculation)
 
 
 def _running_jobs(
-    running: Sequence[Held], bounds: Bounds, step: int, begins_s: float, *, ahead: bool
-) -> tuple[tuple[Job, ...], int]:
-    """Jobs that can be computed in this step, and how many others hold a seat."""
-    if not ahead:
-        jobs = tuple([held.job for held in running if held.planned])
-        return jobs, len(running) - len(jobs)
-    seen = [
-        foreseen(held, begins_s)
-        for held in running
-        if held.planned and can_go_on(held.request, bounds.longest_tokens, step)
+    running: Sequence[Held], bounds: Bounds, step: int, begins_s: float, ahead: Ahead
+) -> tuple[Job, ...]:
+    """Jobs that can be computed in this step."""
+    if ahead is Ahead.OF_NOTHING:
+        return tuple([held.job for held in running if held.planned])
+    going = [
+        held for held in running if held.planned and can_go_on(held.request, bounds.longest_tokens, step)
     ]
-    going = tuple([job for job in seen if job.pending_tokens > 0])
-    return going, len(running) - len(going)
+    if ahead is Ahead.OF_ONE_EACH:
+        return tuple(after_each([held.job for held in going], [begins_s]))
+    seen = [foreseen(held, begins_s) for held in going]
+    return tuple([job for job in seen if job.pending_tokens > 0])
 
 
 def can_go_on(request: EngineRequest, longest_tokens: int, step: int) -> bool:

@@ -1,8 +1,8 @@
-"""Step reports to the sidecar: one datagram a step over a local Unix socket, lossy on purpose.
+"""The engine's end of the telemetry socket: one datagram a step over a local Unix socket, lossy on purpose.
 
 The sidecar binds the socket, so the engine may be there first, or again after the sidecar's restart: it
 connects anew whenever it has to, and a report that cannot be handed over at once is dropped and counted.
-The next one heals the loss, because each is the whole state.
+What is lost is healed by the next report that is the whole state.
 
 A datagram is at most what the socket's send buffer holds, 200 kB on an untuned Linux: rows of some 4,000
 requests; and never more than `LONGEST_BYTES`, which readers make room for. A report past that goes without
@@ -10,9 +10,9 @@ the rows of those who came last to wait; its `waiting` still counts them all.
 """
 
 import errno
-import logging
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock_proto.telemetry import StepReport
@@ -25,33 +25,36 @@ LONGEST_BYTES = 1 << 20
 UNHEARD_S = 30.0
 """Nobody takes reports for so long: worth a line. A sidecar that starts again is sooner back."""
 
-log = logging.getLogger("vllm.penstock")
-
 
 class ReportSocket:
-    """The engine's end of the socket.
+    """Where an engine's reports go.
 
-    lost: reports that nobody took.
+    warn: told, as loggers are, when nobody takes reports for long. lost: reports that nobody took.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = str(path)
+    def __init__(self, path: Path, warn: Callable[..., object]) -> None:
+        self._path, self._warn = str(path), warn
         self._socket: socket.socket | None = None
         self._failing_s: float | None = None
         self._told = False
         self.lost = 0
 
-    def send(self, report: StepReport) -> None:
-        """Hand a report over, or drop it. Never blocks, never raises for want of a reader."""
+    def send(self, report: StepReport) -> bool:
+        """Hand a report over, or drop it; whether it was taken.
+
+        Never blocks, never raises for want of a reader.
+        """
         try:
-            self._deliver(report)
+            taken = self._deliver(report)
         except OSError as error:
-            self.lost += 1
             self.close()
             self._not_taken(error)
+            taken = False
         else:
             if self._failing_s is not None:
-                self._taken()
+                self._found()
+        self.lost += not taken
+        return taken
 
     def close(self) -> None:
         """Let go of the socket; the next report opens it again."""
@@ -65,7 +68,7 @@ class ReportSocket:
             self._failing_s = now_s
         if not self._told and now_s - self._failing_s >= UNHEARD_S:
             self._told = True
-            log.warning(
+            self._warn(
                 "penstock: nobody takes step reports at %s (%s); is a sidecar running with --telemetry %s? "
                 "Until then steps go on as planned, and admission plans without reports",
                 self._path,
@@ -73,12 +76,12 @@ class ReportSocket:
                 self._path,
             )
 
-    def _taken(self) -> None:
+    def _found(self) -> None:
         if self._told:
-            log.warning("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
+            self._warn("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
         self._failing_s, self._told = None, False
 
-    def _deliver(self, report: StepReport) -> None:
+    def _deliver(self, report: StepReport) -> bool:
         if self._socket is None:
             self._socket = _connected(self._path)
         while True:
@@ -87,10 +90,9 @@ class ReportSocket:
                 if len(data) > LONGEST_BYTES:
                     raise OSError(errno.EMSGSIZE, "longer than readers take")
                 self._socket.send(data)
-                return
+                return True
             except BlockingIOError:  # the reader is behind: this one is lost, the socket is sound
-                self.lost += 1
-                return
+                return False
             except OSError as error:
                 if error.errno != errno.EMSGSIZE or len(report.request_ids) <= report.running:
                     raise
@@ -115,5 +117,6 @@ def _drop_half_of_the_waiting(report: StepReport) -> None:
         report.computed_tokens,
         report.generated_tokens,
         report.best_effort,
+        report.thinking_tokens,
     ):
         del column[keep:]

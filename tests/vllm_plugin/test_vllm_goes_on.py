@@ -1,0 +1,90 @@
+"""A plan that stands is the one that the policy would make: asked for every step or not, all is the same."""
+
+from dataclasses import replace
+
+import pytest
+from penstock_core.policies import POLICIES
+from virtual.engine import Engine, Kind
+from virtual.life import Moment, life, watched
+
+STEPS = 500
+
+CALM = 0.02
+"""So few come that most steps are everybody's next token."""
+
+STANDING = {"slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy"}
+"""Policies whose plans stand."""
+
+TINY = Kind(blocks=60, batch_tokens=128, running=16)
+KINDS = {
+    "ample": Kind(),
+    "scarce": TINY,
+    "ahead": Kind(ahead=True),
+    "scarce and ahead": replace(TINY, ahead=True),
+    "with a prefix cache": Kind(prefix_caching=True),
+}
+
+
+def promised(engine: Engine) -> list[dict[str, object]]:
+    """Requests that all have a promise, of every kind of pace."""
+    judges = ("mean", "window", "max")
+    return [
+        {"penstock_id": f"p{at}", "penstock_ttft_s": 5.0, "penstock_tpot_s": 0.2, "penstock_best_effort": 0}
+        | {"penstock_judge": judges[at % 3], "penstock_tier": "chat"}
+        for at in range(9)
+    ]
+
+
+def assert_same(asked: Moment, going_on: Moment) -> None:
+    one, other = asked.output, going_on.output
+    assert list(one.num_scheduled_tokens.items()) == list(other.num_scheduled_tokens.items())
+    assert one.preempted_req_ids == other.preempted_req_ids
+    assert asked.engine.now_s == going_on.engine.now_s
+    if going_on.wanted is not None:
+        assert asked.view == going_on.view, "and whenever it is asked it sees the same"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str) -> None:
+    engine_kind, not_asked = replace(KINDS[kind], policy=policy), 0
+    lives = (life(engine_kind, seed=3, steps=STEPS, rate=CALM, always=always) for always in (True, False))
+    for asked, going_on in zip(*lives, strict=True):
+        assert_same(asked, going_on)
+        not_asked += asked.wanted is not None and going_on.wanted is None
+    assert going_on.engine.scheduler.planning.faults == {}
+    assert (not_asked > 0) == (policy in STANDING)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_while_everybody_decodes_the_policy_is_not_asked(ahead: bool) -> None:
+    engine, policy = watched(Kind(policy="slos-serve", ahead=ahead))
+    for at, fields in enumerate(promised(engine)):
+        engine.add(f"r{at}", 50, 400, fields=fields)
+    for _ in range(10):
+        engine.step()
+    asked = policy.asked
+    for _ in range(200):
+        assert len(engine.step().num_scheduled_tokens) == 9
+    assert policy.asked == asked
+    engine.add("new", 100, 5, fields={"penstock_id": "new", "penstock_ttft_s": 5.0})
+    engine.step()
+    assert policy.asked > asked
+    engine.drain()
+    assert engine.finished == set(engine.asked)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_it_is_asked_again_before_blocks_run_out(ahead: bool) -> None:
+    engine, policy = watched(Kind(policy="slos-serve", blocks=60, running=16, ahead=ahead))
+    for at, fields in enumerate(promised(engine)):
+        engine.add(f"r{at}", 30, 200, fields=fields)
+    for _ in range(2000):
+        free, asked = engine.free_blocks, policy.asked
+        running = len(engine.scheduler.running)
+        if not engine.scheduler.has_requests():
+            break
+        engine.step()
+        assert policy.asked > asked or free >= running or not engine.scheduler.running
+    engine.drain()
+    assert engine.finished == set(engine.asked)

@@ -1,0 +1,60 @@
+"""What vLLM's configuration and memory say of the engine."""
+
+import logging
+
+from penstock_vllm.engine import EngineScheduler
+from penstock_vllm.settings import Settings
+from penstock_vllm.view import Bounds, Memory
+
+log = logging.getLogger("vllm.penstock")
+
+
+def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
+    """vLLM's own bounds, or lower ones that were set."""
+    spec = scheduler.vllm_config.speculative_config
+    slots = spec.max_num_new_slots_for_drafting * scheduler.max_num_running_reqs if spec is not None else 0
+    most = scheduler.scheduler_config.max_num_batched_tokens - slots
+    batch_tokens = scheduler.max_num_scheduled_tokens
+    if most > 0:
+        batch_tokens = min(batch_tokens, most)
+    return Bounds(
+        min(settings.max_batch_tokens or batch_tokens, batch_tokens),
+        min(settings.max_running or scheduler.max_num_active_reqs, scheduler.max_num_active_reqs),
+        scheduler.max_model_len - scheduler.num_sampled_tokens_per_step,
+    )
+
+
+def memory_of(scheduler: EngineScheduler) -> Memory:
+    """The KV cache as it is now."""
+    pool = scheduler.kv_cache_manager.block_pool
+    groups = max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
+    return Memory(pool.num_gpu_blocks - 1, pool.get_num_free_blocks(), scheduler.block_size, groups)
+
+
+def free_blocks(scheduler: EngineScheduler) -> int:
+    """Blocks that nobody holds; one is one for every group of layers."""
+    groups = max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks()) // groups
+
+
+def can_be_steered(scheduler: EngineScheduler) -> bool:
+    """Whether policies understand this model's requests; where not, every step is vLLM's own."""
+    config = scheduler.vllm_config.model_config
+    unlike = {
+        "chunked prefill is off": not scheduler.scheduler_config.enable_chunked_prefill,
+        "the model is an encoder and a decoder": config.is_encoder_decoder,
+        "the model is a diffusion model": config.is_diffusion,
+    }
+    reasons = [reason for reason, holds in unlike.items() if holds]
+    if reasons:
+        log.warning("penstock: vLLM schedules by its own rules, because %s", ", ".join(reasons))
+    return not reasons
+
+
+def goes_token_by_token(scheduler: EngineScheduler) -> bool:
+    """Whether nothing but a request's own end can keep a step of decodes from bringing one token of each.
+
+    Not so where drafts are verified, KV comes from elsewhere, or a step passes through a pipeline of workers.
+    """
+    pipeline = scheduler.vllm_config.parallel_config.pipeline_parallel_size
+    return not scheduler.num_spec_tokens and scheduler.connector is None and pipeline == 1
