@@ -47,7 +47,7 @@ def small(world: World) -> Path:
 
 def gap_s(world: World) -> float:
     """Longest gap that tier `stream` is promised: what the machine can keep, busy as it is."""
-    return max(6 * world.pace_s, 1.5 * world.gap_s, 0.03)
+    return max(8 * world.pace_s, 2 * world.gap_s, 0.05)
 
 
 def ms(seconds: float) -> str:
