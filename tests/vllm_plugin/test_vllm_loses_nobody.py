@@ -179,6 +179,16 @@ def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None
     assert policy.asked == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_waits_for_room_for_an_adapter_holds_nobody_up(policy: str) -> None:
+    """Not even where prompts go before decodes: the adapter in use is free only once those have ended."""
+    engine = Engine(replace(SMALL, policy=policy, loras=1))
+    for number in range(4):
+        engine.add(f"r{number}", 30, 20, fields=TIERS[0], lora=1 + number % 2)
+    engine.drain(500)
+    assert engine.finished == set(engine.asked)
+
+
 def test_best_effort_that_is_preempted_keeps_what_it_has_generated() -> None:
     """Its KV is computed again as one prefill over prompt and answer; no token comes twice."""
     engine, policy = watched(Kind(policy="slos-serve", blocks=12, batch_tokens=256, running=8))

@@ -84,8 +84,13 @@ class Ledger:
     def ready(self) -> tuple[Job, ...]:
         """Jobs that the policy may start, in order of arrival."""
         if self._ready is None:
-            self._ready = tuple([h.job for h in self._waiting if h.planned and not h.blocked])
+            self._ready = tuple([held.job for held in self.startable])
         return self._ready
+
+    @property
+    def startable(self) -> list[Held]:
+        """Those whom the policy may start, in order of arrival."""
+        return [held for held in self._waiting if held.planned and not held.blocked]
 
     def add(self, request: EngineRequest, now_s: float, *, blocked: bool) -> Held:
         """A request has come. What rides in it is read; where that cannot be, it is best effort."""

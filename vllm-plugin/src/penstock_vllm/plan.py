@@ -110,6 +110,17 @@ def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> t
     return tuple(start)
 
 
+def with_a_lora_in_use(waiting: Sequence[Held], running: Sequence[Held], most: int) -> Sequence[Held]:
+    """Who could start by their adapters: everybody while there is room for another one.
+
+    The others are not there for policies. One that waits for a newcomer would wait for ever.
+    """
+    used = {lora for held in running if (lora := _lora(held))}
+    if len(used) < most:
+        return waiting
+    return [held for held in waiting if _lora(held) in used or not _lora(held)]
+
+
 def _lora(held: Held) -> int:
     lora = held.request.lora_request
     return int(lora.lora_int_id) if lora is not None else 0

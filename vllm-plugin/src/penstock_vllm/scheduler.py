@@ -22,6 +22,7 @@ from typing import Any
 from penstock_core.builtin_time_models import time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import Limits, ReplicaView
+from penstock_core.request import Job
 from penstock_core.speculation import Speculation
 from penstock_proto.report_socket import ReportSocket
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -37,7 +38,7 @@ from penstock_vllm.engine_facts import bounds_of, can_be_steered, free_blocks, g
 from penstock_vllm.learned import Learned
 from penstock_vllm.ledger import Held, Ledger
 from penstock_vllm.pipeline import Measured, Pipeline
-from penstock_vllm.plan import Plan
+from penstock_vllm.plan import Plan, with_a_lora_in_use
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.reports import Boundary, Heartbeat, Reports
@@ -193,7 +194,7 @@ class Steering(CarryingOut):
         seats = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
             self._held_running(),
-            self.ledger.ready,
+            self._ready(),
             memory=memory_of(self),
             bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
             model=self.learned.model,
@@ -202,6 +203,13 @@ class Steering(CarryingOut):
             begins_s=self._pipeline.free_s(now_s),
             ahead=self._ahead(),
         )
+
+    def _ready(self) -> tuple[Job, ...]:
+        """Whom the policy may start."""
+        if not self.lora_config or not self.ledger.ready:
+            return self.ledger.ready
+        most, running = self.lora_config.max_loras, self._held_running()
+        return tuple([held.job for held in with_a_lora_in_use(self.ledger.startable, running, most)])
 
     def _ahead(self) -> Ahead:
         steps = self._pipeline.steps
