@@ -142,5 +142,34 @@ def test_a_process_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> 
     command = [PENSTOCK, "up", "-f", str(path), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
-    assert "router ended with exit code 2 before the pool was ready" in done.stderr
-    assert 'spec.routing.backup: "offload"' in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert "router ended before the pool was ready: exit code 2: " in last
+    assert 'spec.routing.backup: "offload"' in last
+
+
+VLLM_WITHOUT_ROOM = """\
+(EngineCore pid=7) ERROR 11-21 23:07:01 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=7) ERROR 11-21 23:07:01 [core.py:1510] ValueError: To serve at least one request, 2 GiB \
+KV cache is needed, which is larger than the available KV cache memory (1 GiB).
+Traceback (most recent call last):
+  File "vllm/v1/engine/utils.py", line 1431, in wait_for_engine_startup
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}
+"""
+"""How the log of vLLM 0.32 ends that has not enough blocks, most frames of its tracebacks left out."""
+
+
+def test_vllm_that_cannot_start_is_quoted(tmp_path: Path) -> None:
+    """A stand-in for its Python: it has all that is looked for, and ends as vLLM did."""
+    (tmp_path / "log").write_text(VLLM_WITHOUT_ROOM)
+    (tmp_path / "config.json").write_text("{}")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo "[]" && exit\ncat {tmp_path}/log >&2\nexit 1\n')
+    python.chmod(0o755)
+    command = [PENSTOCK, "up", "-f", "examples/tiny-vllm-pool.yaml", "--engine", "vllm", "--port", "0"]
+    command += ["--replicas", "1", "--model", str(tmp_path), "--vllm-python", str(python)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "engine-r0 ended before the pool was ready: exit code 1: ValueError: To serve at least one request, "
+        "2 GiB KV cache is needed, which is larger than the available KV cache memory (1 GiB)."
+    )
