@@ -196,6 +196,18 @@ async def why(code: str) -> str:
     return said.removeprefix("sidecar-r0: ended (").partition("); starting it again in")[0]
 
 
+async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> None:
+    heard, before = Heard(), tmp_path / "before"
+    first = f"import pathlib; before = pathlib.Path({str(before)!r})"
+    fails = "if not before.exists(): before.touch(); raise OSError('gone')"
+    one = child(f"{first}\n{fails}\n{PRINT_PID}", heard)
+    await heard.next_note()
+    while not (await heard.next_line()).isdigit():
+        pass
+    assert one.why_it_ended == "exit code 1: OSError: gone"
+    await one.stop(PATIENCE_S)
+
+
 async def test_who_ended_is_quoted() -> None:
     assert await why("raise OSError(98, 'Address already in use')") == (
         "exit code 1: OSError: [Errno 98] Address already in use"

@@ -39,14 +39,14 @@ class Child:
     """A process and its restarts.
 
     exits: how often it has ended without being told to.
+    why_it_ended: the last time, in a line: how, and what it said of it.
     """
 
     def __init__(self, process: Process, sink: LogSink) -> None:
         self.process = process
         self.exits = 0
         self.last_pid = 0
-        self._last_code = 0
-        self._last_lines: deque[str] = deque(maxlen=LINES)
+        self.why_it_ended = ""
         self._sink = sink
         self._running: asyncio.subprocess.Process | None = None
         self._stopping = False
@@ -56,26 +56,19 @@ class Child:
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         while not self._stopping:
             started_s = loop.time()
-            self._last_code = await self._run_once()
+            said: deque[str] = deque(maxlen=LINES)
+            code = await self._run_once(said)
             if self._stopping:
                 return
-            self.exits += 1
+            self.exits, self.why_it_ended = self.exits + 1, _why(code, said)
             pause_s = FIRST_PAUSE_S if loop.time() - started_s > SETTLED_S else pause_s
             self._sink.note(
-                self.process.name, f"ended ({self.why_it_ended()}); starting it again in {pause_s:g} s"
+                self.process.name, f"ended ({self.why_it_ended}); starting it again in {pause_s:g} s"
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def why_it_ended(self) -> str:
-        """The last end, in a line: how, and what it said of it."""
-        said = telling_line(self._last_lines) or "it said nothing"
-        if self._last_code == -signal.SIGKILL:  # who is killed says nothing
-            return f"signal 9; {NO_MEMORY}"
-        return f"{_cause(self._last_code)}: {said}{f'; {NO_MEMORY}' if _CHILD_KILLED in said else ''}"
-
-    async def _run_once(self) -> int:
-        self._last_lines.clear()
+    async def _run_once(self, said: deque[str]) -> int:
         self._running = running = await asyncio.create_subprocess_exec(
             *self.process.argv,
             env={**os.environ, **self.process.environment},
@@ -88,13 +81,13 @@ class Child:
         )
         self.last_pid = running.pid
         assert running.stdout is not None
-        lines = asyncio.create_task(self._pass_lines(running.stdout))
+        lines = asyncio.create_task(self._pass_lines(running.stdout, said))
         await _ended(running)
         _kill_group(running.pid)  # its own children, which an engine that was killed cannot end any more
         await lines
         return await running.wait()
 
-    async def _pass_lines(self, log: asyncio.StreamReader) -> None:
+    async def _pass_lines(self, log: asyncio.StreamReader, said: deque[str]) -> None:
         while True:
             try:
                 line = await log.readuntil(b"\n")
@@ -105,7 +98,7 @@ class Child:
             except asyncio.LimitOverrunError as long:
                 line = await log.readexactly(long.consumed)
             text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
+            said.append(text)
             self._sink.line(self.process.name, text)
 
     async def stop(self, deadline_s: float) -> None:
@@ -134,6 +127,13 @@ def _kill_group(leader: int) -> None:
     """End what is left of a process's group; it led one of its own (`start_new_session`)."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _why(code: int, said: deque[str]) -> str:
+    if code == -signal.SIGKILL:  # who is killed says nothing
+        return f"signal 9; {NO_MEMORY}"
+    last = telling_line(said) or "it said nothing"
+    return f"{_cause(code)}: {last}{f'; {NO_MEMORY}' if _CHILD_KILLED in last else ''}"
 
 
 def _cause(code: int) -> str:

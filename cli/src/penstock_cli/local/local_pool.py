@@ -72,7 +72,7 @@ async def until_ready(
 def _raise_where_one_ended(children: Sequence[Child]) -> None:
     for child in children:
         if child.exits:
-            raise Failure(f"{child.process.name} ended before the pool was ready: {child.why_it_ended()}")
+            raise Failure(f"{child.process.name} ended before the pool was ready: {child.why_it_ended}")
 
 
 def _parts(layout: Layout) -> list[str]:
