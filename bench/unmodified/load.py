@@ -117,8 +117,9 @@ async def ask(
     due_s: float,
     *,
     into: Seen | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> Seen:
-    """into: filled in as it goes, for who may cancel this."""
+    """into: filled in as it goes, for who may cancel this. own: headers of its own."""
     seen = into or Seen(request.tier)
     body = {
         "model": model,
@@ -128,7 +129,7 @@ async def ask(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    headers = {"x-penstock-tier": request.tier}
+    headers = {"x-penstock-tier": request.tier, **(own or {})}
     try:
         async with http.post(f"{url}/v1/completions", json=body, headers=headers) as reply:
             seen.status, seen.headers = reply.status, reply.headers

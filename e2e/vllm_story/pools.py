@@ -1,7 +1,8 @@
 """The pools of the story, as files that `penstock` reads.
 
 Targets come from this machine's own pace, so that the same promises can be kept on any. `chat` and `summary`
-are those of bench/unmodified; `stream` is judged by its longest gap; `document` wants its first token only.
+are those of bench/unmodified; `stream` is judged by its longest
+gap, and a request says itself how long; `document` wants its first token only.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ import orjson
 from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, ROOMY, SEATS
 from vllm_story.world import World
 
+OWN_TARGETS = {"allowRequestTargets": True}
 DRAFTS = 4
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 FEW_BLOCKS, SHORT_CONTEXT = 13, 1024
@@ -24,7 +26,7 @@ def roomy(world: World, backup: str = "best-effort") -> Path:
     tiers = [
         {"name": "chat", "slo": {"ttft": ms(chat.ttft_s), "tpot": ms(chat.tpot_s)}},
         {"name": "summary", "slo": {"ttft": ms(summary.ttft_s), "tpot": ms(summary.tpot_s)}},
-        {"name": "stream", "slo": {"ttft": ms(chat.ttft_s), "tpot": ms(gap_s(world)), "judge": "max"}},
+        {"name": "stream", "slo": {"ttft": "10s", "tpot": "1s", "judge": "max"}, **OWN_TARGETS},
         {"name": "document", "slo": {"ttft": ms(20 * world.prompt_s)}},
         {"name": "batch", "bestEffort": True},
     ]
@@ -43,11 +45,6 @@ def small(world: World) -> Path:
     tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}, {"name": "batch", "bestEffort": True}]
     spec = {"tiers": tiers, "scheduling": {"maxRunning": 8, "maxBatchTokens": 512}}
     return _write(world.file("pool-small.yaml"), engine, spec)
-
-
-def gap_s(world: World) -> float:
-    """Longest gap that tier `stream` is promised: what the machine can keep, busy as it is."""
-    return max(8 * world.pace_s, 2 * world.gap_s, 0.05)
 
 
 def ms(seconds: float) -> str:

@@ -48,7 +48,7 @@ def pace_of_this_machine(world: World) -> str:
     return (
         f"{1e3 * world.pace_s:.1f} ms a token, p99 {pools.ms(world.gap_s)}, "
         f"{pools.ms(world.prompt_s)} for {PROMPT_TOKENS} of a prompt, "
-        f"{world.capacity_rps:.1f} requests/s; targets: {targets}, stream {pools.ms(pools.gap_s(world))}"
+        f"{world.capacity_rps:.1f} requests/s; targets: {targets}"
     )
 
 
