@@ -22,8 +22,8 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 80, 400, 40
 LOAD = 0.4
 """Of the requests that one engine answers a second: nobody is to be refused."""
 AGREES, TRIES = 0.05, 3
-"""How far off they may be, and how often that is tried: where others use the cores, a client may be woken late
-between the router's clock and its own."""
+"""How far off they may be, and how often that is tried: where others use the cores, a client may be woken
+late between the router's clock and its own."""
 
 MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
