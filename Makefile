@@ -54,7 +54,7 @@ lint: setup
 
 CONFTESTS := tests/kubernetes/conftest.py tests/vllm_plugin/conftest.py tests/vllm_serving/conftest.py
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
-	@$(BIN)/mypy --no-error-summary $(wildcard */src/penstock_*) \
+	@$(BIN)/mypy --no-error-summary $(filter-out %.dist-info,$(wildcard */src/penstock_*)) \
 	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py e2e/*/*.py e2e/*/*/*.py))
 	@for file in $(CONFTESTS); do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 

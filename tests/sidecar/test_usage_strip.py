@@ -1,7 +1,7 @@
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.client_body import read_body
-from penstock_sidecar.engine_metrics import load_of
+from penstock_sidecar.engine_metrics import EngineLoad, load_of
 from penstock_sidecar.sse import EVENT_BYTES
 from penstock_sidecar.usage_strip import UsageStrip
 
@@ -72,8 +72,8 @@ vllm:num_requests_waiting_by_reason{engine="0"} 7.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 1.5e-1
 """
-    assert load_of(page) == (5, 1, 0.25)
-    assert load_of(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n") == (1, 0, 0.0)
+    assert load_of(page) == EngineLoad(5, 1, 0.25)
+    assert load_of(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n") == EngineLoad(1, 0, 0.0)
     assert load_of(b"vllm:num_requests_running 1\n") is None
     assert load_of(b"vllm:num_requests_running 1e\nvllm:num_requests_waiting 0\n") is None
     assert load_of(b"<html>") is None
