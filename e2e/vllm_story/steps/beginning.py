@@ -9,7 +9,6 @@ from statistics import median, quantiles
 from string import ascii_lowercase
 from time import monotonic, perf_counter
 
-import orjson
 from unmodified.load import Planned, ask, closed_loop, session
 from unmodified.servers import make_model
 from unmodified_engines import Targets, targets_of
@@ -22,7 +21,9 @@ BUDGETS = (None, 512, 256, 128)
 """Of tokens a step, for vLLM's own scheduler: its default, and those that spare running streams."""
 PROMPT_TOKENS, ANSWER_TOKENS = 3000, 500
 CLIENTS, CAPACITY_S = 12, 10.0
-PROFILE_S = 25.0
+PROFILE_S, PROFILE_TRIES = 25.0, 4
+WORST_FIT = 30.0
+"""Mean error of a time model in per cent, beyond which it says more of what else ran than of the engine."""
 SLACK = 2.5
 """Of targets, beyond what suits an engine that has the machine to itself: here two share it."""
 
@@ -54,13 +55,14 @@ def pace_of_this_machine(world: World) -> str:
 
 def profile_of_an_engine(world: World) -> str:
     """`penstock profile` fits a time model to one of them"""
-    out = world.file("measured.json")
-    said = profile(world.plain[None], out, PROFILE_S)
-    world.file("profile.txt").write_text(said)
-    assert orjson.loads(out.read_bytes())["time_model"], said
-    found = re.search(r"R² .*", said)
-    assert found is not None, said
-    return found.group()
+    for _ in range(PROFILE_TRIES):
+        said = profile(world.plain[None], world.file("measured.json"), PROFILE_S)
+        world.file("profile.txt").write_text(said)
+        found = re.search(r"R² .* mean error (\S+)%.*", said)
+        assert found is not None, said
+        if float(found.group(1)) <= WORST_FIT:
+            return found.group()
+    raise AssertionError(f"no time model fits this machine, which others use as well: {found.group()}")
 
 
 def pool_is_up(world: World) -> str:
