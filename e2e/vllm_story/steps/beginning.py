@@ -62,7 +62,7 @@ def profile_of_an_engine(world: World) -> str:
         assert found is not None, said
         if float(found.group(1)) <= WORST_FIT:
             return found.group()
-    raise AssertionError(f"no time model fits this machine, which others use as well: {found.group()}")
+    raise AssertionError(f"no time model fits this machine, which others use as well:\n{said}")
 
 
 def pool_is_up(world: World) -> str:
