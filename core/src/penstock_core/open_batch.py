@@ -138,7 +138,7 @@ class OpenBatch:
         Where that is one token each, and nobody waits, no time and no progress changes it: it stands.
         """
         count, view = len(self.tokens), self.view
-        one_each = count == len(view.running) == self.work.tokens and not self.work.prefill_work
+        one_each = 0 < count == len(view.running) == self.work.tokens and not self.work.prefill_work
         stands = one_each and not view.waiting and view.speculation is None
         return self._step(count if stands else None)
 
