@@ -18,12 +18,13 @@ from vllm_story.figures import total
 from vllm_story.servers import MODEL, bench_serve, router_of
 from vllm_story.world import World
 
-PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 80, 400, 40
-LOAD = 0.4
-"""Of the requests that one engine answers a second: nobody is to be refused."""
+PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 60, 2000, 40
+"""Prompts are long, so that 5 % of a TTFT are more than it takes to wake router and client on busy cores:
+that lies between the two clocks."""
+LOAD = 0.15
+"""Of the (shorter) requests that one engine answers a second: nobody is to be refused."""
 AGREES, TRIES = 0.05, 3
-"""How far off they may be, and how often that is tried: where others use the cores, a client may be woken
-late between the router's clock and its own."""
+"""How far off they may be, and how often that is tried."""
 
 MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
