@@ -175,7 +175,9 @@ def cluster(folder: Path, nodes: int) -> Iterator[Path]:
 @contextmanager
 def operator(kubeconfig: Path, folder: Path) -> Iterator[Running]:
     """The operator, once it serves."""
-    images = {f"PENSTOCK_{name}_IMAGE": "x" for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM_PLUGIN")}
+    images = {
+        f"PENSTOCK_{name}_IMAGE": "x" for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM", "VLLM_PLUGIN")
+    }
     log = folder / "operator.log"
     with log.open("wb") as sink:
         command = [sys.executable, "-m", "penstock_operator.main", "--host=127.0.0.1", "--port=0"]

@@ -48,7 +48,7 @@ def test_pages_lead_where_they_say() -> None:
 
 def test_example_pools_are_pools() -> None:
     found = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
-    assert [path.stem for path in found] == ["autoscaled", "simulated", "vllm"]
+    assert [path.stem for path in found] == ["autoscaled", "gpus", "simulated", "vllm"]
     for path in found:
         for document in safe_load_all(path.read_text()):
             if document["kind"] == "ServingPool":
