@@ -9,7 +9,7 @@ from penstock_core.engine_fields import measured_model_file
 from penstock_core.policy import Knobs
 from penstock_core.time_model import to_json
 from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
-from penstock_vllm.settings import BadSetting, read_settings
+from penstock_vllm.settings import BadSetting, check_one_engine, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 
 NAMED = {"PENSTOCK_TIME_MODEL": "llama-3-8b-a100"}
@@ -19,6 +19,12 @@ def test_a_time_model_is_all_that_must_be_said() -> None:
     read = read_settings({}, NAMED)
     assert (read.policy, read.telemetry, read.max_batch_tokens) == ("slos-serve", None, 0)
     assert read.model == time_model("llama-3-8b-a100")
+
+
+def test_one_server_is_one_engine() -> None:
+    check_one_engine(1)
+    with pytest.raises(BadSetting, match="--data-parallel-size 2: a replica is one engine"):
+        check_one_engine(2)
 
 
 def test_the_command_line_counts_before_the_environment() -> None:

@@ -42,7 +42,7 @@ from penstock_vllm.plan import Plan, with_a_lora_in_use
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.reports import Boundary, Heartbeat, Reports
-from penstock_vllm.settings import Settings, read_settings
+from penstock_vllm.settings import Settings, check_one_engine, read_settings
 from penstock_vllm.standing_plan import StandingPlan, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
@@ -69,6 +69,7 @@ class Steering(CarryingOut):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_version(vllm_version, dir(type(self)))
         super().__init__(*args, **kwargs)
+        check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
         settings = read_settings(_additional(self.vllm_config), os.environ)
         self.ledger, self._pipeline = Ledger(), Pipeline()
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)

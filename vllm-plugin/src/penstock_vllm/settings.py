@@ -53,6 +53,18 @@ class Settings:
     planning_s: float = 0.02
 
 
+def check_one_engine(data_parallel_size: int) -> None:
+    """Raises BadSetting where requests are spread over several engines behind one server.
+
+    Each would report to the sidecar as if it were the replica.
+    """
+    if data_parallel_size > 1:
+        raise BadSetting(
+            f"--data-parallel-size {data_parallel_size}: a replica is one engine; leave it at 1, "
+            "and write more `replicas` into the pool"
+        )
+
+
 def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Settings of a `--additional-config` and an environment. Raises BadSetting."""
     section = given.get(SECTION) or {}
