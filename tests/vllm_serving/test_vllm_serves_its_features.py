@@ -15,6 +15,9 @@ from served.server import NAME, PATIENCE_S, Server, data_of
 
 PROMPTS = [f"{number}: the quick brown fox jumps over the lazy dog. " * 4 for number in range(6)]
 
+PROMISED = {"penstock_best_effort": False, "penstock_ttft_s": 60.0, "penstock_tpot_s": 0.1}
+"""As the sidecar says it; `slos-serve` drafts for those who have been promised something."""
+
 
 def asks(prompts: list[str], tokens: int, **more: Any) -> list[dict[str, Any]]:
     return [{"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more} for prompt in prompts]
@@ -29,7 +32,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def test_drafts_that_are_accepted_change_no_answer(plain: Server, drafting: Server) -> None:
     before = drafting.counted("vllm:spec_decode_num_accepted_tokens_total")
-    asked = asks(PROMPTS, 300)
+    asked = asks(PROMPTS, 300, vllm_xargs=PROMISED)
     assert await drafting.texts(asked) == await plain.texts(asked)
     assert drafting.counted("vllm:spec_decode_num_accepted_tokens_total") > before
 
