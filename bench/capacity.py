@@ -39,6 +39,7 @@ OTHERS = ("arxiv", "mooncake", "servegen-reasoning")
 SCALED = ("chatbot", "coder", "toolllm")
 MAIN = ("slos-serve", "vllm", "sarathi")
 PAPERS = ("sola", "accelgen", "annealing")
+NEWER = ("qoserve-spec", "fluidserve-spec")
 BASELINES = ("vllm-spec", "distserve", "vllm-legacy", "sjf", "fastserve", "orca", "fcfs")
 
 KNOWN = Conditions(1, 0.9, Lengths.KNOWN, TruthKind.EXACT, 3, "round-robin")
@@ -66,6 +67,7 @@ PARTS = {
     "four": Part(FOUR, SCALED, ("slos-serve",)),
     "papers": Part(ONE_SAMPLE, PAPER, PAPERS),
     "baselines": Part(ONE_SAMPLE, PAPER, BASELINES),
+    "newer": Part(ONE_SAMPLE, PAPER, NEWER),
     "others": Part(replace(PREDICTED, seeds=1), OTHERS, MAIN),
 }
 
