@@ -130,6 +130,17 @@ def test_one_sample_decides_alone_only_where_it_is_sure() -> None:
     assert max(later) < 1.1 and min(later) > 0.85
 
 
+def test_a_trial_that_knows_its_end_at_once_is_complete_however_much_it_misses() -> None:
+    world = wall(lambda trial: 4.0)
+
+    def bound(trial: Trial) -> Tally:
+        return Tally(REQUESTS, floor(REQUESTS * world(trial)), complete=True)
+
+    with Memory(None) as memory:
+        (answer,) = run_all([capacity(question("oracle"))], bound, 1, memory, Watch())
+    assert answer.low_rps <= 4.0 < answer.high_rps
+
+
 def test_all_samples_count_together() -> None:
     answer, _ = found(question(seeds=3), wall(lambda trial: (0.95, 1.0, 1.05)[trial.seed]))
     assert answer.low_rps == pytest.approx(1.0, rel=0.025)

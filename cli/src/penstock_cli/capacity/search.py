@@ -222,7 +222,7 @@ def _decide(sought: Sought, probes: Sequence[Probe]) -> Trials[dict[Probe, int |
     seen = dict(zip(probes, tallies, strict=True))
     decided = {probe: tally.missed for probe, tally in seen.items() if tally.missed <= allowed - sure}
     close = {probe: tally.missed for probe, tally in seen.items() if tally.complete and probe not in decided}
-    by_all = (yield from _by_all(sought, close)) if close else {}
+    by_all = (yield from _by_all(sought, close)) if close and others else {}
     return {probe: decided.get(probe, by_all.get(probe)) for probe in probes}
 
 
