@@ -37,17 +37,22 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def model() -> LlamaForCausalLM:
-    """Two layers, the same random weights every time."""
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
+
+
+def model(**other: int) -> LlamaForCausalLM:
+    """Of these sizes, or others; the same random weights every time."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=128,
-        num_hidden_layers=2,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
+        **{**SIZES, **other},
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,

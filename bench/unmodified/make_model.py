@@ -8,35 +8,24 @@ decisions.
 import sys
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from tiny_model import tokenizer
+from tiny_model import model, tokenizer
 
 LAYERS, WIDTH = 4, 256
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=320,
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save_pretrained(folder)
+    model(
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
         intermediate_size=3 * WIDTH,
         num_attention_heads=8,
         num_key_value_heads=4,
-        max_position_embeddings=8192,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        torch_dtype="bfloat16",
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer().save_pretrained(folder)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    ).save_pretrained(folder)
 
 
 if __name__ == "__main__":
