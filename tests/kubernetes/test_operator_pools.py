@@ -1,5 +1,6 @@
 """A pool's life on a real API server: it comes up, is kept as wanted, changes, and goes with all it had."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from kube.kubectl import Kubectl
 from operating.eventually import eventually
 from operating.process import OperatorProcess
 from operating.world import World, pool_document
+from penstock_operator.times import unix_s
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -167,8 +169,10 @@ def test_kubectl_scale_scales(world: World, kubectl: Kubectl) -> None:
 
 
 def test_of_two_pools_with_one_host_the_older_keeps_it(world: World) -> None:
-    world.make("ServingPool", pool_document("older", ingress={"host": "one.example"}))
+    older = world.make("ServingPool", pool_document("older", ingress={"host": "one.example"}))
     eventually(lambda: world.get("Ingress", "older"))
+    made_s = unix_s(older["metadata"]["creationTimestamp"], 0.0)  # whole seconds: of one, none is older
+    eventually(lambda: time.time() >= made_s + 1.0)
     world.make("ServingPool", pool_document("younger", ingress={"host": "one.example"}))
     message = world.until("Degraded", "True", "HostTaken", pool="younger")
     assert f"one.example belongs to the older pool {world.namespace}/older" in message
