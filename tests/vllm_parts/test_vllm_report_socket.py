@@ -6,18 +6,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+from penstock_core.engine_fields import from_fields
 from penstock_core.time_model import BatchWork
 from penstock_proto.report_socket import UNHEARD_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.ledger import Ledger
 from penstock_vllm.pipeline import Measured
-from penstock_vllm.reports import Boundary, Heartbeat, Reports
+from penstock_vllm.report_thread import ReportThread
+from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Reports, Rows, Teller
 from penstock_vllm.view import Bounds, Memory
 
 WARN = logging.getLogger("vllm.penstock").warning
-IDLE = Boundary(0.0, None, [], Ledger(), Memory(100, 100, 16), (), 0.0, None, {})
+JOB = from_fields({}, engine_id="r1", prompt_tokens=10, max_output_tokens=100, now_s=0.0)
+IDLE = Boundary(None, 0, 0, 0, Memory(100, 100, 16), 0.0, None, {}, 0, 0, Rows([], {}))
+MOVING = IDLE._replace(running=1, left_s=0.03, rows=Rows([JOB], {}))
 
 
 @pytest.fixture
@@ -29,6 +33,18 @@ def path(tmp_path: Path) -> Path:
 def reader(path: Path) -> Iterator[socket.socket]:
     with closing(bound(path)) as receiver:
         yield receiver
+
+
+class Wire(ReportSocket):
+    """Takes whatever is sent. numbers: of those reports."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), WARN)
+        self.numbers: list[int] = []
+
+    def send(self, report: StepReport) -> bool:
+        self.numbers.append(report.sequence)
+        return True
 
 
 def bound(path: Path) -> socket.socket:
@@ -93,22 +109,64 @@ def test_a_report_too_long_for_a_datagram_goes_without_the_last_who_wait(
 def test_an_idle_engine_says_so_again_and_a_working_one_does_not(path: Path, reader: socket.socket) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(IDLE)
-    reports.repeat()  # it has just spoken
     reports.repeat()
     assert [heard(reader).sequence for _ in range(2)] == [1, 2]
     reports.send(IDLE._replace(left_s=0.1))
-    reports.repeat()
     reports.repeat()
     reports.send(IDLE)
     assert [heard(reader).sequence for _ in range(2)] == [3, 4]
     reports.close()
 
 
-def test_the_heartbeat_ends_when_it_is_told(path: Path) -> None:
-    heartbeat = Heartbeat(Reports(ReportSocket(path, WARN)))
-    assert "penstock-heartbeat" in {thread.name for thread in threading.enumerate()}
-    heartbeat.stop()
-    assert "penstock-heartbeat" not in {thread.name for thread in threading.enumerate()}
+def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
+    wire = Wire()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | None]()
+    teller = Teller(reports, queue)
+    thread = ReportThread(reports, queue, teller)
+    assert "penstock-reports" in {one.name for one in threading.enumerate()}
+    for moves in range(20):
+        teller.tell(MOVING._replace(moves=moves), 0.0)
+    thread.stop()
+    assert "penstock-reports" not in {one.name for one in threading.enumerate()}
+    assert wire.numbers == list(range(1, 21))
+
+
+def test_what_a_full_queue_loses_is_a_gap_in_the_numbers() -> None:
+    wire = Wire()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | None]()
+    teller = Teller(reports, queue)
+    for moves in range(MOST_BEHIND + 10):
+        teller.tell(MOVING._replace(moves=moves), 0.0)
+    assert teller.skipped == 10
+    assert not teller.knows(MOVING.turns, (), 0.0), "the next one has all requests again"
+    ReportThread(reports, queue, teller).stop()
+    assert wire.numbers == list(range(11, MOST_BEHIND + 11))
+
+
+def test_requests_are_told_again_only_when_something_else_than_tokens_has_happened(path: Path) -> None:
+    reports = Reports(ReportSocket(path, WARN))
+    teller = Teller(reports, SimpleQueue())
+    assert not teller.knows(3, (), 0.0)
+    teller.tell(MOVING._replace(turns=3), 0.0)
+    assert teller.knows(3, (), WHOLE_EVERY_S / 2)
+    assert not teller.knows(4, (), WHOLE_EVERY_S / 2)
+    assert not teller.knows(3, (), WHOLE_EVERY_S)
+    reports.broken = True
+    assert not teller.knows(3, (), WHOLE_EVERY_S / 2)
+
+
+def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) -> None:
+    reports = Reports(ReportSocket(path, WARN))
+    reports.send(MOVING)
+    assert reports.broken
+    with closing(bound(path)) as reader:
+        reports.send(MOVING._replace(moves=1, rows=None))  # nobody could make anything of it
+        reports.send(MOVING._replace(moves=2))
+        reports.send(MOVING._replace(moves=5, rows=None))
+        whole, further = heard(reader), heard(reader)
+    assert (whole.sequence, list(whole.request_ids)) == (3, ["r1"])
+    assert (further.sequence, further.since, further.further_tokens) == (4, 3, 3)
+    reports.close()
 
 
 def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(

@@ -12,7 +12,7 @@ from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry import Continuity
 from penstock_sidecar.whole_reports import WholeReports
-from penstock_vllm.reports import Reports
+from penstock_vllm.reports import Boundary, Reports, Teller
 from virtual.engine import Engine, Kind
 from virtual.life import life
 
@@ -44,10 +44,24 @@ class Wire:
         pass
 
 
+class AtOnce:
+    """Has what is put into it reported at once."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+
+    def qsize(self) -> int:
+        return 0
+
+    def put(self, item: Boundary) -> None:
+        self._reports.send(item)
+
+
 def wired(engine: Engine) -> Wire:
     """The engine's reports, from here on."""
     wire: Any = Wire()
-    engine.scheduler._reports = Reports(wire)
+    reports = Reports(wire)
+    engine.scheduler._teller = Teller(reports, AtOnce(reports))
     return wire  # type: ignore[no-any-return]
 
 

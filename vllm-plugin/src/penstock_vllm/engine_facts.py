@@ -31,12 +31,6 @@ def memory_of(scheduler: EngineScheduler) -> Memory:
     return Memory(pool.num_gpu_blocks - 1, pool.get_num_free_blocks(), scheduler.block_size, groups)
 
 
-def free_blocks(scheduler: EngineScheduler) -> int:
-    """Blocks that nobody holds; one is one for every group of layers."""
-    groups = max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
-    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks()) // groups
-
-
 def can_be_steered(scheduler: EngineScheduler) -> bool:
     """Whether policies understand this model's requests; where not, every step is vLLM's own."""
     config = scheduler.vllm_config.model_config

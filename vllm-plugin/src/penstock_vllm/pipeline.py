@@ -25,19 +25,24 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.steps: deque[UnderWay] = deque()
-        self._ended_s, self._busy, self._busy_until_s = 0.0, False, 0.0
+        self._began_s, self._ended_s, self._busy = 0.0, 0.0, False
 
-    def free_s(self, now_s: float) -> float:
-        """When the next step can begin, as far as can be foreseen."""
-        return max(self._busy_until_s, now_s) if self.steps else now_s
+    def free_s(self, now_s: float, model: TimeModel) -> float:
+        """When the next step can begin, as far as can be foreseen by what is known of the engine now."""
+        if not self.steps:
+            return now_s
+        return max(self._began_s + sum([model.seconds(step.work) for step in self.steps]), now_s)
 
     def left_s(self, now_s: float) -> float:
-        """Predicted time until all steps have ended."""
-        return max(self._busy_until_s - now_s, 0.0) if self.steps else 0.0
+        """Time until all steps have ended, as was foreseen when they were planned."""
+        if not self.steps:
+            return 0.0
+        return max(self._began_s + sum([step.foreseen_s for step in self.steps]) - now_s, 0.0)
 
-    def begin(self, step: UnderWay, model: TimeModel) -> None:
+    def begin(self, step: UnderWay) -> None:
         """A step has been planned."""
-        self._busy_until_s = self.free_s(step.asked_s) + model.seconds(step.work)
+        if not self.steps:
+            self._began_s = step.asked_s
         self.steps.append(step)
 
     def pause(self) -> None:
@@ -55,9 +60,6 @@ class Pipeline:
     def end(self, step: UnderWay, now_s: float, *, works_on: bool) -> Measured | None:
         """A step has ended; as measured, where it took time."""
         duration_s = now_s - (self._ended_s if self._busy else step.asked_s)
-        self._ended_s, self._busy = now_s, works_on
+        self._began_s = self._ended_s = now_s
+        self._busy = works_on
         return Measured(step.work, duration_s) if duration_s > 0 else None
-
-    def foresee(self, model: TimeModel, now_s: float) -> None:
-        """When those still under way will have ended, as far as is known now."""
-        self._busy_until_s = now_s + sum([model.seconds(step.work) for step in self.steps])

@@ -6,17 +6,17 @@ under way count as begun: requests are reported as known, and what those steps p
 
 Most steps bring one token of everybody who runs. Then a report names an earlier one, which had the requests,
 and says how many tokens they are further. It does so only after one that was taken, and not for longer than
-`WHOLE_EVERY_S`, so a reader that has missed something soon knows everything again.
+`WHOLE_EVERY_S`.
 
-An idle engine repeats its last report every `HEARTBEAT_S`, from a thread of its own, so that a sidecar that
-has just started learns of it.
+The engine's own thread only notes how things stand (`Teller`). Reports are made of that and sent by another
+thread (`report_thread`), while the engine waits for its device.
 """
 
-import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from penstock_core.request import Job
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
@@ -27,117 +27,164 @@ from penstock_vllm.pipeline import Measured
 from penstock_vllm.under_way import UnderWay
 from penstock_vllm.view import Bounds, Memory
 
-HEARTBEAT_S = 1.0
+WHOLE_EVERY_S = 5.0
+"""Longest time from one report with all requests to the next. A reader that is new, or that a report did not
+reach, gets one at once; this heals what nobody noticed."""
 
-WHOLE_EVERY_S = 1.0
-"""Longest time from one report with all requests to the next."""
+MOST_BEHIND = 64
+"""Boundaries that wait to be reported: two seconds of steps."""
+
+NEVER = -1
+"""No count of turns."""
 
 NOTHING = Measured(BatchWork(0), 0.0)
 
 
-class Boundary(NamedTuple):
-    """The engine between two steps.
+class Rows(NamedTuple):
+    """All requests at a boundary.
 
-    ended: the step that has ended, where one has since the last boundary.
-    running: who holds KV, in the order they were started. ledger: they and all others.
-    left_s: predicted time until the steps under way have ended.
-    faults: steps in which the policy failed, by how, since the engine started.
+    jobs: those that run, in the order they were started, then those that wait.
+    chunks: what the steps under way prefill, by place among the jobs.
     """
 
-    at_s: float
+    jobs: Sequence[Job]
+    chunks: Mapping[int, int]
+
+
+class Boundary(NamedTuple):
+    """The engine between two steps. Nothing in it changes any more.
+
+    ended: the step that has ended, where one has since the last boundary.
+    running, waiting: how many. preemptions: since the engine started.
+    left_s: predicted time until the steps under way have ended.
+    faults: steps in which the policy failed, by how, since the engine started.
+    turns, moves: the ledger's counts. rows: None where only `moves` has grown since they were last told.
+    """
+
     ended: Measured | None
-    running: Sequence[Held]
-    ledger: Ledger
+    running: int
+    waiting: int
+    preemptions: int
     memory: Memory
-    steps: Iterable[UnderWay]
     left_s: float
     speculation: Speculation | None
     faults: Mapping[str, int]
+    turns: int
+    moves: int
+    rows: Rows | None
 
 
 class Base(NamedTuple):
-    """A report with all requests that was taken: its number and time, and the ledger's counts then."""
+    """A report with all requests that was taken: its number, and the ledger's counts then."""
 
     sequence: int
-    at_s: float
     turns: int
     moves: int
 
 
 class Reports:
-    """Numbers reports and sends them. A new instance name tells the sidecar that the engine is a new one."""
+    """Makes reports, numbers and sends them. A new instance name tells the sidecar that the engine is new.
+
+    broken: whether a report that had all requests is needed before others can be understood.
+    """
 
     def __init__(self, socket: ReportSocket, bounds: Bounds | None = None) -> None:
         self._socket, self._bounds = socket, bounds
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
         self._base: Base | None = None
-        self._quiet = True
-        self._lock = threading.Lock()
+        self.broken = False
 
     @property
     def lost(self) -> int:
         """Reports that nobody took."""
         return self._socket.lost
 
-    def send(self, now: Boundary) -> None:
-        """Report a step boundary."""
-        report, ledger = report_of(now), now.ledger
+    def send(self, now: Boundary, skipped: int = 0) -> None:
+        """Report a step boundary. skipped: boundaries before it that no report was made of."""
+        sequence, base = self._last.sequence + skipped + 1, self._base
+        report = report_of(now)
+        report.sequence, report.engine_instance = sequence, self._instance
         if self._bounds is not None:
             report.most_batch_tokens, report.most_running = self._bounds[:2]
-        with self._lock:
-            sequence = self._last.sequence + 1
-            report.sequence, report.engine_instance = sequence, self._instance
-            base = self._base_for(now)
-            if base is not None:
-                report.since, report.further_tokens = base.sequence, ledger.moves - base.moves
-            else:
-                _add_requests(report, now)
-            self._last, self._quiet = report, False
-            if not self._socket.send(report):
-                self._base = None
-            elif base is None:
-                self._base = Base(sequence, now.at_s, ledger.turns, ledger.moves)
+        if now.rows is not None:
+            _add_requests(report, now.rows)
+        elif base is not None and base.turns == now.turns:
+            report.since, report.further_tokens = base.sequence, now.moves - base.moves
+        else:
+            self._last.sequence = sequence
+            self.broken = True
+            return
+        self._last = report
+        taken = self._socket.send(report)
+        if not taken:
+            self._base, self.broken = None, True
+        elif now.rows is not None:
+            self._base = Base(sequence, now.turns, now.moves)
 
     def repeat(self) -> None:
-        """Say again how an idle engine stands, unless it has spoken since the last time this was asked."""
-        with self._lock:
-            if self._quiet and self._last.kv_blocks_total and not self._last.next_duration_s:
-                self._last.sequence += 1
-                self._last.duration_s = 0.0
-                self._base = None
-                self._socket.send(self._last)
-            self._quiet = True
+        """Say again how an idle engine stands, so that a sidecar that has just started learns of it."""
+        if self._last.kv_blocks_total and not self._last.next_duration_s:
+            self._last.sequence += 1
+            self._last.duration_s = 0.0
+            self._base = None
+            self._socket.send(self._last)
 
     def close(self) -> None:
         """Say no more."""
-        with self._lock:
-            self._socket.close()
-
-    def _base_for(self, now: Boundary) -> Base | None:
-        """The report whose requests these are still, but for the tokens of steps that brought one of each."""
-        base, ledger = self._base, now.ledger
-        if base is None or ledger.turns != base.turns or now.at_s - base.at_s >= WHOLE_EVERY_S:
-            return None
-        return None if not now.running or any([step.chunks for step in now.steps]) else base
+        self._socket.close()
 
 
-class Heartbeat:
-    """Repeats an idle engine's report until it is stopped."""
+class BoundaryQueue(Protocol):
+    """A queue that threads share."""
 
-    def __init__(self, reports: Reports) -> None:
-        self._reports, self._stop = reports, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True)
-        self._thread.start()
+    def qsize(self) -> int: ...  # noqa: D102
+    def put(self, item: Boundary) -> None: ...  # noqa: D102
 
-    def stop(self) -> None:
-        """End it."""
-        self._stop.set()
-        self._thread.join()
 
-    def _run(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            self._reports.repeat()
+class Teller:
+    """What a boundary costs the engine's thread: one note, and the requests only where they are needed.
+
+    queue: takes what is to be reported. skipped: boundaries that found it full.
+    """
+
+    def __init__(self, reports: Reports, queue: BoundaryQueue) -> None:
+        self._reports, self._queue = reports, queue
+        self._turns, self._told_s = NEVER, 0.0
+        self.skipped = 0
+
+    def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
+        """Whether what was told of the requests says it all, but for tokens of one each.
+
+        turns: the ledger's count. steps: under way.
+        """
+        if turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken:
+            return False
+        return not any([step.chunks for step in steps])
+
+    def tell(self, now: Boundary, now_s: float) -> None:
+        """Let it be reported."""
+        if now.rows is not None:
+            self._turns, self._told_s, self._reports.broken = now.turns, now_s, False
+        if self._queue.qsize() < MOST_BEHIND:
+            self._queue.put(now)
+        else:
+            self._turns = NEVER
+            self.skipped += 1
+
+
+def rows_of(running: Sequence[Held], ledger: Ledger, steps: Iterable[UnderWay]) -> Rows:
+    """All requests as they are known, and what the steps under way prefill."""
+    ledger.settle()
+    chunks: dict[str, int] = {}
+    for step in steps:
+        for engine_id, tokens in step.chunks.items():
+            chunks[engine_id] = chunks.get(engine_id, 0) + tokens
+    ids = [held.request.request_id for held in running] if chunks else ()
+    return Rows(
+        [held.job for held in (*running, *ledger.waiting)],
+        {row: chunks[engine_id] for row, engine_id in enumerate(ids) if engine_id in chunks},
+    )
 
 
 def report_of(now: Boundary) -> StepReport:
@@ -154,9 +201,9 @@ def report_of(now: Boundary) -> StepReport:
         kv_blocks_total=memory.total_blocks // memory.groups,
         kv_blocks_free=memory.free_blocks // memory.groups,
         block_tokens=memory.block_tokens,
-        running=len(now.running),
-        preemptions=now.ledger.preemptions,
-        waiting=len(now.ledger.waiting),
+        running=now.running,
+        preemptions=now.preemptions,
+        waiting=now.waiting,
     )
     if now.faults:
         report.policy_faults.CopyFrom(PolicyFaults(**now.faults))
@@ -165,27 +212,14 @@ def report_of(now: Boundary) -> StepReport:
     return report
 
 
-def _add_requests(report: StepReport, now: Boundary) -> None:
-    now.ledger.settle()
-    jobs = [held.job for held in (*now.running, *now.ledger.waiting)]
+def _add_requests(report: StepReport, rows: Rows) -> None:
+    jobs, chunks = rows
     report.request_ids.extend([job[0].id for job in jobs])
     report.computed_tokens.extend([job[1] for job in jobs])
     report.generated_tokens.extend([job[2] for job in jobs])
     report.best_effort.extend([job[7] for job in jobs])
-    chunks = _chunks(now.steps)
-    if chunks:
-        ids = [held.request.request_id for held in now.running]
-        report.prefilling.extend([row for row, engine_id in enumerate(ids) if engine_id in chunks])
-        report.chunk_tokens.extend([chunks[engine_id] for engine_id in ids if engine_id in chunks])
-
-
-def _chunks(steps: Iterable[UnderWay]) -> dict[str, int]:
-    """What the steps under way prefill, all together."""
-    chunks: dict[str, int] = {}
-    for step in steps:
-        for engine_id, tokens in step.chunks.items():
-            chunks[engine_id] = chunks.get(engine_id, 0) + tokens
-    return chunks
+    report.prefilling.extend(chunks)
+    report.chunk_tokens.extend(chunks.values())
 
 
 def _drafting(speculation: Speculation) -> Drafting:

@@ -16,9 +16,11 @@ steered and the step is vLLM's own.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
+from penstock_core.acceptance import Drafted
 from penstock_core.builtin_time_models import time_model
 from penstock_core.policies import build
 from penstock_core.replica_view import Limits, ReplicaView
@@ -34,24 +36,27 @@ from penstock_vllm.awaited_model import AwaitedModel
 from penstock_vllm.carrying_out import CarryingOut
 from penstock_vllm.drafts import drafted
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
-from penstock_vllm.engine_facts import bounds_of, can_be_steered, free_blocks, goes_token_by_token, memory_of
+from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
 from penstock_vllm.learned import Learned
 from penstock_vllm.ledger import Held, Ledger
 from penstock_vllm.pipeline import Measured, Pipeline
 from penstock_vllm.plan import Plan, with_a_lora_in_use
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
-from penstock_vllm.reports import Boundary, Heartbeat, Reports
+from penstock_vllm.report_thread import ReportThread
+from penstock_vllm.reports import Boundary, Reports, Teller, rows_of
 from penstock_vllm.settings import Settings, check_one_engine, read_settings
-from penstock_vllm.standing_plan import StandingPlan, steps_to_first_end
+from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
-from penstock_vllm.view import Ahead, view_of
+from penstock_vllm.view import Ahead, Memory, view_of
 
 log = logging.getLogger("vllm.penstock")
 
 STAND_IN_MODEL = "llama-3-8b-a100"
 """Rehearsed with, and never planned with, while the engine's own is still to be measured."""
+
+NO_CHUNKS: Mapping[str, int] = {}
 
 LONGEST_LAG_S = 60.0
 """A request that says it came longer ago than this has a clock that is wrong."""
@@ -81,6 +86,7 @@ class Steering(CarryingOut):
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
 
     _standing: StandingPlan | None
+    _memory: Memory  # as the last step left it
 
     # What vLLM calls.
 
@@ -94,10 +100,14 @@ class Steering(CarryingOut):
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """The next step: the policy's, or vLLM's own."""
         now_s = self.clock()
-        standing = self._still_standing()
-        if standing is not None:
+        standing = self._standing
+        if (
+            standing is not None
+            and standing.holds(self.ledger.roster, self._memory)
+            and not self._pause_state
+        ):
             output = super().schedule(throttle_prefills)
-            self._go_on(output, standing.next(), now_s)
+            self._go_on(output, standing, now_s)
             return output
         planned = self._planned(now_s)
         if planned is None:
@@ -112,10 +122,13 @@ class Steering(CarryingOut):
     def update_from_output(self, scheduler_output: StepOutput, model_runner_output: RunnerOutput) -> Any:
         """A step has ended."""
         now_s = self.clock()
-        by_id, with_worker = self.ledger.by_id, self._drafts_stay_with_worker
-        verified = drafted(scheduler_output, model_runner_output, by_id, with_worker=with_worker)
+        verified: Sequence[Drafted] = ()
+        if scheduler_output.scheduled_spec_decode_tokens:
+            by_id, with_worker = self.ledger.by_id, self._drafts_stay_with_worker
+            verified = drafted(scheduler_output, model_runner_output, by_id, with_worker=with_worker)
         told = super().update_from_output(scheduler_output, model_runner_output)
-        self.learned.drafts(verified)
+        if verified:
+            self.learned.drafts(verified)
         self._end(scheduler_output, model_runner_output, now_s)
         return told
 
@@ -131,9 +144,8 @@ class Steering(CarryingOut):
 
     def shutdown(self) -> None:
         """Stop telling, then whatever vLLM stops."""
-        if self._heartbeat is not None and self._reports is not None:
-            self._heartbeat.stop()
-            self._reports.close()
+        if self._report_thread is not None:
+            self._report_thread.stop()
         if self.planning.faults:
             log.warning("penstock: steps that were vLLM's own, by fault: %s", self.planning.faults)
         super().shutdown()
@@ -159,24 +171,21 @@ class Steering(CarryingOut):
     def _tell(self, settings: Settings) -> None:
         self._ended: Measured | None = None
         told = settings.telemetry
-        self._reports = Reports(ReportSocket(told, log.warning), self._bounds) if told is not None else None
-        self._heartbeat = None if self._reports is None else Heartbeat(self._reports)
+        self._report_thread: ReportThread | None = None
+        self._teller: Teller | None = None
+        if told is not None:
+            reports, queue = Reports(ReportSocket(told, log.warning), self._bounds), SimpleQueue[Any]()
+            self._teller = Teller(reports, queue)
+            self._report_thread = ReportThread(reports, queue, self._teller)
         self._report(self.clock())
 
     # Planning a step.
-
-    def _still_standing(self) -> StandingPlan | None:
-        """The plan before, where it is right once more."""
-        standing = self._standing
-        if standing is None or int(self._pause_state):
-            return None
-        return standing if standing.holds(self.ledger.roster, free_blocks(self)) else None
 
     def _planned(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
         """The policy's plan and what it was made by; None where the step is vLLM's own."""
         if self._awaited is not None:
             self._look_for_model(self._awaited, now_s)
-        if not self._steers or self._awaited is not None or int(self._pause_state):
+        if not self._steers or self._awaited is not None or self._pause_state:
             return None
         self.ledger.unblock(self._is_ready)
         self.ledger.settle()
@@ -192,16 +201,17 @@ class Steering(CarryingOut):
             self.learned, self._awaited = Learned(model, self.learned.speculation), None
 
     def _see(self, now_s: float) -> ReplicaView:
+        model = self.learned.model
         seats = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
             self._held_running(),
             self._ready(),
             memory=memory_of(self),
             bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
-            model=self.learned.model,
+            model=model,
             speculation=self.learned.speculation,
             step=self.current_step + 1,
-            begins_s=self._pipeline.free_s(now_s),
+            begins_s=self._pipeline.free_s(now_s, model),
             ahead=self._ahead(),
         )
 
@@ -231,12 +241,13 @@ class Steering(CarryingOut):
 
     def _go_on(self, output: StepOutput, standing: StandingPlan, now_s: float) -> None:
         """vLLM has made a step by itself: the one that stands, or another."""
-        if len(output.num_scheduled_tokens) == standing.running == output.total_num_scheduled_tokens:
-            self._standing = standing
-            self._computes(UnderWay(output, now_s, standing.work, {}, standing.roster))
-            self._report(now_s)
-        else:
+        if not len(output.num_scheduled_tokens) == standing.running == output.total_num_scheduled_tokens:
             self._begin(output, None, now_s)
+            return
+        standing.go_on()
+        step = UnderWay(output, now_s, standing.work, standing.seconds, NO_CHUNKS, standing.roster)
+        self._computes(step)
+        self._report(now_s)
 
     def _begin(self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float) -> None:
         """A step has been made: vLLM's requests are counted as they will be at its end."""
@@ -259,22 +270,25 @@ class Steering(CarryingOut):
         self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float
     ) -> UnderWay:
         """The step that has been made. Where it is everybody's next token, its plan may stand."""
-        ledger = self.ledger
+        ledger, model = self.ledger, self.learned.model
         if planned is None or planned[0].order is not None:
-            return under_way(output, ledger.by_id, now_s, None)
+            return under_way(output, ledger.by_id, now_s, model, None)
         plan, view = planned
-        step = under_way(output, ledger.by_id, now_s, view.running)
+        step = under_way(output, ledger.by_id, now_s, model, view.running)
         running = len(self.running)
         one_each = len(view.running) == len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens
         if not one_each or len(view.running) != running:
             return step
         if plan.stands_blocks is not None and self._plans_stand and not ledger.waiting:
             left = steps_to_first_end(self.running, self._bounds.longest_tokens)
-            self._standing = StandingPlan(ledger.roster, plan.stands_blocks, left, running, step.work)
+            longer_s = model.seconds(further(step.work, running)) - step.foreseen_s
+            self._standing = StandingPlan(
+                ledger.roster, plan.stands_blocks, left, running, step.work, step.foreseen_s, longer_s
+            )
         return step._replace(roster=ledger.roster)
 
     def _computes(self, step: UnderWay) -> None:
-        self._pipeline.begin(step, self.learned.model)
+        self._pipeline.begin(step)
         self._last_computed = step.output.num_scheduled_tokens
 
     def _end(self, output: StepOutput, brought: RunnerOutput, now_s: float) -> None:
@@ -294,29 +308,36 @@ class Steering(CarryingOut):
                 ledger.drop(held)
         if step is None:
             return
-        ended = self._pipeline.end(step, now_s, works_on=self.has_unfinished_requests())
+        works_on = bool(self.running) or self.has_unfinished_requests()
+        ended = self._pipeline.end(step, now_s, works_on=works_on)
         if ended is not None:
             self._ended = ended
-            self.learned.step(*ended)
-        self._pipeline.foresee(self.learned.model, now_s)
+            self.learned.step(ended)
 
     def _report(self, now_s: float) -> None:
-        if self._reports is None:
+        memory = self._memory = memory_of(self)
+        teller = self._teller
+        if teller is None:
             return
+        ledger, pipeline, faults = self.ledger, self._pipeline, self.planning.faults
+        rows = None
+        if not self.running or not teller.knows(ledger.turns, pipeline.steps, now_s):
+            rows = rows_of(self._held_running(), ledger, pipeline.steps)
         ended, self._ended = self._ended, None
-        self._reports.send(
-            Boundary(
-                at_s=now_s,
-                ended=ended,
-                running=self._held_running(),
-                ledger=self.ledger,
-                memory=memory_of(self),
-                steps=self._pipeline.steps,
-                left_s=self._pipeline.left_s(now_s),
-                speculation=self.learned.speculation,
-                faults=self.planning.faults,
-            )
+        now = Boundary(
+            ended,
+            len(self.running),
+            len(ledger.waiting),
+            ledger.preemptions,
+            memory,
+            pipeline.left_s(now_s),
+            self.learned.speculation,
+            faults.copy() if faults else faults,
+            ledger.turns,
+            ledger.moves,
+            rows,
         )
+        teller.tell(now, now_s)
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock_core.request import Job
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.time_model import BatchWork, TimeModel, chunk_work
 
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.ledger import Held
@@ -14,19 +14,25 @@ class UnderWay(NamedTuple):
     """One step of vLLM's.
 
     output: vLLM's own word for it. asked_s: when it was planned.
-    work: what it computes. chunks: tokens that it prefills of each request, by vLLM's ids.
+    work: what it computes. foreseen_s: how long the time model says that takes.
+    chunks: tokens that it prefills of each request, by vLLM's ids.
     roster: the ledger's count then, where it computes one token of everybody who runs; else None.
     """
 
     output: StepOutput
     asked_s: float
     work: BatchWork
+    foreseen_s: float
     chunks: Mapping[str, int]
     roster: int | None = None
 
 
 def under_way(
-    output: StepOutput, held: Mapping[str, Held], asked_s: float, decodes: Sequence[Job] | None
+    output: StepOutput,
+    held: Mapping[str, Held],
+    asked_s: float,
+    model: TimeModel,
+    decodes: Sequence[Job] | None,
 ) -> UnderWay:
     """The step that vLLM has just planned. decodes: these and nothing else, where that is known."""
     tokens, drafted = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
@@ -34,7 +40,7 @@ def under_way(
     if decodes is not None and len(decodes) == len(tokens):
         context_tokens = sum([job.computed_tokens for job in decodes]) + len(decodes)
         work = BatchWork(output.total_num_scheduled_tokens, context_tokens, 0.0, spec_steps)
-        return UnderWay(output, asked_s, work, {})
+        return UnderWay(output, asked_s, work, model.seconds(work), {})
     context_tokens, prefill_work, chunks = 0, 0.0, {}
     for engine_id, count in tokens.items():
         request = held[engine_id].request
@@ -45,7 +51,7 @@ def under_way(
             chunks[engine_id] = count
             prefill_work += chunk_work(count, before_tokens)
     work = BatchWork(output.total_num_scheduled_tokens, context_tokens, prefill_work, spec_steps)
-    return UnderWay(output, asked_s, work, chunks)
+    return UnderWay(output, asked_s, work, model.seconds(work), chunks)
 
 
 def decoded(request: EngineRequest, before_tokens: int) -> bool:

@@ -1,0 +1,44 @@
+"""A thread that sends reports, so that the engine's own does not.
+
+An engine's thread plans a step, hands it to its device and waits, without Python's lock. Meanwhile this one
+makes the report and sends it. What it was not handed, because the queue was full, the reader learns of by the
+gap in the reports' numbers.
+
+While nothing is handed over it repeats, every `HEARTBEAT_S`, how an idle engine stands.
+"""
+
+import threading
+from queue import Empty, SimpleQueue
+
+from penstock_vllm.reports import Boundary, Reports, Teller
+
+HEARTBEAT_S = 1.0
+
+
+class ReportThread:
+    """Sends what a teller puts into its queue, until it is stopped."""
+
+    def __init__(self, reports: Reports, queue: "SimpleQueue[Boundary | None]", teller: Teller) -> None:
+        self._reports, self._queue, self._teller = reports, queue, teller
+        self._thread = threading.Thread(target=self._run, name="penstock-reports", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send what is in the queue, and no more."""
+        self._queue.put(None)
+        self._thread.join()
+        self._reports.close()
+
+    def _run(self) -> None:
+        told_of = 0
+        while True:
+            try:
+                now = self._queue.get(timeout=HEARTBEAT_S)
+            except Empty:
+                self._reports.repeat()
+                continue
+            if now is None:
+                return
+            skipped = self._teller.skipped
+            self._reports.send(now, skipped - told_of)
+            told_of = skipped
