@@ -7,6 +7,7 @@ is pending: most steps, and the cheapest.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from penstock_core.policy import Step
@@ -29,7 +30,7 @@ class Plan(NamedTuple):
     preempt: running requests that lose their KV before it.
     order: running requests that compute, in this order; None where that is everybody in vLLM's own order.
     start: waiting requests that start, in this order.
-    caps: see above.
+    caps: see above; those who run in vLLM's own order have none.
     drafts: most drafts of each by job id; who is not in it verifies none.
     promote: jobs that have a promise from here on.
     stands_blocks: as the policy's step says.
@@ -47,7 +48,7 @@ class Plan(NamedTuple):
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
     """What to do for this step. Raises ImpossibleStep."""
     if _is_everybody(step, view.running):
-        return Plan((), None, (), None, step.drafts, (), step.stands_blocks)
+        return _of_everybody(step, view, held)
     running = {job.request.id: job for job in view.running}
     waiting = {job.request.id: job for job in view.waiting}
     _check(step, view, running, waiting)
@@ -67,32 +68,65 @@ def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Pl
 
 
 def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
-    """Whether every running job computes its one pending token, in vLLM's order, and nothing else happens."""
-    if step.preempt or step.promote or len(step.tokens) != len(running):
+    """Whether every running job computes its one pending token, first and in vLLM's order.
+
+    Newcomers may follow. Nothing else may happen.
+    """
+    everybody = len(running)
+    if step.preempt or step.promote or len(step.tokens) < everybody:
         return False
     decodes = [request.id for request, done, out, *_ in running if request.prompt_tokens + out - done == 1]
-    return decodes == list(step.tokens) and not any([tokens > 1 for tokens in step.tokens.values()])
+    if len(step.tokens) == everybody:
+        return decodes == list(step.tokens) and not any([tokens > 1 for tokens in step.tokens.values()])
+    first = list(islice(step.tokens.items(), everybody))
+    return first == [(job_id, 1) for job_id in decodes]
+
+
+def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
+    """Of those who run nothing has to be said. Raises ImpossibleStep for newcomers."""
+    if len(step.tokens) == len(view.running):
+        return Plan((), None, (), None, step.drafts, (), step.stands_blocks)
+    newcomers = dict(islice(step.tokens.items(), len(view.running), None))
+    waiting = {job.request.id: job for job in view.waiting if job.request.id in newcomers}
+    _check_tokens(newcomers, {}, waiting)
+    _check_batch(step, view)
+    caps = {
+        held[job_id].request.request_id: tokens
+        for job_id, tokens in newcomers.items()
+        if tokens < waiting[job_id].pending_tokens
+    }
+    return Plan((), None, tuple([held[job_id] for job_id in newcomers]), caps or None, step.drafts, ())
 
 
 def _check(step: Step, view: ReplicaView, running: Mapping[str, Job], waiting: Mapping[str, Job]) -> None:
-    for job_id, tokens in step.tokens.items():
-        job = running.get(job_id) or waiting.get(job_id)
-        if job is None:
-            raise ImpossibleStep(f"{job_id} is not here, or cannot be computed now")
-        if not 0 < tokens <= job.pending_tokens:
-            raise ImpossibleStep(f"{job_id} has {job.pending_tokens} tokens pending, not {tokens}")
+    _check_tokens(step.tokens, running, waiting)
     for job_id, drafts in step.drafts.items():
         if job_id not in step.tokens or drafts < 0 or (drafts and not running[job_id].decoding):
             raise ImpossibleStep(f"{job_id} cannot draft {drafts} tokens")
-    batch_tokens = sum(step.tokens.values()) + sum(step.drafts.values())
-    if batch_tokens > view.limits.batch_tokens:
-        raise ImpossibleStep(f"{batch_tokens} tokens in a batch of at most {view.limits.batch_tokens}")
+    _check_batch(step, view)
     if any(job_id not in running or job_id in step.tokens for job_id in step.preempt):
         raise ImpossibleStep("preempts who does not run, or is in the batch")
     if len(set(step.preempt)) < len(step.preempt):
         raise ImpossibleStep("preempts a job twice")
     if any(job_id not in running and job_id not in waiting for job_id in step.promote):
         raise ImpossibleStep("promotes who is not here")
+
+
+def _check_tokens(
+    tokens_of: Mapping[RequestId, int], running: Mapping[str, Job], waiting: Mapping[str, Job]
+) -> None:
+    for job_id, tokens in tokens_of.items():
+        job = running.get(job_id) or waiting.get(job_id)
+        if job is None:
+            raise ImpossibleStep(f"{job_id} is not here, or cannot be computed now")
+        if not 0 < tokens <= job.pending_tokens:
+            raise ImpossibleStep(f"{job_id} has {job.pending_tokens} tokens pending, not {tokens}")
+
+
+def _check_batch(step: Step, view: ReplicaView) -> None:
+    batch_tokens = sum(step.tokens.values()) + sum(step.drafts.values())
+    if batch_tokens > view.limits.batch_tokens:
+        raise ImpossibleStep(f"{batch_tokens} tokens in a batch of at most {view.limits.batch_tokens}")
 
 
 def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> tuple[Held, ...]:
