@@ -62,6 +62,15 @@ def test_noise_is_told_as_error_and_not_learned() -> None:
     assert found.held_out.worst_error >= found.held_out.mean_error
 
 
+def test_readings_that_were_disturbed_move_next_to_nothing() -> None:
+    true = BUILTINS["llama-3-8b-a100"].model
+    disturbed = [
+        Point(work, took_s * (2.5 if at % 6 == 3 else 1.0)) for at, (work, took_s) in enumerate(points(true))
+    ]
+    found = closest("found", disturbed)
+    assert quality(found, points(true)).mean_error < 0.02
+
+
 def test_too_few_points_are_refused() -> None:
     same = [Point(BatchWork(8), 0.01)] * 100
     with pytest.raises(TooFewPoints, match="1 measured points of different size; a time model takes 6"):

@@ -1,14 +1,17 @@
 """What an engine is asked, and how readings become points: no engine needed."""
 
+from math import inf
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.time_model import BatchWork
 from penstock_core.time_model_fit import Point
-from penstock_profiler.engine import Drafts
-from penstock_profiler.measure import speculated
+from penstock_profiler.engine import Drafts, Seen
+from penstock_profiler.measure import gaps_s, speculated
 from penstock_profiler.plan import ANSWER_TOKENS, Decodes, Limits, Prefill, from_ends, interleaved, plan
-from penstock_profiler.profiling import reading
+from penstock_profiler.profiling import reading, uncertainty
 
 limits = st.builds(
     Limits,
@@ -58,6 +61,33 @@ def test_accepted_drafts_make_a_batch_longer_than_the_gap() -> None:
     point = speculated(4, 1000, 0.01, 60, Drafts(drafted=80, accepted=20))
     assert point.work == BatchWork(4 * 3, 1000, 0.0, 2)
     assert point.seconds == pytest.approx(0.015)
+
+
+def seen(*at_ms: float) -> list[Seen]:
+    """A token at each of these."""
+    return [Seen(at / 1e3, tokens) for tokens, at in enumerate(at_ms)]
+
+
+def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> None:
+    steady = seen(*range(0, 250, 10))
+    assert gaps_s(steady) == pytest.approx([0.010] * 21)
+    stalled = seen(*range(0, 100, 10), *range(1100, 1250, 10))
+    assert median(gaps_s(stalled)) == pytest.approx(0.010)
+    in_pairs = seen(*[at // 20 * 20 for at in range(0, 250, 10)])
+    assert median(gaps_s(in_pairs)) == pytest.approx(0.010)
+
+
+def test_gaps_of_a_window_that_merges_all_its_tokens_are_their_mean() -> None:
+    assert gaps_s([Seen(1.0, 5), Seen(1.3, 8)]) == pytest.approx([0.1])
+
+
+def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:
+    work = BatchWork(8, 800)
+    once, spread = [Point(work, 0.01)], [Point(work, 0.009), Point(work, 0.01), Point(work, 0.011)]
+    assert uncertainty([]) == inf
+    assert uncertainty([spread]) == pytest.approx(1.25 * 0.2 / 3 / 3**0.5)
+    assert uncertainty([spread * 4]) < uncertainty([spread])
+    assert uncertainty([once, spread]) == pytest.approx(uncertainty([spread]) / 2)
 
 
 def test_a_stalled_reading_does_not_move_its_probe() -> None:

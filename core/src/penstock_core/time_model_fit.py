@@ -1,11 +1,12 @@
 """A time model from measured iterations: what `penstock profile` and `timeModel: auto` learn an engine by.
 
 The model is linear but for its roofline, whose two lines meet at some batch size. For a given meeting point
-it is a least-squares problem, so each is tried, and the one whose model is closest to the measurements wins.
-Errors count relative to the time measured: a millisecond matters more in a decode step of 10 ms than in a
-prefill of a second. No coefficient may be negative, since more work never takes less time: a column that
-comes out below zero is dropped, the lowest first, and the rest is solved again. The one exception is the
-fixed part of the compute-bound line, an extrapolation to batches that are never bound by compute.
+it is a problem of least absolute errors, so each is tried, and the one whose model is closest to the
+measurements wins. Errors count relative to the time measured: a millisecond matters more in a decode step of
+10 ms than in a prefill of a second. They are not squared, so a reading that was disturbed moves next to
+nothing. No coefficient may be negative, since more work never takes less time: a column that comes out below
+zero is dropped, the lowest first, and the rest is solved again. The one exception is the fixed part of the
+compute-bound line, an extrapolation to batches that are never bound by compute.
 
 Two lines need a reason: each must have points to rest on, and together they must do better than one line.
 
@@ -32,6 +33,12 @@ BETTER = 0.9
 """Two lines are believed where their error is at most this share of one line's."""
 
 HELD_OUT_EVERY = 4
+
+REWEIGHTED = 15
+"""Times that least squares are solved for least absolute errors."""
+
+LEAST_OFF = 1e-3
+"""Nearer than this, points are not told apart."""
 
 Floats = NDArray[np.float64]
 
@@ -91,8 +98,8 @@ def closest(name: str, points: Sequence[Point]) -> TimeModel:
     """One line or two, whichever the points speak for."""
     one = _one_line(name, points)
     tried = [_two_lines(name, points, tokens) for tokens in _meeting_points(points)]
-    two = min(tried, key=lambda model: _squared_error(model, points), default=one)
-    better = _squared_error(two, points) <= BETTER**2 * _squared_error(one, points)
+    two = min(tried, key=lambda model: _error(model, points), default=one)
+    better = _error(two, points) <= BETTER * _error(one, points)
     return two if better else one
 
 
@@ -149,21 +156,32 @@ def _columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, F
 
 
 def _solved(table: Floats, seconds: Floats, free: tuple[int, ...]) -> list[float]:
-    """Coefficients of least relative error, none negative but those of the columns in `free`."""
-    relative, ones = table / seconds[:, None], np.ones_like(seconds)
+    """Coefficients of least relative error, none negative but those of the columns in `free`.
+
+    Least absolute errors by least squares, again and again: each counts by as much as it was off before.
+    """
+    relative = table / seconds[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
-    kept = [column for column in range(table.shape[1]) if relative[:, column].any()]
+    relative, weights = relative / scale, np.ones_like(seconds)
+    for _ in range(REWEIGHTED):
+        found = _least_squares(relative * weights[:, None], weights, free)
+        weights = np.maximum(np.abs(relative @ found - 1), LEAST_OFF) ** -0.5
+    return [float(value) for value in found / scale]
+
+
+def _least_squares(table: Floats, wanted: Floats, free: tuple[int, ...]) -> Floats:
+    kept = [column for column in range(table.shape[1]) if table[:, column].any()]
     while True:
-        found, *_ = np.linalg.lstsq(relative[:, kept] / scale[kept], ones, rcond=None)
+        found, *_ = np.linalg.lstsq(table[:, kept], wanted, rcond=None)
         bound = [(value, column) for value, column in zip(found, kept, strict=True) if column not in free]
         negative = [column for value, column in sorted(bound) if value < 0]
         if not negative:
             break
         kept.remove(negative[0])
     coefficients = np.zeros(table.shape[1])
-    coefficients[kept] = found / scale[kept]
-    return [float(value) for value in coefficients]
+    coefficients[kept] = found
+    return coefficients
 
 
-def _squared_error(model: TimeModel, points: Sequence[Point]) -> float:
-    return sum((model.seconds(point.work) / point.seconds - 1) ** 2 for point in points)
+def _error(model: TimeModel, points: Sequence[Point]) -> float:
+    return sum(abs(model.seconds(point.work) / point.seconds - 1) for point in points)

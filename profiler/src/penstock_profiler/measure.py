@@ -5,8 +5,10 @@ tokenization, a place in the engine's queue. What it takes beside is measured on
 iterations of one token each of which only one is seen through it, and taken off every prefill.
 
 Decodes are timed by the gaps between tokens, while all of them decode: from when the last has begun until
-each has brought a dozen more. Where a drafter works, an iteration brings a request one token and what was
-accepted; so there are as many iterations of a request as tokens that were not accepted drafts.
+each has brought two dozen more. What counts is the median gap, of a few tokens each, so that neither a stall
+nor two tokens that came in one packet say anything. Where a drafter works, an iteration brings a request one
+token and what was accepted; so there are as many iterations of a request as tokens that were not accepted
+drafts, and what counts is the mean.
 """
 
 import asyncio
@@ -23,8 +25,11 @@ from penstock_core.time_model_fit import Point
 from penstock_profiler.engine import Drafts, Engine, EngineError, Seen, Stream
 from penstock_profiler.plan import ANSWER_TOKENS, Decodes, Prefill, Probe
 
-WINDOW_TOKENS = 12
+WINDOW_TOKENS = 24
 """Of each request, over which decodes are timed."""
+
+GAP_TOKENS = 4
+"""From one that came to the one whose coming is timed after it."""
 
 PROBE_TIMEOUT_S = 60.0
 LOOK_S = 0.002
@@ -62,16 +67,34 @@ async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | No
         started = decoding.now()
         if not await decoding.reach(max(seen.tokens for seen in started) + WINDOW_TOKENS):
             return None
-        ended, after = decoding.now(), await engine.drafts()
-    steps = [
-        (end.at_s - start.at_s, end.tokens - start.tokens) for start, end in zip(started, ended, strict=True)
-    ]
-    if min(end.at_s for end in ended) <= began_s:
+        windows, after = decoding.since(started), await engine.drafts()
+    if min(window[-1].at_s for window in windows) <= began_s:
         return None
     context = sum(stream.prompt_tokens for stream in decoding.streams)
-    context += sum(start.tokens + end.tokens for start, end in zip(started, ended, strict=True)) // 2
-    gap_s, tokens = median(took_s / count for took_s, count in steps), sum(count for _, count in steps)
-    return speculated(probe.requests, context, gap_s, tokens, _between(before, after))
+    context += sum(window[0].tokens + window[-1].tokens for window in windows) // 2
+    drafts = _between(before, after)
+    if drafts.drafted:
+        tokens = sum(window[-1].tokens - window[0].tokens for window in windows)
+        gap_s = median(_between_ends_s(window) for window in windows)
+        return speculated(probe.requests, context, gap_s, tokens, drafts)
+    gap_s = median(gap_s for window in windows for gap_s in gaps_s(window))
+    return Point(BatchWork(probe.requests, context), gap_s)
+
+
+def gaps_s(window: Sequence[Seen]) -> list[float]:
+    """Seconds a token from each one seen to the next that came `GAP_TOKENS` after it; at least one."""
+    found, later = [], 0
+    for one in window:
+        while later < len(window) and window[later].tokens < one.tokens + GAP_TOKENS:
+            later += 1
+        if later == len(window):
+            break
+        found.append((window[later].at_s - one.at_s) / (window[later].tokens - one.tokens))
+    return found or [_between_ends_s(window)]
+
+
+def _between_ends_s(window: Sequence[Seen]) -> float:
+    return (window[-1].at_s - window[0].at_s) / (window[-1].tokens - window[0].tokens)
 
 
 def speculated(requests: int, context: int, gap_s: float, tokens: int, drafts: Drafts) -> Point:
@@ -96,6 +119,13 @@ class _Decoding:
     def now(self) -> list[Seen]:
         """The last that each has brought."""
         return [stream.seen[-1] for stream in self.streams]
+
+    def since(self, started: Sequence[Seen]) -> list[list[Seen]]:
+        """What each has brought from then on, the last before included."""
+        return [
+            [seen for seen in stream.seen if seen.tokens >= start.tokens]
+            for stream, start in zip(self.streams, started, strict=True)
+        ]
 
     async def reach(self, tokens: int) -> bool:
         """Wait until each has brought so many. False where one ends before that. Raises EngineError."""

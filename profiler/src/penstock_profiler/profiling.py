@@ -1,13 +1,15 @@
 """A whole profile: the plan, round after round until time is up, and a model of what was measured.
 
-One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, and how
-far single readings lie from it is the noise floor: no model can be closer than that.
+One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, which are
+taken again until it is known well enough or time is up. How far single readings lie from it is the noise
+floor: no model can be closer than that to single iterations.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
 from random import Random
 from statistics import mean, median
 from time import monotonic
@@ -18,7 +20,12 @@ from penstock_profiler.engine import Engine
 from penstock_profiler.measure import measured
 from penstock_profiler.plan import ALONE, THROUGH, Limits, Probe, plan
 
-MOST_ROUNDS = 5
+LEAST_ROUNDS, MOST_ROUNDS = 3, 25
+ENOUGH = 0.005
+"""How uncertain probes' times may be on average, relative: less is not worth another round."""
+
+WAYS = 5
+"""Readings of what a request takes on its way."""
 
 LEAST_PROBES = 8
 """Measured however long they take: a model of fewer says nothing."""
@@ -72,7 +79,9 @@ async def profile(
     until_s, random = monotonic() + seconds, Random(seed)
     points = defaultdict[Probe, list[Point]](list)
     probes, way_s = plan(limits), await _way_s(engine, random)
-    for _ in range(MOST_ROUNDS):
+    for done in range(MOST_ROUNDS):
+        if done >= LEAST_ROUNDS and uncertainty(points.values()) <= ENOUGH:
+            break
         for number, probe in enumerate(probes):
             if monotonic() >= until_s and len(points) >= LEAST_PROBES:
                 break
@@ -88,6 +97,20 @@ async def profile(
         raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
 
 
+def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
+    """How far the median of each probe's readings is from what more of them would come to, on average.
+
+    Relative; infinite where there is nothing to say. A median of n readings strays 1.25 times as far as their
+    mean, which strays as far as a single one by the root of n.
+    """
+    strays = []
+    for points in readings:
+        middle_s = median(point.seconds for point in points)
+        spread = mean(abs(point.seconds / middle_s - 1) for point in points)
+        strays.append(1.25 * spread / sqrt(len(points)))
+    return mean(strays) if strays else inf
+
+
 def reading(probe: Probe, points: Sequence[Point]) -> Reading:
     """The probe's readings as one."""
     middle_s = median(point.seconds for point in points)
@@ -99,7 +122,7 @@ def reading(probe: Probe, points: Sequence[Point]) -> Reading:
 async def _way_s(engine: Engine, random: Random) -> float:
     """What a request takes beside its iterations: a first token's time less that of any other."""
     ways_s = []
-    for _ in range(MOST_ROUNDS):
+    for _ in range(WAYS):
         seen = await measured(engine, THROUGH, 0.0, random)
         gap = await measured(engine, ALONE, 0.0, random)
         if seen is not None and gap is not None:
