@@ -6,12 +6,21 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.time_model import BatchWork
+from penstock_core.time_model import BatchWork, chunk_work
 from penstock_core.time_model_fit import Point
-from penstock_profiler.engine import Drafts, Seen
-from penstock_profiler.measure import gaps_s, speculated
-from penstock_profiler.plan import ANSWER_TOKENS, Decodes, Limits, Prefill, from_ends, interleaved, plan
-from penstock_profiler.profiling import reading, uncertainty
+from penstock_profiler.engine import Drafts, Seen, Stream
+from penstock_profiler.measure import gaps_s, lengthened, speculated
+from penstock_profiler.plan import (
+    ANSWER_TOKENS,
+    Decodes,
+    Limits,
+    Prefill,
+    Probe,
+    from_ends,
+    interleaved,
+    plan,
+)
+from penstock_profiler.profiling import ROUNDS, Readings, reading, uncertainty
 
 limits = st.builds(
     Limits,
@@ -79,6 +88,54 @@ def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> No
 
 def test_gaps_of_a_window_that_merges_all_its_tokens_are_their_mean() -> None:
     assert gaps_s([Seen(1.0, 5), Seen(1.3, 8)]) == pytest.approx([0.1])
+
+
+def beside(*at_ms: float) -> Stream:
+    """A request of one token that decodes."""
+    return Stream(0.0, 1, [Seen(at / 1e3, tokens) for tokens, at in enumerate(at_ms, 1)])
+
+
+def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
+    prompt = Stream(0.044, 99, [Seen(0.0902, 1)])
+    point = lengthened(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, way_s=0.002)
+    assert point is not None
+    assert point.work == BatchWork(100, 1 + 6, chunk_work(99, 0))
+    assert point.seconds == pytest.approx(0.040)
+
+
+def test_the_last_of_several_iterations_of_a_prompt_is_no_prefill_of_it() -> None:
+    prompt = Stream(0.044, 99, [Seen(0.170, 1)])
+    assert lengthened(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, way_s=0.002) is None
+
+
+def test_an_engine_that_answers_one_after_the_other_shows_no_gap() -> None:
+    prompt = Stream(0.044, 99, [Seen(0.170, 1)])
+    assert lengthened(beside(10, 20, 30, 40, 50, 60), prompt, way_s=0.002) is None
+
+
+def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> None:
+    probes: list[Probe] = [Prefill(16), Prefill(1024), Decodes(4, 64)]
+    took_s = {probes[0]: 0.01, probes[1]: 1.0, probes[2]: 0.02}
+    asked: list[Probe] = []
+    read = Readings()
+    order = read.order(probes)
+    for number, probe in enumerate(order):
+        if number == 120:
+            break
+        asked.append(probe)
+        point = Point(BatchWork(8), 0.01 * (1 + number // 3 % 3))
+        read.note(probe, None if probe == probes[2] else point, took_s[probe])
+    assert asked[: ROUNDS * 3] == probes * ROUNDS
+    assert probes[2] not in asked[ROUNDS * 3 :], "it never came to anything"
+    assert asked.count(probes[0]) > 5 * asked.count(probes[1]) > 5 * ROUNDS
+
+
+def test_nothing_is_read_again_once_all_is_known() -> None:
+    read = Readings()
+    for probe in (asked := read.order([Prefill(16)])):
+        read.note(probe, Point(BatchWork(16), 0.01), 0.1)
+    assert len(read.points[Prefill(16)]) == ROUNDS
+    assert next(asked, None) is None
 
 
 def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:

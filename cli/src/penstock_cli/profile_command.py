@@ -57,8 +57,8 @@ async def _measure(url: str, limits: Limits, seconds: float, console: Console) -
         with _progress(console) as progress:
             task = progress.add_task("", total=seconds)
 
-            def told(probe: Probe, number: int, of: int) -> None:
-                progress.update(task, description=f"{number + 1} of {of}: {probe}")
+            def told(probe: Probe, readings: int) -> None:
+                progress.update(task, description=f"reading {readings + 1}: {probe}")
 
             ticking = asyncio.create_task(_tick(progress, task, seconds))
             try:

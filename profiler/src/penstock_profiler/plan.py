@@ -18,6 +18,9 @@ SHORT_PROMPT_TOKENS = 64
 ANSWER_TOKENS = 512
 """Longest answer asked for; its decodes are cut off as soon as enough has been seen."""
 
+BESIDE_TOKENS = 128
+"""Longest answer of the request that a prefill is seen by. An engine that does not mix ends it first."""
+
 Item = TypeVar("Item")
 
 
@@ -37,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One prompt, on an engine that does nothing else."""
+    """One iteration of so many tokens: a prompt, with at most one decode beside it."""
 
     prompt_tokens: int
 

@@ -1,4 +1,4 @@
-"""A whole profile: the plan, round after round until time is up, and a model of what was measured.
+"""A whole profile: the plan, reading after reading until time is up, and a model of what was measured.
 
 One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, which are
 taken again until it is known well enough or time is up. How far single readings lie from it is the noise
@@ -6,9 +6,9 @@ floor: no model can be closer than that to single iterations.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, sqrt
 from random import Random
 from statistics import mean, median
@@ -17,21 +17,29 @@ from time import monotonic
 from penstock_core.time_model_fit import Fit, Point, TooFewPoints, fit
 
 from penstock_profiler.engine import Engine
-from penstock_profiler.measure import measured
-from penstock_profiler.plan import ALONE, THROUGH, Limits, Probe, plan
+from penstock_profiler.measure import Ways, measured, prefill_beside
+from penstock_profiler.plan import ALONE, THROUGH, Limits, Prefill, Probe, plan
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 25
+ROUNDS = 2
+"""In which every probe is read. Those after that are read again by what it would tell and cost."""
+
 ENOUGH = 0.005
-"""How uncertain probes' times may be on average, relative: less is not worth another round."""
+"""How uncertain probes' times may be on average, relative: less is not worth another reading."""
+
+LEAST_SPREAD = 0.01
+"""Readings that agree better do so by chance."""
 
 WAYS = 5
 """Readings of what a request takes on its way."""
 
+BESIDE = Prefill(64)
+"""A prompt that shows whether an engine mixes."""
+
 LEAST_PROBES = 8
 """Measured however long they take: a model of fewer says nothing."""
 
-Told = Callable[[Probe, int, int], None]
-"""Called before each probe, with its number and how many there are in the round."""
+Told = Callable[[Probe, int], None]
+"""Called before each reading, with how many there have been."""
 
 
 class TooLittle(Exception):
@@ -65,7 +73,7 @@ class Profile:
         return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
 
 
-def _say_nothing(probe: Probe, number: int, of: int) -> None:
+def _say_nothing(probe: Probe, readings: int) -> None:
     pass
 
 
@@ -77,24 +85,55 @@ async def profile(
     Raises EngineError, TooLittle.
     """
     until_s, random = monotonic() + seconds, Random(seed)
-    points = defaultdict[Probe, list[Point]](list)
-    probes, way_s = plan(limits), await _way_s(engine, random)
-    for done in range(MOST_ROUNDS):
-        if done >= LEAST_ROUNDS and uncertainty(points.values()) <= ENOUGH:
+    ways, read = await _ways(engine, random), Readings()
+    probes = plan(limits)
+    for number, probe in enumerate(read.order(probes)):
+        if monotonic() >= until_s and (len(read.points) >= LEAST_PROBES or number >= len(probes)):
             break
-        for number, probe in enumerate(probes):
-            if monotonic() >= until_s and len(points) >= LEAST_PROBES:
-                break
-            told(probe, number, len(probes))
-            point = await measured(engine, probe, way_s, random)
-            if point is not None:
-                points[probe].append(point)
-            await asyncio.sleep(0)
-    readings = [reading(probe, found) for probe, found in points.items()]
+        told(probe, number)
+        began_s = monotonic()
+        point = await measured(engine, probe, ways, random)
+        read.note(probe, point, monotonic() - began_s)
+        await asyncio.sleep(0)
+    readings = [reading(probe, found) for probe, found in read.points.items()]
     try:
-        return Profile(readings, way_s, fit("profiled", [reading.point for reading in readings]))
+        return Profile(readings, ways.way_s, fit("profiled", [reading.point for reading in readings]))
     except TooFewPoints as error:
         raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
+
+
+class Readings:
+    """What was read, and what to read next. points: by probe."""
+
+    def __init__(self) -> None:
+        self.points: dict[Probe, list[Point]] = {}
+        self._took_s: dict[Probe, list[float]] = {}
+
+    def note(self, probe: Probe, point: Point | None, took_s: float) -> None:
+        """A probe was asked; None where it came to nothing."""
+        if point is not None:
+            self.points.setdefault(probe, []).append(point)
+            self._took_s.setdefault(probe, []).append(took_s)
+
+    def order(self, probes: Sequence[Probe]) -> Iterator[Probe]:
+        """Every probe a few times, then the one that is worth it most, until all is known well enough.
+
+        Ends without one where none was ever read.
+        """
+        for _ in range(ROUNDS):
+            yield from probes
+        while self.points and uncertainty(self.points.values()) > ENOUGH:
+            usual_spread = max(mean([_spread(points) for points in self.points.values()]), LEAST_SPREAD)
+            yield max(self.points, key=partial(self._worth, usual_spread))
+
+    def _worth(self, usual_spread: float, probe: Probe) -> float:
+        """How much less uncertain one more reading would make it, a second that it takes.
+
+        A few readings say little of their own spread, so that of all counts as much.
+        """
+        points = self.points[probe]
+        more = 1 / sqrt(len(points)) - 1 / sqrt(len(points) + 1)
+        return (_spread(points) + usual_spread) * more / mean(self._took_s[probe])
 
 
 def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
@@ -103,11 +142,7 @@ def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
     Relative; infinite where there is nothing to say. A median of n readings strays 1.25 times as far as their
     mean, which strays as far as a single one by the root of n.
     """
-    strays = []
-    for points in readings:
-        middle_s = median(point.seconds for point in points)
-        spread = mean(abs(point.seconds / middle_s - 1) for point in points)
-        strays.append(1.25 * spread / sqrt(len(points)))
+    strays = [1.25 * _spread(points) / sqrt(len(points)) for points in readings]
     return mean(strays) if strays else inf
 
 
@@ -115,16 +150,30 @@ def reading(probe: Probe, points: Sequence[Point]) -> Reading:
     """The probe's readings as one."""
     middle_s = median(point.seconds for point in points)
     nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
-    spread = mean(abs(point.seconds / middle_s - 1) for point in points)
-    return Reading(probe, Point(nearest.work, middle_s), len(points), spread)
+    return Reading(probe, Point(nearest.work, middle_s), len(points), _spread(points))
+
+
+def _spread(points: Sequence[Point]) -> float:
+    """Mean distance from the median, as a share of it."""
+    middle_s = median(point.seconds for point in points)
+    return mean(abs(point.seconds / middle_s - 1) for point in points)
+
+
+async def _ways(engine: Engine, random: Random) -> Ways:
+    """How to time this engine."""
+    way_s = await _way_s(engine, random)
+    if (await engine.drafts()).drafted:  # what a decode beside a prompt drafts is not known
+        return Ways(way_s, mixes=False)
+    seen = [await prefill_beside(engine, BESIDE, way_s, random) for _ in range(WAYS)]
+    return Ways(way_s, mixes=sum(point is not None for point in seen) > WAYS // 2)
 
 
 async def _way_s(engine: Engine, random: Random) -> float:
     """What a request takes beside its iterations: a first token's time less that of any other."""
-    ways_s = []
+    ways_s, unknown = [], Ways(0.0, mixes=False)
     for _ in range(WAYS):
-        seen = await measured(engine, THROUGH, 0.0, random)
-        gap = await measured(engine, ALONE, 0.0, random)
+        seen = await measured(engine, THROUGH, unknown, random)
+        gap = await measured(engine, ALONE, unknown, random)
         if seen is not None and gap is not None:
             ways_s.append(seen.seconds - gap.seconds)
     return max(median(ways_s), 0.0) if ways_s else 0.0
