@@ -1,7 +1,8 @@
 """How fast is an engine? Asked of it over HTTP, and answered as a time model.
 
-`plan` says what to ask, `engine` and `decoding` ask, `measure` turns what came back into points, and `profiling` goes
-through the plan within a bound of time and fits a model to the points (`penstock_core.time_model_fit`).
+`plan` says what to ask, `engine` and `decoding` ask, `measure` turns what came back into points, and
+`profiling` goes through the plan within a bound of time and fits a model to the points
+(`penstock_core.time_model_fit`).
 """
 
 from penstock_profiler.engine import Engine, EngineError, KvCache, connected
