@@ -378,7 +378,11 @@ def test_a_missing_field_comes_with_an_example() -> None:
         ("a: [1,\n", "line 2, column 1: expected the node content, but found '<stream end>'"),
         ("a: 1\n  b: 2\n", "line 2, column 4: mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", 'line 3, column 1: "a" is given twice; once is allowed'),
-        ("a: 1\n---\nb: 1\n", "line 2, column 1: but found another document"),
+        ("a: 1\n---\nb: 1\n", "of its 2 documents none is a ServingPool; one has to be"),
+        (
+            "kind: ServingPool\n---\nkind: ServingPool\n---\nkind: Secret\n",
+            "of its 3 documents 2 are a ServingPool; one has to be",
+        ),
         (
             "a: !!python/object:os.system x\n",
             "line 1, column 4: could not determine a constructor for the tag ",

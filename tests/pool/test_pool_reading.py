@@ -90,7 +90,7 @@ def test_the_default_tier_is_the_first_where_none_is_named() -> None:
 
 def test_every_example_is_a_pool() -> None:
     examples = Path(__file__).resolve().parents[2] / "examples"
-    names = [load_pool(path).metadata.name for path in sorted(examples.glob("*.yaml"))]
+    names = [load_pool(path).metadata.name for path in sorted(examples.rglob("*.yaml"))]
     assert "demo" in names
     assert "minimal" in names
 

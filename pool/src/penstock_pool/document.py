@@ -1,8 +1,10 @@
 """Reading a pool file's YAML, with errors that say where, and writing it.
 
-PyYAML takes the last of two equal keys without a word; a pool must not lose a tier that way.
+A file for `kubectl apply` may have a volume or a ConfigMap beside its pool: those are passed over. PyYAML
+takes the last of two equal keys without a word; a pool must not lose a tier that way.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import yaml
 
 
 class DocumentError(Exception):
-    """The file is not one YAML document. The message is one line without the file's name."""
+    """The file has no document to read. The message is one line without the file's name."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,8 +30,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_document(path: Path) -> Any:
-    """The file's one YAML document. Raises DocumentError."""
+def read_document(path: Path, kind: str) -> Any:
+    """The file's one YAML document, or of several the one of this kind. Raises DocumentError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -39,11 +41,24 @@ def read_document(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise DocumentError(f"is not UTF-8 text: byte {error.start}") from None
     try:
-        return yaml.load(text, _Loader)
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.MarkedYAMLError as error:
         raise DocumentError(_where(error)) from None
     except yaml.YAMLError as error:
         raise DocumentError(f"is not YAML: {str(error).splitlines()[0]}") from None
+    return _one(documents, kind) if documents else None
+
+
+def _one(documents: Sequence[Any], kind: str) -> Any:
+    if len(documents) == 1:
+        return documents[0]
+    found = [
+        document for document in documents if isinstance(document, dict) and document.get("kind") == kind
+    ]
+    if len(found) != 1:
+        counted = f"{len(found)} are" if found else "none is"
+        raise DocumentError(f"of its {len(documents)} documents {counted} a {kind}; one has to be")
+    return found[0]
 
 
 def write_document(document: Any) -> str:

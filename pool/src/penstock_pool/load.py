@@ -27,7 +27,7 @@ class PoolError(Exception):
 def load_pool(path: Path) -> Pool:
     """The pool in a file. Raises PoolError with every line that is wrong."""
     try:
-        document = read_document(path)
+        document = read_document(path, KIND)
     except DocumentError as error:
         raise PoolError([f"{path}: {error}"]) from None
     return _with_time_model_found(parse_pool(document, str(path)), path)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_pool.document import read_document
+from penstock_pool.serving_pool import KIND
 from penstock_pool.time_models import SUFFIX
 
 
@@ -43,7 +44,7 @@ def overridden_pool(source: Path, overrides: Overrides) -> Pool:
 
 
 def _overridden(source: Path, overrides: Overrides) -> dict[str, Any]:
-    document: dict[str, Any] = read_document(source)
+    document: dict[str, Any] = read_document(source, KIND)
     _override(document["spec"], overrides)
     return document
 
