@@ -14,6 +14,8 @@ Policy slos-serve, predicted lengths, measured truth. Rates are per replica, req
 
 import argparse
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import repeat
 from math import inf, sqrt
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -24,7 +26,7 @@ from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import Fleet, simulate
 
 TARGET = 0.9
-NEAR_CAPACITY_RPS = {"chatbot": 4.0, "coder": 2.6, "toolllm": 0.65, "mixed": 2.5}
+NEAR_CAPACITY_RPS = {"chatbot": 7.5, "coder": 3.4, "toolllm": 0.8, "mixed": 5.5}
 """Where about a tenth is lost, so that orders can differ."""
 
 STEP = 1.02
@@ -81,7 +83,13 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
     return Run(sum(kept.values()) / len(kept), first / requests, hops / requests)
 
 
-def orders(options: argparse.Namespace) -> None:
+def samples(pool: Executor, setting: Setting, options: argparse.Namespace) -> list[Run]:
+    """Serve every sample, on as many cores as there are."""
+    seeds = range(options.seeds)
+    return list(pool.map(served, repeat(setting), seeds, repeat(options.laps)))
+
+
+def orders(pool: Executor, options: argparse.Namespace) -> None:
     for name in options.scenario:
         rate_rps = options.rate or NEAR_CAPACITY_RPS[name]
         for max_hops in options.hops:
@@ -96,7 +104,7 @@ def orders(options: argparse.Namespace) -> None:
                     *(name, "", options.replicas, max_hops, age_ms / 1000, rate_rps),
                     *(options.routers, options.heard_ms / 1000),
                 )
-                _compare(setting, options)
+                _compare(pool, setting, options)
 
 
 def routers(options: argparse.Namespace) -> str:
@@ -107,10 +115,10 @@ def routers(options: argparse.Namespace) -> str:
     return f"{options.routers} routers that share {shares}"
 
 
-def _compare(setting: Setting, options: argparse.Namespace) -> None:
+def _compare(pool: Executor, setting: Setting, options: argparse.Namespace) -> None:
     reference: list[Run] = []
     for order in options.order:
-        runs = [served(setting._replace(order=order), seed, options.laps) for seed in range(options.seeds)]
+        runs = samples(pool, setting._replace(order=order), options)
         reference = reference or runs
         gains = [100 * (run.attained - other.attained) for run, other in zip(runs, reference, strict=True)]
         error = stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else inf
@@ -126,25 +134,23 @@ def _share(runs: Iterable[Run], of: Callable[[Run], float]) -> str:
     return f"{100 * mean(map(of, runs)):.2f}"
 
 
-def scaling(options: argparse.Namespace) -> None:
+def scaling(pool: Executor, options: argparse.Namespace) -> None:
     many = options.replicas
     print(f"\n| scenario | 1 replica, /s | order | {many} replicas, /s each | times one replica |")
     print("|---|--:|---|--:|--:|", flush=True)
     for name in options.scenario:
-        alone_rps = _capacity_rps(Setting(name, "round-robin", 1, 1, 0.005, 1.0), options)
+        alone_rps = _capacity_rps(pool, Setting(name, "round-robin", 1, 1, 0.005, 1.0), options)
         for order in options.order:
-            each_rps = _capacity_rps(Setting(name, order, many, many, 0.005, alone_rps), options)
+            each_rps = _capacity_rps(pool, Setting(name, order, many, many, 0.005, alone_rps), options)
             times = many * each_rps / alone_rps
             print(f"| {name} | {alone_rps:.3f} | {order} | {each_rps:.3f} | {times:.2f} |", flush=True)
 
 
-def _capacity_rps(setting: Setting, options: argparse.Namespace) -> float:
+def _capacity_rps(pool: Executor, setting: Setting, options: argparse.Namespace) -> float:
     """The highest rate per replica that is kept, searched outwards from the setting's own."""
 
     def kept(rate_rps: float) -> bool:
-        runs = [
-            served(setting._replace(rate_rps=rate_rps), seed, options.laps) for seed in range(options.seeds)
-        ]
+        runs = samples(pool, setting._replace(rate_rps=rate_rps), options)
         return mean(run.attained for run in runs) >= TARGET
 
     low = high = setting.rate_rps
@@ -192,7 +198,8 @@ def main() -> None:
         "--laps", type=int, default=1, help="times the recorded stretch is run through (default 1)"
     )
     options = parser.parse_args()
-    {"orders": orders, "scaling": scaling}[options.what](options)
+    with ProcessPoolExecutor() as pool:
+        {"orders": orders, "scaling": scaling}[options.what](pool, options)
 
 
 if __name__ == "__main__":
