@@ -32,8 +32,8 @@ def profile_engine(
 ) -> None:
     """Measure a live engine that does nothing else, and fit its time model.
 
-    Prefills of many lengths, decodes of many batch sizes and contexts, round after round; then a model, with
-    its error on every fourth point, which it was not fitted to. The file is what `engine.timeModel` takes:
+    Prefills of many lengths, decodes of many batch sizes and contexts, again and again; then a model, with
+    its error on points that it was not fitted to. The file is what `engine.timeModel` takes:
 
       penstock profile --engine http://127.0.0.1:8000 --out tiny.json
 
@@ -113,7 +113,8 @@ def show(console: Console, found: Profile) -> None:
         f"A request's way beside it takes {1e3 * found.way_s:.2f} ms.\n\n"
         f"On the points that it was fitted to: {_worth(found.fit.seen)}.\n"
         f"On points that a fit to the others had not seen: {_worth(found.fit.held_out)}.\n"
-        f"Single readings lie {found.noise:.1%} from their own median: no model is closer than about that."
+        f"Single readings lie {found.noise:.1%} from their own median, {found.steady_noise:.1%} without the "
+        "machine's changes of pace: no model is closer to single iterations than about that."
     )
 
 

@@ -11,7 +11,8 @@ compute-bound line, an extrapolation to batches that are never bound by compute.
 Two lines need a reason: each must have points to rest on, and together they must do better than one line.
 
 What a fit is worth is said by points that it has not seen (`held_out`): every fourth of them, in the order of
-their tokens, so that small and large batches are judged alike.
+their tokens, so that small and large batches are judged alike. That is done four times, so that each point is
+held out once.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class TooFewPoints(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How close a model is to measurements.
+    """How close predictions are to measurements.
 
     mean_error, worst_error: absolute, relative to the time measured. r_squared: share of the times' variance
     that it explains.
@@ -75,7 +76,7 @@ class Quality:
 class Fit:
     """A model of all points.
 
-    seen: how close it is to them. held_out: how close one of three quarters of them is to the others.
+    seen: how close it is to them. held_out: how close models of three quarters of them are to the others.
     """
 
     model: TimeModel
@@ -89,9 +90,19 @@ def fit(name: str, points: Sequence[Point]) -> Fit:
         raise TooFewPoints(len({point.work for point in points}))
     ordered = sorted(points, key=lambda point: (point.work.tokens, point.work, point.seconds))
     model = closest(name, ordered)
-    unseen = ordered[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
-    seen = [point for index, point in enumerate(ordered) if (index - HELD_OUT_EVERY // 2) % HELD_OUT_EVERY]
-    return Fit(model, quality(model, ordered), quality(closest(name, seen), unseen))
+    predicted_s = [model.seconds(point.work) for point in ordered]
+    return Fit(model, quality(predicted_s, ordered), quality(_unseen_s(name, ordered), ordered))
+
+
+def _unseen_s(name: str, points: Sequence[Point]) -> list[float]:
+    """Of each point, what a model of three quarters of them without it predicts."""
+    predicted_s = [0.0] * len(points)
+    for first in range(HELD_OUT_EVERY):
+        seen = [point for at, point in enumerate(points) if at % HELD_OUT_EVERY != first]
+        model = closest(name, seen)
+        for at in range(first, len(points), HELD_OUT_EVERY):
+            predicted_s[at] = model.seconds(points[at].work)
+    return predicted_s
 
 
 def closest(name: str, points: Sequence[Point]) -> TimeModel:
@@ -103,10 +114,10 @@ def closest(name: str, points: Sequence[Point]) -> TimeModel:
     return two if better else one
 
 
-def quality(model: TimeModel, points: Sequence[Point]) -> Quality:
-    """How close a model is to points, of which there is at least one."""
+def quality(predicted_s: Sequence[float], points: Sequence[Point]) -> Quality:
+    """How close predictions are to points, of which there is at least one."""
     measured = np.array([point.seconds for point in points])
-    predicted = np.array([model.seconds(point.work) for point in points])
+    predicted = np.array(predicted_s)
     errors = np.abs(predicted / measured - 1)
     spread = float(((measured - measured.mean()) ** 2).sum())
     left = float(((measured - predicted) ** 2).sum())

@@ -1,8 +1,8 @@
 """A whole profile: the plan, reading after reading until time is up, and a model of what was measured.
 
-One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, which are
-taken again until it is known well enough or time is up. How far single readings lie from it is the noise
-floor: no model can be closer than that to single iterations.
+One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, less the
+machine's changes of pace (`drift`); they are taken again until it is known well enough or time is up. How far
+single readings lie from their median is the noise floor: no model can be closer to single iterations.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from time import monotonic
 
 from penstock_core.time_model_fit import Fit, Point, TooFewPoints, fit
 
+from penstock_profiler.drift import paces
 from penstock_profiler.engine import Engine
 from penstock_profiler.measure import Ways, measured, prefill_beside
 from penstock_profiler.plan import ALONE, THROUGH, Limits, Prefill, Probe, plan
@@ -50,7 +51,8 @@ class TooLittle(Exception):
 class Reading:
     """A probe's readings, as one point.
 
-    times: how many there were. spread: their mean distance from the point, relative; 0 for a single one.
+    times: how many there were. spread: their mean distance from the point, relative; 0 for a single one. All
+    without the machine's changes of pace.
     """
 
     probe: Probe
@@ -61,15 +63,20 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured, and its model. way_s: what a request takes on its way, beside the engine's work."""
+    """What was measured, and its model.
+
+    way_s: what a request takes on its way, beside the engine's work.
+    noise: the noise floor, mean distance of single readings from their probe's median, relative.
+    """
 
     readings: Sequence[Reading]
     way_s: float
+    noise: float
     fit: Fit
 
     @property
-    def noise(self) -> float:
-        """The noise floor: mean spread of the readings that were taken more than once."""
+    def steady_noise(self) -> float:
+        """What of the noise is left without the machine's changes of pace."""
         return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
 
 
@@ -95,11 +102,12 @@ async def profile(
         point = await measured(engine, probe, ways, random)
         read.note(probe, point, monotonic() - began_s)
         await asyncio.sleep(0)
-    readings = [reading(probe, found) for probe, found in read.points.items()]
+    readings = [reading(probe, found) for probe, found in read.steady().items()]
     try:
-        return Profile(readings, ways.way_s, fit("profiled", [reading.point for reading in readings]))
+        fitted = fit("profiled", [reading.point for reading in readings])
     except TooFewPoints as error:
         raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
+    return Profile(readings, ways.way_s, read.noise, fitted)
 
 
 class Readings:
@@ -107,13 +115,28 @@ class Readings:
 
     def __init__(self) -> None:
         self.points: dict[Probe, list[Point]] = {}
+        self._in_time: list[tuple[Probe, Point]] = []
         self._took_s: dict[Probe, list[float]] = {}
 
     def note(self, probe: Probe, point: Point | None, took_s: float) -> None:
         """A probe was asked; None where it came to nothing."""
         if point is not None:
             self.points.setdefault(probe, []).append(point)
+            self._in_time.append((probe, point))
             self._took_s.setdefault(probe, []).append(took_s)
+
+    @property
+    def noise(self) -> float:
+        """Mean spread of probes that were read more than once."""
+        return mean([_spread(points) for points in self.points.values() if len(points) > 1] or [0.0])
+
+    def steady(self) -> dict[Probe, list[Point]]:
+        """Points by probe as if the machine had kept one pace."""
+        found: dict[Probe, list[Point]] = {}
+        at = paces([(probe, point.seconds) for probe, point in self._in_time])
+        for (probe, point), pace in zip(self._in_time, at, strict=True):
+            found.setdefault(probe, []).append(Point(point.work, point.seconds / pace))
+        return found
 
     def order(self, probes: Sequence[Probe]) -> Iterator[Probe]:
         """Every probe a few times, then the one that is worth it most, until all is known well enough.

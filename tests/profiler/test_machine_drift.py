@@ -1,0 +1,51 @@
+"""A machine's pace is told apart from what its probes take."""
+
+from math import sin
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_profiler.drift import paces
+
+TAKES_S = {"small": 0.003, "middle": 0.010, "large": 0.2}
+
+
+def readings(pace_at: list[float], noise: float = 0.0) -> list[tuple[str, float]]:
+    """Probes in turn. Noise without chance: a wave that nothing follows."""
+    names = list(TAKES_S)
+    return [
+        (names[at % 3], TAKES_S[names[at % 3]] * pace * (1 + noise * sin(12.9898 * at)))
+        for at, pace in enumerate(pace_at)
+    ]
+
+
+def test_a_machine_that_keeps_its_pace_keeps_its_readings() -> None:
+    assert paces(readings([1.0] * 60)) == pytest.approx([1.0] * 60)
+
+
+def test_a_slow_spell_is_taken_out() -> None:
+    slow = [1.0] * 40 + [1.8] * 20 + [1.0] * 40
+    told = readings(slow, noise=0.05)
+    steady = [(name, seconds / pace) for (name, seconds), pace in zip(told, paces(told), strict=True)]
+    for wanted, takes_s in TAKES_S.items():
+        of_it = [seconds for name, seconds in steady if name == wanted]
+        assert median(of_it) == pytest.approx(takes_s, rel=0.04)
+        assert max(of_it[15:18]) < 1.3 * takes_s, "in the middle of the spell"
+
+
+def test_a_single_stall_is_nobodys_pace() -> None:
+    told = readings([1.0] * 60)
+    stalled = [*told[:30], (told[30][0], 50 * told[30][1]), *told[31:]]
+    assert paces(stalled) == pytest.approx([1.0] * 60)
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=80), st.floats(0.01, 100.0))
+def test_the_unit_of_time_does_not_matter(pace_at: list[float], factor: float) -> None:
+    told = readings(pace_at)
+    scaled = [(name, factor * seconds) for name, seconds in told]
+    assert paces(scaled) == pytest.approx(paces(told))
+
+
+def test_nothing_was_read() -> None:
+    assert paces([]) == []
