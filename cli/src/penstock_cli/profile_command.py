@@ -113,6 +113,14 @@ def show(console: Console, found: Profile) -> None:
         f"A request's way beside it takes {1e3 * found.way_s:.2f} ms.\n\n"
         f"On the points that it was fitted to: {_worth(found.fit.seen)}.\n"
         f"On points that a fit to the others had not seen: {_worth(found.fit.held_out)}.\n"
+        f"{_noise(found)}"
+    )
+
+
+def _noise(found: Profile) -> str:
+    if all(reading.times == 1 for reading in found.readings):
+        return "Each was read once, so how noisy the machine is is not known: give it more --seconds."
+    return (
         f"Single readings lie {found.noise:.1%} from their own median, {found.steady_noise:.1%} without the "
         "machine's changes of pace: no model is closer to single iterations than about that."
     )

@@ -1,6 +1,7 @@
 """What vLLM's configuration and memory say of the engine."""
 
 import logging
+from collections.abc import Callable
 
 from penstock_vllm.engine import EngineScheduler
 from penstock_vllm.settings import Settings
@@ -24,11 +25,11 @@ def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
     )
 
 
-def memory_of(scheduler: EngineScheduler) -> Memory:
-    """The KV cache as it is now."""
-    pool = scheduler.kv_cache_manager.block_pool
-    groups = max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
-    return Memory(pool.num_gpu_blocks - 1, pool.get_num_free_blocks(), scheduler.block_size, groups)
+def memory_of(scheduler: EngineScheduler) -> Callable[[], Memory]:
+    """What says how the KV cache is, whenever it is asked. It is asked in every step."""
+    pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
+    total_blocks, groups = pool.num_gpu_blocks - 1, max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
+    return lambda: Memory(total_blocks, pool.get_num_free_blocks(), block_tokens, groups)
 
 
 def can_be_steered(scheduler: EngineScheduler) -> bool:

@@ -77,6 +77,7 @@ class Steering(CarryingOut):
         check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
         settings = read_settings(_additional(self.vllm_config), os.environ)
         self.ledger, self._pipeline = Ledger(), Pipeline()
+        self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
         self._plans_stand, self._standing = goes_token_by_token(self), None
         self._last_computed: Mapping[str, int] = {}
@@ -206,7 +207,7 @@ class Steering(CarryingOut):
         return view_of(
             self._held_running(),
             self._ready(),
-            memory=memory_of(self),
+            memory=self._memory_now(),
             bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
             model=model,
             speculation=self.learned.speculation,
@@ -315,7 +316,7 @@ class Steering(CarryingOut):
             self.learned.step(ended)
 
     def _report(self, now_s: float) -> None:
-        memory = self._memory = memory_of(self)
+        memory = self._memory = self._memory_now()
         teller = self._teller
         if teller is None:
             return
