@@ -15,7 +15,7 @@ from penstock_proto.report_socket import UNHEARD_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_vllm.pipeline import Measured
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Reports, Rows, Teller
+from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Further, Reports, Rows, Teller
 from penstock_vllm.view import Bounds, Memory
 
 WARN = logging.getLogger("vllm.penstock").warning
@@ -120,7 +120,7 @@ def test_an_idle_engine_says_so_again_and_a_working_one_does_not(path: Path, rea
 
 def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
     wire = Wire()
-    reports, queue = Reports(wire), SimpleQueue[Boundary | None]()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
     teller = Teller(reports, queue)
     thread = ReportThread(reports, queue, teller)
     assert "penstock-reports" in {one.name for one in threading.enumerate()}
@@ -133,7 +133,7 @@ def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
 
 def test_what_a_full_queue_loses_is_a_gap_in_the_numbers() -> None:
     wire = Wire()
-    reports, queue = Reports(wire), SimpleQueue[Boundary | None]()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
     teller = Teller(reports, queue)
     for moves in range(MOST_BEHIND + 10):
         teller.tell(MOVING._replace(moves=moves), 0.0)
@@ -153,6 +153,35 @@ def test_requests_are_told_again_only_when_something_else_than_tokens_has_happen
     assert not teller.knows(3, (), WHOLE_EVERY_S)
     reports.broken = True
     assert not teller.knows(3, (), WHOLE_EVERY_S / 2)
+
+
+def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
+    path: Path, reader: socket.socket
+) -> None:
+    reports = Reports(ReportSocket(path, WARN))
+    reports.send(MOVING._replace(preemptions=3, waiting=2))
+    reports.send(Further(Measured(BatchWork(7), 0.5), Memory(100, 60, 16), 0.04, 5))
+    heard(reader)
+    further = heard(reader)
+    assert (further.preemptions, further.waiting, further.running) == (3, 2, 1)
+    assert (further.tokens, further.duration_s, further.kv_blocks_free) == (7, 0.5, 60)
+    assert (further.next_duration_s, further.since, further.further_tokens) == (0.04, 1, 5)
+    reports.close()
+
+
+def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
+    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
+    teller, further = Teller(reports, queue), Further(None, Memory(100, 60, 16), 0.04, 5)
+    assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was told before"
+    teller.tell(MOVING, 0.0)
+    assert teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
+    assert not teller.go_on(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)
+    assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S)
+    for _ in range(MOST_BEHIND):
+        teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
+    assert queue.qsize() == MOST_BEHIND
+    reports.broken = True
+    assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
 
 
 def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) -> None:

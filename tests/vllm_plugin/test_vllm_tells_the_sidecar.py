@@ -12,7 +12,7 @@ from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry import Continuity
 from penstock_sidecar.whole_reports import WholeReports
-from penstock_vllm.reports import Boundary, Reports, Teller
+from penstock_vllm.reports import Boundary, Further, Reports, Teller
 from virtual.engine import Engine, Kind
 from virtual.life import life
 
@@ -53,7 +53,7 @@ class AtOnce:
     def qsize(self) -> int:
         return 0
 
-    def put(self, item: Boundary) -> None:
+    def put(self, item: Boundary | Further) -> None:
         self._reports.send(item)
 
 

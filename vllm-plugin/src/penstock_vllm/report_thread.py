@@ -10,7 +10,7 @@ While nothing is handed over it repeats, every `HEARTBEAT_S`, how an idle engine
 import threading
 from queue import Empty, SimpleQueue
 
-from penstock_vllm.reports import Boundary, Reports, Teller
+from penstock_vllm.reports import Boundary, Further, Reports, Teller
 
 HEARTBEAT_S = 1.0
 
@@ -18,7 +18,9 @@ HEARTBEAT_S = 1.0
 class ReportThread:
     """Sends what a teller puts into its queue, until it is stopped."""
 
-    def __init__(self, reports: Reports, queue: "SimpleQueue[Boundary | None]", teller: Teller) -> None:
+    def __init__(
+        self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", teller: Teller
+    ) -> None:
         self._reports, self._queue, self._teller = reports, queue, teller
         self._thread = threading.Thread(target=self._run, name="penstock-reports", daemon=True)
         self._thread.start()

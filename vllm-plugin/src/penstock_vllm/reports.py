@@ -74,12 +74,25 @@ class Boundary(NamedTuple):
     rows: Rows | None
 
 
+class Further(NamedTuple):
+    """A boundary that differs from the one before by no more than this: the commonest, and the cheapest."""
+
+    ended: Measured | None
+    memory: Memory
+    left_s: float
+    moves: int
+
+
 class Base(NamedTuple):
     """A report with all requests that was taken: its number, and the ledger's counts then."""
 
     sequence: int
     turns: int
     moves: int
+
+
+NOWHERE = Boundary(None, 0, 0, 0, Memory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
+"""Before the first."""
 
 
 class Reports:
@@ -92,6 +105,7 @@ class Reports:
         self._socket, self._bounds = socket, bounds
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
+        self._told = NOWHERE
         self._base: Base | None = None
         self.broken = False
 
@@ -100,8 +114,9 @@ class Reports:
         """Reports that nobody took."""
         return self._socket.lost
 
-    def send(self, now: Boundary, skipped: int = 0) -> None:
+    def send(self, told: Boundary | Further, skipped: int = 0) -> None:
         """Report a step boundary. skipped: boundaries before it that no report was made of."""
+        now = self._boundary_of(told)
         sequence, base = self._last.sequence + skipped + 1, self._base
         report = report_of(now)
         report.sequence, report.engine_instance = sequence, self._instance
@@ -122,6 +137,13 @@ class Reports:
         elif now.rows is not None:
             self._base = Base(sequence, now.turns, now.moves)
 
+    def _boundary_of(self, told: Boundary | Further) -> Boundary:
+        if isinstance(told, Further):
+            ended, memory, left_s, moves = told
+            told = self._told._replace(ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None)
+        self._told = told
+        return told
+
     def repeat(self) -> None:
         """Say again how an idle engine stands, so that a sidecar that has just started learns of it."""
         if self._last.kv_blocks_total and not self._last.next_duration_s:
@@ -139,7 +161,7 @@ class BoundaryQueue(Protocol):
     """A queue that threads share."""
 
     def qsize(self) -> int: ...  # noqa: D102
-    def put(self, item: Boundary) -> None: ...  # noqa: D102
+    def put(self, item: Boundary | Further) -> None: ...  # noqa: D102
 
 
 class Teller:
@@ -161,6 +183,14 @@ class Teller:
         if turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken:
             return False
         return not any([step.chunks for step in steps])
+
+    def go_on(self, turns: int, now: Further, now_s: float) -> bool:
+        """Let a boundary be reported that says no more than this; False where more has to be told."""
+        due = turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken
+        if due or self._queue.qsize() >= MOST_BEHIND:
+            return False
+        self._queue.put(now)
+        return True
 
     def tell(self, now: Boundary, now_s: float) -> None:
         """Let it be reported."""

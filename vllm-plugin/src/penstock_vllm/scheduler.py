@@ -44,7 +44,7 @@ from penstock_vllm.plan import Plan, with_a_lora_in_use
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import Boundary, Reports, Teller, rows_of
+from penstock_vllm.reports import Boundary, Further, Reports, Teller, rows_of
 from penstock_vllm.settings import Settings, check_one_engine, read_settings
 from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
@@ -248,7 +248,12 @@ class Steering(CarryingOut):
         standing.go_on()
         step = UnderWay(output, now_s, standing.work, standing.seconds, NO_CHUNKS, standing.roster)
         self._computes(step)
-        self._report(now_s)
+        memory = self._memory = self._memory_now()
+        further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves)
+        if self._teller is not None and self._teller.go_on(self.ledger.turns, further, now_s):
+            self._ended = None
+        else:
+            self._report(now_s)
 
     def _begin(self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float) -> None:
         """A step has been made: vLLM's requests are counted as they will be at its end."""
