@@ -151,6 +151,31 @@ def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
     assert problems(pod(phase="Running"), events=[told]) == []
 
 
+@pytest.mark.parametrize(
+    ("engine", "sidecar", "causes"),
+    [
+        ({}, {}, [Cause.VOLUME_NOT_MOUNTED]),
+        ("PodInitializing", "PodInitializing", [Cause.VOLUME_NOT_MOUNTED]),
+        ("ContainerCreating", {}, [Cause.VOLUME_NOT_MOUNTED]),
+        ("ImagePullBackOff", "PodInitializing", [Cause.IMAGE_MISSING]),
+        ({"running": {"startedAt": "2026-01-02T03:04:00Z"}}, "PodInitializing", []),
+    ],
+)
+def test_a_mount_that_went_well_the_second_time_hides_nothing_else(
+    engine: Any, sidecar: Any, causes: list[Cause]
+) -> None:
+    def state(said: Any) -> Any:
+        return {"waiting": {"reason": said, "message": "no"}} if isinstance(said, str) else said
+
+    now = pod(
+        phase="Pending",
+        initContainerStatuses=[container(state=state(engine), started=True)],
+        containerStatuses=[container("sidecar", state=state(sidecar))],
+    )
+    told = event("chat-replica-0", "FailedMount", "failed to sync configmap cache: timed out")
+    assert [problem.cause for problem in problems(now, events=[told])] == causes
+
+
 def test_an_event_about_the_pod_that_had_the_name_before_says_nothing() -> None:
     told = event("chat-replica-0", "FailedMount", "volume not there yet")
     told["involvedObject"]["uid"] = "before"

@@ -67,6 +67,9 @@ SLOW_START_S = 120.0
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 _UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
+_NOT_BEGUN = {"ContainerCreating", "PodInitializing"}
+"""What a container waits for while its pod has no volumes yet, or another container goes first."""
+
 _SILENT = {137: "killed: its node had no memory left, or it had stopped answering its liveness probe"}
 """Exit codes of processes that could not say a word."""
 
@@ -211,7 +214,7 @@ def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list
     """What only Events tell, where it still holds: Events stay for an hour, their causes may not, nor may the
     pod: a StatefulSet's next one has the same name."""
     newest_last = sorted(events, key=event_time)
-    waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _started(pod)}
+    waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _mounted(pod)}
     short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
     found: list[Problem] = []
     for event in reversed(newest_last):
@@ -249,8 +252,18 @@ def _named_absence(where: str, said: str, component: Component | None) -> Proble
     return None
 
 
-def _started(pod: Manifest) -> bool:
-    return bool(pod.get("status", {}).get("phase") in ("Running", "Succeeded"))
+def _mounted(pod: Manifest) -> bool:
+    """The kubelet mounts a pod's volumes before it pulls the first image: a mount that failed once, and not
+    the second time, leaves its Event behind while a container waits for something else."""
+    status = pod.get("status", {})
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    return status.get("phase") in ("Running", "Succeeded") or any(map(_begun, containers))
+
+
+def _begun(container: dict[str, Any]) -> bool:
+    """Its image was looked for, at least."""
+    state = container.get("state", {})
+    return bool(state) and state.get("waiting", {}).get("reason") not in _NOT_BEGUN
 
 
 def _lacks_pods(child: Manifest) -> bool:
