@@ -115,6 +115,12 @@ def test_best_fit_looks_for_the_soonest_first_token_where_memory_holds_it() -> N
     assert ORDERS["best-fit"](there, ASKED) == ("r2", "r0", "r1", "r3")
 
 
+@pytest.mark.parametrize("name", ["best-fit", "class-affinity"])
+def test_who_has_said_nothing_of_memory_is_not_taken_to_be_full(name: str) -> None:
+    there = replicas(replace(IDLE, prefill_wait_s=0.1), Snapshot())
+    assert ORDERS[name](there, ASKED) == ("r1", "r0")
+
+
 AFFINITY = ORDERS["class-affinity"]
 CODERS, CHATS = replace(IDLE, tightest_pace_s=0.05), replace(IDLE, tightest_pace_s=0.1)
 
@@ -160,7 +166,8 @@ def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
     fresh, flooded = ReplicaLoad("fresh", IDLE), ReplicaLoad("flooded", IDLE, sent=5, sent_tokens=5000)
     assert flooded.batch == 5
     assert flooded.prefill_wait_s == flooded.work_s == pytest.approx(0.5)
-    assert flooded.kv_tokens_headroom == 35_000
+    assert flooded.holds(35_000)
+    assert not flooded.holds(35_001)
     for name in ("least-loaded", "lmetric", "best-fit"):
         assert ORDERS[name]([flooded, fresh], ASKED)[0] == "fresh"
 

@@ -11,7 +11,9 @@ import pytest
 from penstock_core.builtin_time_models import time_model
 from penstock_core.orders import ORDERS
 from penstock_core.slo import Slo, Tier
+from penstock_simulator.policies import build
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
+from penstock_simulator.simulation.replica import Replica
 from penstock_simulator.simulation.snapshots import Snapshots
 from penstock_simulator.truth import TruthKind
 
@@ -68,6 +70,13 @@ def test_whoever_looks_asks_fewer(order: str) -> None:
     assert hops(order) < hops("round-robin")
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_nobody_is_left_idle_in_a_burst(order: str) -> None:
+    burst = [Arrival(str(i), 1.0, "chat", 1000, 5) for i in range(16)]
+    outcomes = list(simulate(replace(FLEET, order=order, replicas=16, max_hops=1), burst, 0))
+    assert Counter(outcome.replica for outcome in outcomes) == {f"r{i}": 1 for i in range(16)}
+
+
 def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
     """Half a second old, no snapshot knows of anybody in the burst."""
     first = Counter(outcome.replica for outcome in served("best-fit", STALE_S) if outcome.hops == 1)
@@ -76,8 +85,9 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
 
 
 def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
+    idle = Replica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).outlook(0.0)
     for heard_s, heard in ((0.003, 1), (inf, 0)):
-        snapshots = Snapshots("r0", STALE_S, heard_s)
+        snapshots = Snapshots("r0", idle, STALE_S, heard_s)
         snapshots.sent("a", router=0, prompt_tokens=100, now_s=1.0)
         assert snapshots.load(router=0, now_s=1.0).sent == 1
         assert snapshots.load(router=1, now_s=1.002).sent == 0
@@ -85,9 +95,18 @@ def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share
 
 
 def test_like_paces_gather() -> None:
+    def steady() -> Iterator[Arrival]:
+        random, now_s = Random(4), 0.0
+        for i in range(200):
+            now_s += random.expovariate(16.0)
+            tier = random.choice(("chat", "coder"))
+            yield Arrival(str(i), now_s, tier, random.randint(50, 600), random.randint(20, 120))
+
     def apart(name: str) -> float:
         """Share of requests whose replica serves more of their tier than of the other one."""
-        at = Counter((outcome.replica, outcome.tier) for outcome in served(name))
+        outcomes = simulate(replace(FLEET, order=name), steady(), 0)
+        at = Counter((outcome.replica, outcome.tier) for outcome in outcomes)
         return sum(max(at[f"r{i}", "chat"], at[f"r{i}", "coder"]) for i in range(4)) / at.total()
 
-    assert apart("class-affinity") > apart("best-fit")
+    assert apart("class-affinity") > 0.8
+    assert apart("best-fit") < 0.6

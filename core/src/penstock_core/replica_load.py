@@ -49,10 +49,13 @@ class ReplicaLoad:
         """What it has accepted, as time of a full engine."""
         return max(self.snapshot.work_s - self.age_s, 0.0) + self.prefill_s(self.sent_tokens)
 
-    @property
-    def kv_tokens_headroom(self) -> int:
-        """Memory that nobody there will need."""
-        return self.snapshot.kv_tokens_headroom - self.sent_tokens
+    def holds(self, prompt_tokens: int) -> bool:
+        """Whether memory that nobody there will need has room for this prompt.
+
+        A replica that has not told yet how much it has, or cannot, is taken to have enough.
+        """
+        said = self.snapshot
+        return said.kv_tokens_total == 0 or said.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
 
     def first_token_s(self, prompt_tokens: int) -> float:
         """Until the first token of a newcomer with this prompt, behind all that waits there."""

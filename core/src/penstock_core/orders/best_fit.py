@@ -7,14 +7,12 @@ that would bring its first token out soonest: admission is likeliest where that 
 there least, since the wait is their work. A replica that decodes at a tight pace leaves prefill less, so it
 looks as slow as it is.
 
-Choose it with a policy that refuses, where prompts are long and replicas few: the first replica asked is more
-often the one that admits.
+Choose it with a policy that refuses, where prompts are long: the soonest first token is what is wanted.
 
 Costs: it believes forecasts, and they are of prefills: whether one more decode can keep its pace they do not
-say. In pools of sixteen replicas that costs it several points of attainment, and least-loaded is ahead. News
-ages, and the prompt length is a guess from its bytes. It fills no replica on purpose to keep another free:
-packing was measured, and loses in every burst, since work waits at the full replica while the free one stands
-still.
+say. News ages, and the prompt length is a guess from its bytes. It fills no replica on purpose to keep
+another free: packing was measured, and loses in every burst, since work waits at the full replica while the
+free one stands still.
 """
 
 from collections.abc import Sequence
@@ -26,4 +24,4 @@ from penstock_core.replica_load import Asked, ReplicaLoad
 def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
     """By whether its memory holds the prompt, then by when its first token would be out."""
     tokens = asked.prompt_tokens
-    return ranked(loads, asked, lambda load: (load.kv_tokens_headroom < tokens, load.first_token_s(tokens)))
+    return ranked(loads, asked, lambda load: (not load.holds(tokens), load.first_token_s(tokens)))

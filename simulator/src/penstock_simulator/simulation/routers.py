@@ -4,7 +4,6 @@ A request is one router's from its arrival to its end. Routers read the same sna
 and know what they sent themselves, and where they share it, a little later what the others sent.
 """
 
-from collections.abc import Sequence
 from math import inf
 
 from penstock_core.orders import ORDERS
@@ -26,10 +25,10 @@ LOOKS_AT_NOBODY = "round-robin"
 class Routers:
     """All of them."""
 
-    def __init__(self, fleet: Fleet, names: Sequence[str]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet, self._order = fleet, ORDERS[fleet.order]
-        self._snapshots = {name: self._replica(name) for name in names}
-        self._names = [ReplicaLoad(name) for name in names]
+        self._snapshots: dict[str, Snapshots] = {}
+        self._names: list[ReplicaLoad] = []
         self._dealt = 0
 
     def receive(self, request: Request, best_effort: bool) -> tuple[int, Walk]:
@@ -71,18 +70,16 @@ class Routers:
         """A replica's snapshot is on its way."""
         self._snapshots[name].publish(view)
 
-    def joined(self, name: str) -> None:
-        """A replica takes work from now on."""
-        self._snapshots[name] = self._replica(name)
+    def joined(self, name: str, view: ReplicaView) -> None:
+        """A replica takes work from now on, and says at once how it stands."""
+        fleet = self._fleet
+        self._snapshots[name] = Snapshots(name, view, fleet.snapshot_age_s, fleet.placements_heard_s)
         self._names.append(ReplicaLoad(name))
 
     def left(self, name: str) -> None:
         """It takes none any more."""
         del self._snapshots[name]
         self._names = [load for load in self._names if load.name != name]
-
-    def _replica(self, name: str) -> Snapshots:
-        return Snapshots(name, self._fleet.snapshot_age_s, self._fleet.placements_heard_s)
 
     def _loads(self, router: int, now_s: float) -> list[ReplicaLoad]:
         return [snapshots.load(router, now_s) for snapshots in self._snapshots.values()]

@@ -109,7 +109,9 @@ class _Simulation:
 
         self._fleet, self._steering = fleet, steering
         self._replicas = ReplicaSet(fleet.replicas, make)
-        self._routers, self._sessions = Routers(fleet, list(self._replicas.ready)), Sessions()
+        self._routers, self._sessions = Routers(fleet), Sessions()
+        for replica in self._replicas.ready.values():
+            self._routers.joined(replica.name, replica.outlook(0.0))
         self._agenda: Agenda[_Event] = Agenda()
         self._coming = iter(arrivals)
         self._next = next(self._coming, None)
@@ -278,7 +280,7 @@ class _Simulation:
         replica = self._replicas.started(start)
         if replica is None:
             return
-        self._routers.joined(replica.name)
+        self._routers.joined(replica.name, replica.outlook(now_s))
         self._settle(now_s)
         held, self._held = self._held, deque()
         for journey in held:

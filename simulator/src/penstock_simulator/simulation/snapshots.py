@@ -1,8 +1,8 @@
 """What a router knows of a replica: what it published a while ago, and what was sent there since.
 
 A replica publishes when an iteration has begun and with its verdicts. Routers see that `age_s` later, so
-what has happened since is hidden from them, as it is in production. Until the first has reached them they
-know of an idle replica. What they sent themselves they know: it counts until a snapshot that includes its
+what has happened since is hidden from them, as it is in production. How it stood when it joined they know
+from the start. What they sent themselves they know: it counts until a snapshot that includes its
 verdict has come. So does what other routers sent, from when it is heard of.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock_core.replica_load import ReplicaLoad
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import RequestId
-from penstock_core.snapshot import Snapshot, snapshot
+from penstock_core.snapshot import snapshot
 
 UNDECIDED_S = float("inf")
 
@@ -27,11 +27,11 @@ class _Sent(NamedTuple):
 class Snapshots:
     """One replica's, as they reach the routers. Holds those under way and the last that has arrived."""
 
-    def __init__(self, name: str, age_s: float, heard_s: float) -> None:
+    def __init__(self, name: str, first: ReplicaView, age_s: float, heard_s: float) -> None:
         self._name, self._age_s, self._heard_s = name, age_s, heard_s
         self._under_way: deque[ReplicaView] = deque()
         self._arrived: ReplicaView | None = None
-        self._seen, self._seen_s = Snapshot(), 0.0
+        self._seen, self._seen_s = snapshot(first), first.now_s
         self._sent: dict[RequestId, _Sent] = {}
 
     def sent(self, request_id: RequestId, router: int, prompt_tokens: int, now_s: float) -> None:
