@@ -99,8 +99,8 @@ bench-engine: setup ## what the simulated engine carries, and what that costs
 	@$(BIN)/python bench/engine_load.py
 
 bench-routing: setup ## routing orders side by side in virtual time, and how capacity scales (an hour)
-	@$(BIN)/python bench/routing_orders.py orders --hops 3,4
-	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --hops 3,16
+	@$(BIN)/python bench/routing_orders.py orders --hops 4 --seeds 5
+	@$(BIN)/python bench/routing_orders.py orders --replicas 16
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
 	@$(BIN)/python bench/routing_orders.py scaling
 

@@ -181,7 +181,7 @@ def figures(text: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Routing orders, compared in virtual time.")
     parser.add_argument("what", choices=["orders", "scaling"])
-    parser.add_argument("--scenario", type=names, default=["coder", "toolllm", "chatbot"])
+    parser.add_argument("--scenario", type=names, default=["coder", "toolllm", "mixed", "chatbot"])
     parser.add_argument(
         "--order", type=names, default=list(ORDERS), help="the first is what others are held to"
     )

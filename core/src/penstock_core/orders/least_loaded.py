@@ -1,7 +1,8 @@
 """**least-loaded.** First the replica that would be done first: all it has and this prompt, over its speed.
 
-Choose it for policies that refuse nobody, where the first replica asked is the one that serves: it evens out
-the whole queue, answers still to be written included, also between engines of different speed.
+Choose it where snapshots are fresh: it evens out the whole queue, answers still to be written included, also
+between engines of different speed. With policies that refuse nobody the first replica asked is the one that
+serves, so nothing else does.
 
 Costs: what a first token waits for is only a part of the number. An answer of a thousand tokens counts like a
 prompt of a thousand, though it will be written over a minute and hardly delays a newcomer; and its length is
