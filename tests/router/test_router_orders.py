@@ -10,7 +10,12 @@ from penstock_proto import replica_pb2 as wire
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, answers
 
-SPARE = {"prefill_tokens_s": 10_000.0, "kv_tokens_headroom": 40_000, "prefill_slack_s": 10.0}
+SPARE = {
+    "prefill_tokens_s": 10_000.0,
+    "kv_tokens_total": 40_000,
+    "kv_tokens_headroom": 40_000,
+    "prefill_slack_s": 10.0,
+}
 
 
 def standing(**told: float) -> wire.Snapshot:
