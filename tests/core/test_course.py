@@ -56,9 +56,10 @@ def decode(
     sure: int = 0,
     judge: Judge = Judge.MEAN,
     context: int = 300,
+    answer_pace_s: float | None = None,
 ) -> Job:
     """One of which `came` tokens came out, on its pace so far."""
-    request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, pace_s, None, judge))
+    request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, pace_s, None, judge, answer_pace_s))
     first_s = NOW_S + due_in_s - came * (pace_s or 0.0)
     job = advance(new_job(request, output, False, sure), context, 1, first_s)
     for token in range(1, came):
@@ -154,6 +155,25 @@ def test_windows_lend_what_surely_comes() -> None:
     assert limit_s(10, 60) == pytest.approx(0.05)
 
 
+def test_thinking_that_may_end_any_moment_lends_no_more_than_the_answers_pace() -> None:
+    def limit_s(answer_pace_s: float | None) -> float:
+        ahead = [decode("d", due_in_s=0.5, answer_pace_s=answer_pace_s)]
+        return foreseen(ahead, [prompt("p", 9000, 9.0)], Mode(1.0)).limit_s
+
+    assert limit_s(None) == pytest.approx(0.5)
+    assert limit_s(0.15) == pytest.approx(0.15)
+    assert limit_s(STEP_S / 2) > 0.4, "what decodes alone exceed binds nobody any more"
+    assert foreseen([decode("d", answer_pace_s=STEP_S / 2)], [prompt("p", 500, 1.0)]).keeps
+
+
+def test_a_job_without_a_pace_makes_nobody_late() -> None:
+    """A decode is due just when a batch of its own ends: whoever else is in it has broken its promise."""
+    due = decode("d", due_in_s=STEP_S + 1e-4)
+    along = [decode(f"free{i}", pace_s=None) for i in range(200)]
+    assert foreseen([due], [prompt("p", 20, 9.0)]).keeps
+    assert not foreseen([due, *along], [prompt("p", 20, 9.0)]).keeps
+
+
 def test_a_decode_that_can_wait_is_skipped_where_the_mode_says_so() -> None:
     decodes = [decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", pace_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
@@ -212,6 +232,7 @@ def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
             sure=random.choice((0, 40)),
             judge=random.choice(judges),
             context=random.randint(1, 1500),
+            answer_pace_s=random.choice((None, None, 0.01, 0.15)),
         )
         for i in range(random.randint(0, 20))
     ]

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from penstock_core.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
+from penstock_core.request import Request
+from penstock_core.slo import Judge, Targets
 
 PROMPT = 1000
 
@@ -41,6 +43,14 @@ def test_before_anything_it_expects_a_chat() -> None:
     assert fresh.predict("chat", PROMPT, 0) == pytest.approx(461, rel=0.02)
     assert fresh.mean("chat", PROMPT, 0) == pytest.approx(211, rel=0.02)
     assert sum(PRIOR) == pytest.approx(1.0)
+
+
+def test_nobody_is_sure_when_thinking_ends() -> None:
+    predictor = learned([400] * 1000)
+    for answer_tpot_s, sure in ((None, 400), (0.1, 0)):
+        targets = Targets(1.0, 0.05, None, Judge.WINDOW, answer_tpot_s)
+        told = predictor.sure(Request("r", "chat", 0.0, PROMPT, 4096, targets))
+        assert told == pytest.approx(sure, rel=0.1)
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9, 0.99])

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from penstock_core.builtin_time_models import time_model
-from penstock_core.modes import all_peaks_fit, modes, ordinary_s, way
+from penstock_core.modes import SHORTER, all_peaks_fit, engines_way, modes, ordinary_s, way
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
+from penstock_core.slo import Judge, Targets
 from penstock_core.speculation import Speculation
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
@@ -57,6 +58,12 @@ def test_nobody_is_skipped_where_paces_are_alike_or_memory_is_short() -> None:
     assert not any(mode.skips for mode in modes(replica(30), [TIGHT, LOOSE], []))
 
 
+def test_nobody_is_skipped_where_thinking_may_end_any_moment() -> None:
+    targets = Targets(1.0, 0.1, None, Judge.WINDOW, 0.2)
+    thinker = new_job(Request("t", "tier", 0.0, 300, 4096, targets), 50, False)
+    assert not any(mode.skips for mode in modes(replica(), [TIGHT, LOOSE], [thinker]))
+
+
 def test_all_peaks_fit_counts_answers_to_their_end() -> None:
     assert all_peaks_fit(replica(22), [TIGHT], [])
     assert not all_peaks_fit(replica(21), [TIGHT], [])
@@ -76,3 +83,19 @@ def test_where_nothing_keeps_everything_the_last_way_is_told() -> None:
     told = way(replica(), [], crowd)
     assert not told.course.keeps
     assert told.mode.longest_s == 4 * ordinary_s(replica())
+
+
+def test_the_engine_goes_by_shorter_batches_where_longer_ones_miss_a_deadline() -> None:
+    """A decode 60 ms ahead of its pace. Batches that use that up leave but short ones until the deadline."""
+    view = replace(replica(), model=time_model("llama-3-8b-a100"))
+    ahead = advance(decode("ahead", 0.02), 1, 1, 0.0)._replace(due_s=0.08)
+    hurried = prompt(2400, 0.25)
+    assert not way(view, [ahead], [hurried]).course.keeps
+    gone = engines_way(view, [ahead], [hurried])
+    assert gone.course.keeps
+    assert gone.mode.longest_s == pytest.approx(SHORTER[-1] * ordinary_s(view))
+
+
+def test_the_engine_goes_as_admission_foresees_wherever_that_keeps_everything_or_nothing_does() -> None:
+    for prompts in ([prompt(900, 3.0)], [prompt(3000, 0.24), prompt(3000, 0.25)]):
+        assert engines_way(replica(), [TIGHT], prompts) == way(replica(), [TIGHT], prompts)

@@ -22,12 +22,16 @@ from penstock_simulator.truth import TruthKind
 
 @dataclass(frozen=True)
 class Kind:
-    """Requests of one application: lengths as in the paper's scenarios, mean and spread."""
+    """Requests of one application: lengths as in the paper's scenarios, mean and spread.
+
+    thinks: the first part of each answer is thinking, which ends with any token.
+    """
 
     slo: Slo
     prompt: tuple[float, float]
     output: tuple[float, float]
     best_effort: bool = False
+    thinks: bool = False
 
 
 KINDS = {
@@ -38,6 +42,11 @@ KINDS = {
     "report": Kind(Slo(e2e_s=12.0), (500, 300), (80, 40)),
     "whole": Kind(Slo(ttft_s=2.0, tpot_s=0.08, e2e_s=15.0), (600, 300), (120, 60)),
     "relaxed": Kind(Slo(ttft_s=20.0, tpot_s=0.3, judge=Judge.MAX), (2000, 900), (150, 60)),
+    "thinker": Kind(
+        Slo(ttft_slowdown=3, tpot_s=0.05, judge=Judge.WINDOW, answer_tpot_s=0.1),
+        *((130, 80), (400, 200)),
+        thinks=True,
+    ),
     "free": Kind(Slo(), (300, 100), (50, 20)),
     "batch": Kind(Slo(), (1000, 600), (200, 80), best_effort=True),
 }
@@ -53,7 +62,8 @@ def arrivals(kinds: tuple[str, ...], rate_rps: float, count: int, random: Random
         tier = random.choice(kinds)
         kind = KINDS[tier]
         prompt, output = (max(2, int(random.gauss(*spread))) for spread in (kind.prompt, kind.output))
-        yield Arrival(f"{i:04d}-{tier}", at_s, tier, prompt, output)
+        thinking = random.randint(1, output - 1) if kind.thinks else 0
+        yield Arrival(f"{i:04d}-{tier}", at_s, tier, prompt, output, thinking)
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,8 @@ LOADS = [
     Load("llama-3-8b-h100", ("coder", "strict"), 60.0),
     Load(OPT, ("chat", "coder", "summary"), 5.0, 43296, replicas=3, backup=Backup.BEST_EFFORT),
     Load("llama-3-8b-a100", BROAD, 15.0, replicas=4, backup=Backup.BEST_EFFORT),
+    Load("slos-serve-r1-distill-1.5b-a100", ("thinker",), 15.0, backup=Backup.BEST_EFFORT),
+    Load("slos-serve-r1-distill-1.5b-a100", ("thinker", "chat", "batch"), 20.0),
 ]
 
 

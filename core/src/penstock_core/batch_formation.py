@@ -20,11 +20,12 @@ from typing import NamedTuple
 from penstock_core.best_effort import fill_surplus
 from penstock_core.drafting import Drafting, fastest
 from penstock_core.giving_way import GivingWay
-from penstock_core.modes import way
+from penstock_core.modes import engines_way
 from penstock_core.open_batch import OpenBatch
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, deadline_order
+from penstock_core.slo import NO_ANCHOR, WINDOW_TOKENS, Judge
 from penstock_core.time_model import chunk_work
 
 SCARCE = 0.5
@@ -53,7 +54,7 @@ def form_batch(view: ReplicaView, protected: Job | None = None) -> Step:
         if alone is not None:
             return alone
     batch = OpenBatch(view)
-    mode, ahead = way(view, work.decodes, work.prefills)
+    mode, ahead = engines_way(view, work.decodes, work.prefills)
     others = GivingWay(work.surplus, [*work.decodes, *work.prefills])
     must = [job for i, job in enumerate(work.decodes) if i not in ahead.skipped]
     _decode(batch, must, others)
@@ -148,13 +149,22 @@ def _decode(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay) -> None
 
 
 def _decode_in_time(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay, limit_s: float) -> None:
-    """One token for each decode with which the batch still ends in time."""
+    """One token for each decode with which the batch still ends in time, and that the token costs nothing."""
+    decodes = [job for job in decodes if not _loses_lead(job)]
     shortest = min([job.computed_tokens for job in decodes], default=0) + 1
     if batch.seconds(1, shortest) > limit_s:
         return
     for job in decodes:
         if batch.seconds(1, job.computed_tokens + 1) <= limit_s:
             _decode(batch, [job], others)
+
+
+def _loses_lead(job: Job) -> bool:
+    """Whether its pace is judged anew from its next token on: what it is ahead by then is lost, so the course
+    that left it out may count on that token coming later."""
+    judge = job.request.targets.judge
+    since = job.generated_tokens + 1 - (job.anchor or NO_ANCHOR).tokens
+    return judge is Judge.MAX or (judge is Judge.WINDOW and since >= WINDOW_TOKENS)
 
 
 def _prefill(batch: OpenBatch, prefills: Sequence[Job], others: GivingWay, limit_s: float) -> float:

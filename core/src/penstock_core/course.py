@@ -18,11 +18,18 @@ So a window that drafts is taken to stand where they can have left it at worst, 
 counting on that to come early too would cost a quarter of what is admitted at predicted lengths. There a
 promise can break in spite of its course; fewer than one in a thousand does.
 
+Thinking that has a pace of its own may end with any token. Its last window is judged then, however short, and
+the answer's pace counts from there: no token of it surely comes, and no batch is longer than that pace.
+
 Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
 If the engine computes the first batch of a course that keeps every promise, the rest of that course is one
 for the moment after it. Requests that end early or are aborted only leave room: a batch as long as before
 computes more, so that by the end of every batch at least as much is done. And whoever joins was admitted
 with such a course of its own.
+
+One thing does not hold still: milestones count on batches of all that are there. When one leaves, those are
+faster, so batches before them may last longer, and once in ten thousand requests the longer ones fit a
+deadline worse. The engine then tries shorter ones (`modes.engines_way`).
 """
 
 from collections.abc import Sequence
@@ -126,6 +133,7 @@ def course(outset: Outset, mode: Mode) -> Course:
     rows = before._replace(
         live=before.live.copy(),
         due_s=before.due_s.copy(),
+        gap_s=before.gap_s.copy(),
         since=before.since.copy(),
         sure=before.sure.copy(),
         left=before.left.copy(),
@@ -180,6 +188,7 @@ def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) ->
         judge=np.array([_JUDGES[request.targets.judge] for request in requests], np.int64),
         due_s=np.array([job.due_s for job in jobs], np.float64),
         pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
+        gap_s=np.array([_gap_s(job) for job in jobs], np.float64),
         since=generated - np.array([(job.anchor or NO_ANCHOR).tokens for job in jobs], np.float64),
         sure=np.array([job.sure_tokens for job in jobs], np.float64) - generated,
         left=np.maximum(np.array([job.output_tokens for job in jobs], np.float64) - generated, 1.0),
@@ -187,6 +196,11 @@ def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) ->
         drafts=nobody,
         worst=Worst(nobody, nobody, nobody, nobody),
     )
+
+
+def _gap_s(job: Job) -> float:
+    """Each token may be the last of its thinking: its lead is lost then, and the answer's pace counts."""
+    return job.request.targets.answer_tpot_s or inf
 
 
 def _prompts(prompts: Sequence[Job], model: TimeModel, free_s: float) -> Prompts:

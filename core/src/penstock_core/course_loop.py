@@ -61,6 +61,7 @@ class Rows(NamedTuple):
 
     live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
     due_s: of the row's next token, `since` tokens after its window began.
+    gap_s: longest that a batch with it may last, whatever its lead; infinite for most.
     sure, left: tokens still to come, at least and by prediction. drafts: verified beside it in every batch.
     worst: of windowed rows that draft, what can have become of them.
     """
@@ -70,6 +71,7 @@ class Rows(NamedTuple):
     judge: Ints
     due_s: Floats
     pace_s: Floats
+    gap_s: Floats
     since: Floats
     sure: Floats
     left: Floats
@@ -237,10 +239,14 @@ def _fill_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
 
 @part
 def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
-    """Decodes that are late, whatever comes, get half of what a period leaves until they are not."""
+    """Decodes that are late, whatever comes, get half of what a period leaves until they are not.
+
+    Whoever has no due time is left out of that: it may be a job that is only here if it makes nobody late.
+    A gap that decodes alone exceed is not kept any longer.
+    """
     count, context, tightest_s = 0.0, 0.0, inf
     for row in range(len(rows.live)):
-        if rows.live[row]:
+        if rows.live[row] and rows.due_s[row] < inf:
             count += 1.0
             context += rows.context[row]
             tightest_s = min(tightest_s, rows.pace_s[row])
@@ -252,6 +258,8 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
             if behind_s > TIME_ERROR_S:
                 rows.due_s[row] += behind_s + spare_s
                 rows.worst.due_s[row] += behind_s + spare_s
+            if decodes_s > rows.gap_s[row]:
+                rows.gap_s[row] = inf
 
 
 @part
@@ -264,13 +272,13 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
     soonest_s = inf
     for row in range(len(decoding)):
         if decoding[row]:
-            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s))
+            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s), now_s + rows.gap_s[row])
     slack_s = soonest_s - now_s
     limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(slack_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
         return False, limit_s
     if bounds.skips:
-        again_s = now_s + limit_s + bounds.together_s
+        again_s = now_s + limit_s + bounds.together_s - TIME_ERROR_S
         for row in range(len(decoding)):
             if decoding[row] and _latest_end_s(rows, row, bounds.together_s) >= again_s:
                 decoding[row] = 0
@@ -340,7 +348,7 @@ def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
 
 _ENGINE = record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT)
 _WORST = record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)
-_ROWS = record(Rows, INTS, INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, _WORST)
+_ROWS = record(Rows, INTS, INTS, INTS, *(8 * [FLOATS]), _WORST)
 
 
 @compiled(FLOAT, _ENGINE, _ROWS)

@@ -22,6 +22,8 @@ from math import ceil, erf, exp, log, sqrt
 from operator import neg
 from typing import NamedTuple
 
+from penstock_core.request import Request
+
 PLANNING_QUANTILE = 0.9
 SURE_QUANTILE = 0.02
 """Where one answer in fifty is shorter, the others are sure to be as long."""
@@ -189,6 +191,16 @@ class LengthPredictor:
         """
         tokens = self._lengths(tier, prompt_tokens).quantile(quantile, generated_tokens)
         return max(ceil(min(tokens, most_tokens)), generated_tokens + 1)
+
+    def sure(self, request: Request) -> int:
+        """What its answer is almost surely not shorter than.
+
+        0 where thinking has a pace of its own, whose last window is judged: nobody can tell where it ends.
+        """
+        if request.targets.answer_tpot_s is not None:
+            return 0
+        most_tokens = request.max_output_tokens
+        return self.predict(request.tier, request.prompt_tokens, 0, most_tokens, quantile=SURE_QUANTILE)
 
     def mean(
         self, tier: str, prompt_tokens: int, generated_tokens: int, most_tokens: int = LONGEST_TOKENS

@@ -24,6 +24,9 @@ ORDINARY_STEPS = 4.0
 LONGER = (1.0, 2.0, 4.0)
 """Longer batches tried where ordinary ones do not do, as multiples."""
 
+SHORTER = (0.9, 0.75)
+"""Shorter ones, likewise, by which the engine keeps promises that somebody's leaving has upset."""
+
 
 class Way(NamedTuple):
     """A mode, and what comes by it."""
@@ -52,14 +55,32 @@ def modes(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> 
 
 def way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
     """The first way that keeps every promise; where none does, the last one tried."""
+    return _first(Outset.of(view, decodes, prompts), modes(view, decodes, prompts))
+
+
+def engines_way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
+    """The way that the engine goes: as `way`, or one of shorter batches, on which admission did not count."""
     outset = Outset.of(view, decodes, prompts)
+    foreseen = _first(outset, modes(view, decodes, prompts))
+    if _keeps(foreseen):
+        return foreseen
+    base_s = ordinary_s(view)
+    shorter = _first(outset, iter([Mode(base_s * factor) for factor in SHORTER]))
+    return shorter if _keeps(shorter) else foreseen
+
+
+def _first(outset: Outset, tried: Iterator[Mode]) -> Way:
     last: Way | None = None
-    for mode in modes(view, decodes, prompts):
+    for mode in tried:
         last = Way(mode, course(outset, mode))
-        if last.course.keeps and last.course.steady:
+        if _keeps(last):
             return last
     assert last is not None, "there is always a mode"
     return last
+
+
+def _keeps(foreseen: Way) -> bool:
+    return foreseen.course.keeps and foreseen.course.steady
 
 
 def all_peaks_fit(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> bool:
@@ -73,6 +94,11 @@ def all_peaks_fit(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[J
 
 
 def _loose(decodes: Sequence[Job], prompts: Sequence[Job]) -> bool:
-    """Whether some decode has a pace at which it can skip every other batch of the tightest."""
+    """Whether some decode has a pace at which it can skip every other batch of the tightest.
+
+    Not where thinking may end with any token: who skips is foreseen by dues, and those would change.
+    """
+    if any([job.request.targets.answer_tpot_s is not None for job in (*decodes, *prompts)]):
+        return False
     paces_s = [job.pace_s for job in (*decodes, *prompts) if job.pace_s is not None]
     return bool(paces_s) and max(paces_s) >= 2 * min(paces_s)

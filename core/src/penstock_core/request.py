@@ -53,7 +53,8 @@ class Job(NamedTuple):
     pace_s: seconds per token it was promised, or None.
     anchor: where its pace is counted from; None before the first token.
     best_effort: takes surplus only, and may be preempted by anything that is not.
-    sure_tokens: the answer is almost surely not shorter; 0 where nobody can tell.
+    sure_tokens: its answer, or its thinking where that has a pace of its own, is almost surely not shorter; 0
+        where nobody can tell.
     """
 
     request: Request

@@ -3,7 +3,7 @@
 Holds the values; how each learns is core's. All of it is sane before anything has been seen.
 """
 
-from penstock_core.length_predictor import SURE_QUANTILE, LengthPredictor
+from penstock_core.length_predictor import LengthPredictor
 from penstock_core.prompt_length import PromptLength
 from penstock_core.request import Job, Request
 from penstock_core.time_model import BatchWork, TimeModel
@@ -59,10 +59,8 @@ class Learned:
         )
 
     def sure_tokens(self, request: Request) -> int:
-        """What its answer is almost surely not shorter than."""
-        return self._lengths.predict(
-            request.tier, request.prompt_tokens, 0, request.max_output_tokens, quantile=SURE_QUANTILE
-        )
+        """`Job.sure_tokens`."""
+        return self._lengths.sure(request)
 
     def longer(self, job: Job) -> int:
         """The length to plan with for a job that has outrun its prediction."""

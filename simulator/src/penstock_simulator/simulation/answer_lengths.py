@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock_core.length_predictor import SURE_QUANTILE, LengthPredictor
+from penstock_core.length_predictor import LengthPredictor
 from penstock_core.request import Job, Request
 
 from penstock_simulator.simulation.fleet import Lengths
@@ -21,7 +21,7 @@ class AnswerLengths(Protocol):
         """Of a request that has just come."""
 
     def sure(self, request: Request, true_tokens: int) -> int:
-        """What its answer is almost surely not shorter than."""
+        """`Job.sure_tokens`. true_tokens: of its first stage, if it has two."""
 
     def observe(self, request: Request, tokens: int) -> None:
         """An answer has ended."""
@@ -57,9 +57,7 @@ class Learned:
 
     def sure(self, request: Request, true_tokens: int) -> int:
         """A low quantile of them."""
-        return self._predictor.predict(
-            request.tier, request.prompt_tokens, 0, request.max_output_tokens, quantile=SURE_QUANTILE
-        )
+        return self._predictor.sure(request)
 
     def observe(self, request: Request, tokens: int) -> None:
         """One more of its tier and prompt length."""

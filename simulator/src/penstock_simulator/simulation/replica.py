@@ -103,7 +103,9 @@ class Replica:
 
     def _job(self, journey: Journey) -> Job:
         request, true_tokens = journey.request, journey.arrival.output_tokens
-        predicted, sure = self._lengths.first(request, true_tokens), self._lengths.sure(request, true_tokens)
+        first_stage = request.targets.answer_tpot_s is not None and journey.arrival.thinking_tokens
+        predicted = self._lengths.first(request, true_tokens)
+        sure = self._lengths.sure(request, first_stage or true_tokens)
         return new_job(request, predicted, journey.sent_as_best_effort, sure)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
