@@ -64,13 +64,13 @@ def test_a_first_iteration_that_stalls_is_forgotten_soon() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.05])
-def test_one_iteration_in_twenty_is_longer_than_planned(spread: float) -> None:
+def test_one_iteration_in_forty_is_longer_than_planned(spread: float) -> None:
     correction = after(noisy(1.1, spread, 300))
     longer = 0
     for ratio in noisy(1.1, spread, 4000, seed=2):
         longer += ratio * PREDICTED_S > corrected(MODEL, correction).seconds(WORK)
         correction = after([ratio], correction)
-    assert 0.03 < longer / 4000 < 0.06
+    assert 0.015 < longer / 4000 < 0.035
 
 
 def test_a_steadier_engine_is_planned_with_less_margin() -> None:

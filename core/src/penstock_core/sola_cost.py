@@ -15,7 +15,7 @@ Since only mixed iterations have that effect, each kind of iteration has a γ of
 
 t is the time from one view to the next, which is how long the step between them took if the engine worked on
 without a pause: so it is where a request of that step is still running. The view's model is corrected online
-already and leans to the safe side, by a margin that one iteration in twenty exceeds. γ is learned on top of
+already and leans to the safe side, by a margin that one iteration in forty exceeds. γ is learned on top of
 it: about 1/margin for plain iterations, so that SOLA plans with means, as published. When the model moves,
 γ sees only what is left. A pause or a stall counts as a factor of two at most.
 """

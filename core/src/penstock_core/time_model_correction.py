@@ -8,9 +8,9 @@ as far as that. The usual error follows, so an engine that has really become slo
 dozen iterations.
 
 A mean is exceeded by every other iteration, and lines are exceeded wherever kernels step. `margin` is the
-ratio to the mean that only one iteration in twenty exceeds, followed online (stochastic approximation of a
+ratio to the mean that only one iteration in forty exceeds, followed online (stochastic approximation of a
 quantile), and `corrected` plans with it. Noise averages out over the tokens of an answer, so a promise
-judged by means has room to spare; one judged by single gaps is broken by the twentieth iteration that also
+judged by means has room to spare; one judged by single gaps is broken by the fortieth iteration that also
 uses its whole budget. The first iterations are planned with a margin of a tenth, about what a fit leaves.
 
 A correction is only ever corrected by iterations, and one learned while others used the machine may be so bad
@@ -27,15 +27,15 @@ from penstock_core.time_model import BatchWork, TimeModel
 LEARNING_RATE = 0.05
 """α. Twenty iterations are about a second of an engine's work."""
 
-MARGIN_QUANTILE = 0.95
+MARGIN_QUANTILE = 0.975
 MARGIN_STEP = 0.2
 """How far one iteration moves the margin, in usual errors."""
 
 MOST_MARGIN = 1.5
-"""An engine that exceeds its mean by more in one iteration of twenty needs another model, not more room."""
+"""An engine that exceeds its mean by more in one iteration of forty needs another model, not more room."""
 
 MOST_MARGIN_ERRORS = 4.0
-"""Nor is one in twenty beyond this many usual errors: a margin learned in a bad time does not outlive it."""
+"""Nor is one in forty beyond this many usual errors: a margin learned in a bad time does not outlive it."""
 
 STALL_ERRORS = 5.0
 """A ratio further off than this many usual errors counts only as far."""
@@ -53,7 +53,7 @@ class Correction:
 
     ratio: measured over predicted time, in the mean (γ).
     error: mean absolute error that is left after it, relative.
-    margin: ratio to the mean that one iteration in twenty exceeds; at least 1.
+    margin: ratio to the mean that one iteration in forty exceeds; at least 1.
     observed: iterations learned from.
     """
 
@@ -107,5 +107,5 @@ def expected(model: TimeModel, correction: Correction) -> TimeModel:
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
-    """The model to plan with: at a speed that nineteen iterations of twenty keep."""
+    """The model to plan with: at a speed that all but one iteration in forty keep."""
     return replace(model, scale=model.scale * correction.ratio * correction.margin)
