@@ -155,15 +155,18 @@ def test_windows_lend_what_surely_comes() -> None:
     assert limit_s(10, 60) == pytest.approx(0.05)
 
 
-def test_thinking_that_may_end_any_moment_lends_no_more_than_the_answers_pace() -> None:
-    def limit_s(answer_pace_s: float | None) -> float:
-        ahead = [decode("d", due_in_s=0.5, answer_pace_s=answer_pace_s)]
-        return foreseen(ahead, [prompt("p", 9000, 9.0)], Mode(1.0)).limit_s
+def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
+    """It is 0.4 s ahead; its last token came 0.1 s ago, or comes with the batch under way."""
+
+    def limit_s(answer_pace_s: float | None, busy_s: float = 0.0) -> float:
+        ahead = decode("d", due_in_s=0.5, came=6, answer_pace_s=answer_pace_s)
+        ahead = ahead if answer_pace_s is None else ahead._replace(came_s=NOW_S - 0.1)
+        return foreseen([ahead], [prompt("p", 9000, 9.0)], Mode(1.0), replica(busy_s=busy_s)).limit_s
 
     assert limit_s(None) == pytest.approx(0.5)
-    assert limit_s(0.15) == pytest.approx(0.15)
+    assert limit_s(0.25) == pytest.approx(0.15)
+    assert limit_s(0.25, busy_s=0.02) == pytest.approx(0.25)
     assert limit_s(STEP_S / 2) > 0.4, "what decodes alone exceed binds nobody any more"
-    assert foreseen([decode("d", answer_pace_s=STEP_S / 2)], [prompt("p", 500, 1.0)]).keeps
 
 
 def test_a_job_without_a_pace_makes_nobody_late() -> None:

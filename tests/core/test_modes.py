@@ -7,7 +7,7 @@ from penstock_core.builtin_time_models import time_model
 from penstock_core.modes import SHORTER, all_peaks_fit, engines_way, modes, ordinary_s, way
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Judge, Targets
+from penstock_core.slo import Targets
 from penstock_core.speculation import Speculation
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
@@ -56,12 +56,6 @@ def test_nobody_is_skipped_where_paces_are_alike_or_memory_is_short() -> None:
     assert not any(mode.skips for mode in modes(replica(), [TIGHT, decode("close", 0.09)], []))
     assert not any(mode.skips for mode in modes(replica(), [decode("free", None)], []))
     assert not any(mode.skips for mode in modes(replica(30), [TIGHT, LOOSE], []))
-
-
-def test_nobody_is_skipped_where_thinking_may_end_any_moment() -> None:
-    targets = Targets(1.0, 0.1, None, Judge.WINDOW, 0.2)
-    thinker = new_job(Request("t", "tier", 0.0, 300, 4096, targets), 50, False)
-    assert not any(mode.skips for mode in modes(replica(), [TIGHT, LOOSE], [thinker]))
 
 
 def test_all_peaks_fit_counts_answers_to_their_end() -> None:

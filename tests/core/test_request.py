@@ -1,5 +1,7 @@
 """A job's life inside a replica: progress, due times, preemption."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,8 @@ def test_a_thinker_is_planned_by_its_tighter_pace_until_it_answers() -> None:
     answering = thinking_ended(thinking, 0.6)
     assert answering.pace_s == 0.1
     assert answering.due_s == pytest.approx(0.7)
+    assert (thinking.came_s, answering.came_s) == (0.5, inf)
+    assert thinking_ended(answering, 0.8) is answering
 
 
 def test_where_answers_have_no_pace_of_their_own_thinking_changes_nothing() -> None:

@@ -18,8 +18,9 @@ So a window that drafts is taken to stand where they can have left it at worst, 
 counting on that to come early too would cost a quarter of what is admitted at predicted lengths. There a
 promise can break in spite of its course; fewer than one in a thousand does.
 
-Thinking that has a pace of its own may end with any token. Its last window is judged then, however short, and
-the answer's pace counts from there: no token of it surely comes, and no batch is longer than that pace.
+Thinking that has a pace of its own may end with any token. Its last window is judged then, however short, so
+no more of it surely comes; and the answer's pace counts from there, so the token after any of them is due
+at that pace too, however far thinking was ahead.
 
 Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
 If the engine computes the first batch of a course that keeps every promise, the rest of that course is one
@@ -29,7 +30,9 @@ with such a course of its own.
 
 One thing does not hold still: milestones count on batches of all that are there. When one leaves, those are
 faster, so batches before them may last longer, and once in ten thousand requests the longer ones fit a
-deadline worse. The engine then tries shorter ones (`modes.engines_way`).
+deadline worse. The engine then tries shorter ones (`modes.engines_way`). And when thinking ends, its dues are
+later than foreseen, so others may wait in a batch than those that were to: of promises made to thinkers in
+overload, fewer than one in a thousand breaks by that.
 """
 
 from collections.abc import Sequence
@@ -134,6 +137,7 @@ def course(outset: Outset, mode: Mode) -> Course:
         live=before.live.copy(),
         due_s=before.due_s.copy(),
         gap_s=before.gap_s.copy(),
+        again_s=before.again_s.copy(),
         since=before.since.copy(),
         sure=before.sure.copy(),
         left=before.left.copy(),
@@ -189,6 +193,7 @@ def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) ->
         due_s=np.array([job.due_s for job in jobs], np.float64),
         pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
         gap_s=np.array([_gap_s(job) for job in jobs], np.float64),
+        again_s=np.array([job.came_s + _gap_s(job) for job in jobs], np.float64),
         since=generated - np.array([(job.anchor or NO_ANCHOR).tokens for job in jobs], np.float64),
         sure=np.array([job.sure_tokens for job in jobs], np.float64) - generated,
         left=np.maximum(np.array([job.output_tokens for job in jobs], np.float64) - generated, 1.0),

@@ -61,7 +61,8 @@ class Rows(NamedTuple):
 
     live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
     due_s: of the row's next token, `since` tokens after its window began.
-    gap_s: longest that a batch with it may last, whatever its lead; infinite for most.
+    gap_s: a token has to come so soon after the one before, whatever its lead; infinite for most.
+    again_s: when the next one has to, for that.
     sure, left: tokens still to come, at least and by prediction. drafts: verified beside it in every batch.
     worst: of windowed rows that draft, what can have become of them.
     """
@@ -72,6 +73,7 @@ class Rows(NamedTuple):
     due_s: Floats
     pace_s: Floats
     gap_s: Floats
+    again_s: Floats
     since: Floats
     sure: Floats
     left: Floats
@@ -185,13 +187,13 @@ def _milestone_s(rows: Rows, row: int, since: float, sure: float, catch_up_s: fl
 def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
     """When a batch may end for a row to reach its milestone, its other tokens taking so long each."""
     due_s: float = rows.due_s[row]
-    if rows.judge[row] != WINDOW:
-        return due_s
-    if rows.drafts[row] == 0.0:
-        return due_s + _milestone_s(rows, row, rows.since[row], rows.sure[row], catch_up_s)
-    worst = rows.worst
-    due_s = worst.due_s[row]
-    return due_s + _milestone_s(rows, row, worst.since[row], worst.sure[row], catch_up_s)
+    if rows.judge[row] == WINDOW and rows.drafts[row] == 0.0:
+        due_s += _milestone_s(rows, row, rows.since[row], rows.sure[row], catch_up_s)
+    elif rows.judge[row] == WINDOW:
+        worst = rows.worst
+        due_s = worst.due_s[row] + _milestone_s(rows, row, worst.since[row], worst.sure[row], catch_up_s)
+    latest_s: float = min(due_s, rows.again_s[row])
+    return latest_s
 
 
 @part
@@ -201,6 +203,7 @@ def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> Non
         if not chosen[row]:
             continue
         rows.due_s[row] += rows.pace_s[row]
+        rows.again_s[row] = now_s + rows.gap_s[row]
         rows.since[row] += 1.0
         rows.sure[row] -= 1.0
         rows.left[row] -= 1.0
@@ -259,7 +262,7 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
                 rows.due_s[row] += behind_s + spare_s
                 rows.worst.due_s[row] += behind_s + spare_s
             if decodes_s > rows.gap_s[row]:
-                rows.gap_s[row] = inf
+                rows.gap_s[row] = rows.again_s[row] = inf
 
 
 @part
@@ -272,7 +275,7 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
     soonest_s = inf
     for row in range(len(decoding)):
         if decoding[row]:
-            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s), now_s + rows.gap_s[row])
+            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s))
     slack_s = soonest_s - now_s
     limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(slack_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
@@ -297,6 +300,7 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
     else:
         rows.due_s[row] = now_s + rows.pace_s[row]
         rows.since[row] = 0.0
+    rows.again_s[row] = now_s + rows.gap_s[row]
     rows.worst.due_s[row], rows.worst.since[row] = rows.due_s[row], rows.since[row]
     rows.worst.sure[row], rows.worst.most[row] = rows.sure[row], rows.since[row]
 
@@ -348,7 +352,7 @@ def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
 
 _ENGINE = record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT)
 _WORST = record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)
-_ROWS = record(Rows, INTS, INTS, INTS, *(8 * [FLOATS]), _WORST)
+_ROWS = record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), _WORST)
 
 
 @compiled(FLOAT, _ENGINE, _ROWS)

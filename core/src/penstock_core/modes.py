@@ -94,11 +94,6 @@ def all_peaks_fit(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[J
 
 
 def _loose(decodes: Sequence[Job], prompts: Sequence[Job]) -> bool:
-    """Whether some decode has a pace at which it can skip every other batch of the tightest.
-
-    Not where thinking may end with any token: who skips is foreseen by dues, and those would change.
-    """
-    if any([job.request.targets.answer_tpot_s is not None for job in (*decodes, *prompts)]):
-        return False
+    """Whether some decode has a pace at which it can skip every other batch of the tightest."""
     paces_s = [job.pace_s for job in (*decodes, *prompts) if job.pace_s is not None]
     return bool(paces_s) and max(paces_s) >= 2 * min(paces_s)

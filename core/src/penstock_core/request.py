@@ -8,6 +8,7 @@ tokens and has nothing computed, so resuming it is one prefill over prompt and g
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from penstock_core.slo import (
@@ -55,6 +56,7 @@ class Job(NamedTuple):
     best_effort: takes surplus only, and may be preempted by anything that is not.
     sure_tokens: its answer, or its thinking where that has a pace of its own, is almost surely not shorter; 0
         where nobody can tell.
+    came_s: when its last token came, where its thinking has a pace of its own and may have ended with it.
     """
 
     request: Request
@@ -66,6 +68,7 @@ class Job(NamedTuple):
     anchor: Anchor | None
     best_effort: bool
     sure_tokens: int = 0
+    came_s: float = inf
 
     @property
     def pending_tokens(self) -> int:
@@ -103,7 +106,7 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
     """The job after an iteration that ended at `now_s` and brought out `new_tokens` (0 within a prefill)."""
     if new_tokens == 0:
         return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
-    request, computed, generated, output, _, pace_s, anchor, best_effort, sure = job
+    request, computed, generated, output, _, pace_s, anchor, best_effort, sure, _ = job
     generated += new_tokens
     if anchor is None or request.targets.judge is not Judge.MEAN:  # a mean's anchor is its first token
         anchor = anchor_after(request.targets.judge, anchor, generated, now_s)
@@ -117,6 +120,7 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
         anchor,
         best_effort,
         sure,
+        inf if request.targets.answer_tpot_s is None else now_s,
     )
 
 
@@ -129,7 +133,7 @@ def after_each(jobs: Sequence[Job], ends_s: Sequence[float]) -> list[Job]:
 
 
 def _after(job: Job, ends_s: Sequence[float]) -> Job:
-    request, computed, generated, output, _, pace_s, anchor, best_effort, sure = job
+    request, computed, generated, output, _, pace_s, anchor, best_effort, sure, _ = job
     steps, judge = len(ends_s), request.targets.judge
     generated += steps
     if anchor is None or judge is not Judge.MEAN:
@@ -144,21 +148,27 @@ def _after(job: Job, ends_s: Sequence[float]) -> Job:
         anchor,
         best_effort,
         sure,
+        inf if request.targets.answer_tpot_s is None else ends_s[-1],
     )
 
 
 def thinking_ended(job: Job, now_s: float) -> Job:
-    """The job after its last token of thinking came out at `now_s`: the answer has a pace of its own.
+    """The job after its last token of thinking came out at `now_s`: from then on its pace is the answer's.
 
     Until then it is planned by the tighter of the two [SLOs-Serve, App. C].
     """
-    if job.request.targets.answer_tpot_s is None:
+    targets = job.request.targets
+    if targets.answer_tpot_s is None:
         return job
-    answer_targets = replace(job.request.targets, tpot_s=None)
-    answer_pace_s = pace_s(answer_targets, job.output_tokens)
-    anchor = Anchor(now_s, job.generated_tokens)
-    due_s = next_token_due_s(anchor, job.generated_tokens, answer_pace_s)
-    return job._replace(pace_s=answer_pace_s, anchor=anchor, due_s=due_s)
+    targets = replace(targets, tpot_s=targets.answer_tpot_s, answer_tpot_s=None)
+    anchor, answer_pace_s = Anchor(now_s, job.generated_tokens), pace_s(targets, job.output_tokens)
+    return job._replace(
+        request=replace(job.request, targets=targets),
+        pace_s=answer_pace_s,
+        anchor=anchor,
+        due_s=next_token_due_s(anchor, job.generated_tokens, answer_pace_s),
+        came_s=inf,
+    )
 
 
 def promoted(job: Job) -> Job:
