@@ -90,6 +90,14 @@ def test_the_engine_goes_by_shorter_batches_where_longer_ones_miss_a_deadline() 
     assert gone.mode.longest_s == pytest.approx(SHORTER[-1] * ordinary_s(view))
 
 
-def test_the_engine_goes_as_admission_foresees_wherever_that_keeps_everything_or_nothing_does() -> None:
-    for prompts in ([prompt(900, 3.0)], [prompt(3000, 0.24), prompt(3000, 0.25)]):
-        assert engines_way(replica(), [TIGHT], prompts) == way(replica(), [TIGHT], prompts)
+def test_where_nothing_keeps_everything_the_engine_lets_no_decode_wait() -> None:
+    crowd = [prompt(3000, 0.24), prompt(3000, 0.25)]
+    assert way(replica(), [TIGHT, LOOSE], crowd).mode.skips
+    assert not engines_way(replica(), [TIGHT, LOOSE], crowd).mode.skips
+
+
+def test_the_engine_goes_as_admission_foresees_wherever_that_keeps_everything() -> None:
+    prompts = [prompt(900, 3.0)]
+    assert engines_way(replica(), [TIGHT], prompts) == way(replica(), [TIGHT], prompts)
+    late = [prompt(3000, 0.24), prompt(3000, 0.25)]
+    assert engines_way(replica(), [LOOSE], late) == way(replica(), [LOOSE], late)

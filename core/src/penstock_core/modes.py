@@ -59,14 +59,19 @@ def way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Wa
 
 
 def engines_way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
-    """The way that the engine goes: as `way`, or one of shorter batches, on which admission did not count."""
+    """The way that the engine goes: as `way`, or one of shorter batches, on which admission did not count.
+
+    Where none keeps every promise no decode waits: that would break many to keep the one of a prompt.
+    """
     outset = Outset.of(view, decodes, prompts)
     foreseen = _first(outset, modes(view, decodes, prompts))
     if _keeps(foreseen):
         return foreseen
     base_s = ordinary_s(view)
     shorter = _first(outset, iter([Mode(base_s * factor) for factor in SHORTER]))
-    return shorter if _keeps(shorter) else foreseen
+    if _keeps(shorter):
+        return shorter
+    return _first(outset, iter([Mode(base_s * LONGER[-1])])) if foreseen.mode.skips else foreseen
 
 
 def _first(outset: Outset, tried: Iterator[Mode]) -> Way:
