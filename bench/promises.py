@@ -10,6 +10,7 @@ with. Requests served best effort that kept their targets all the same count as 
 
 import argparse
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
@@ -63,25 +64,51 @@ def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[Ou
     return simulate(fleet, coming, seed)
 
 
+class Setting(NamedTuple):
+    """A row of the table."""
+
+    scenario: str
+    terms: str
+    rate_rps: float
+
+
+class Sample(NamedTuple):
+    """One run of it, counted."""
+
+    ended: int
+    met: int
+    promised: int
+    broken: int
+
+
+def sample(setting: Setting, seed: int) -> Sample:
+    ended = list(outcomes(setting.scenario, setting.rate_rps, TERMS[setting.terms], seed))
+    promised = [outcome for outcome in ended if outcome.verdict is Verdict.ADMITTED]
+    broken = sum(not outcome.met for outcome in promised)
+    return Sample(len(ended), sum(outcome.met for outcome in ended), len(promised), broken)
+
+
+def settings(scenarios: list[str]) -> Iterator[Setting]:
+    for name, terms in TERMS.items():
+        for here in scenarios:
+            if terms.speculates or scenario(here).speculation is not None:
+                for factor in (1.0, OVERLOAD):
+                    yield Setting(here, name, NEAR_CAPACITY_RPS[here] * factor)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--scenarios", default=",".join(NEAR_CAPACITY_RPS), help="comma separated")
     parser.add_argument("--seeds", type=int, default=1, help="samples of each (default 1)")
     options = parser.parse_args()
     print(f"{'':24} {'scenario':>10} {'req/s':>6} {'attained':>9} {'promised':>9} {'broken':>7} {'kept':>8}")
-    for name, terms in TERMS.items():
-        for here in options.scenarios.split(","):
-            if not terms.speculates and scenario(here).speculation is None:
-                continue
-            for factor in (1.0, OVERLOAD):
-                rate_rps = NEAR_CAPACITY_RPS[here] * factor
-                ended = [o for seed in range(options.seeds) for o in outcomes(here, rate_rps, terms, seed)]
-                promised = [o for o in ended if o.verdict is Verdict.ADMITTED]
-                broken = sum(not o.met for o in promised)
-                attained = sum(o.met for o in ended) / len(ended)
-                kept = 1 - broken / len(promised)
-                figures = f"{attained:>9.3f} {len(promised):>9} {broken:>7} {kept:>8.2%}"
-                print(f"{name:24} {here:>10} {rate_rps:>6.2f} {figures}", flush=True)
+    with ProcessPoolExecutor() as pool:
+        rows = list(settings(options.scenarios.split(",")))
+        running = [[pool.submit(sample, row, seed) for seed in range(options.seeds)] for row in rows]
+        for row, samples in zip(rows, running, strict=True):
+            ended, met, promised, broken = map(sum, zip(*[one.result() for one in samples], strict=True))
+            figures = f"{met / ended:>9.3f} {promised:>9} {broken:>7} {1 - broken / promised:>8.2%}"
+            print(f"{row.terms:24} {row.scenario:>10} {row.rate_rps:>6.2f} {figures}", flush=True)
 
 
 if __name__ == "__main__":
