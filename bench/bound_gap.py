@@ -23,13 +23,13 @@ from itertools import groupby
 from random import Random
 from typing import NamedTuple
 
-from penstock_core.builtin_time_models import time_model
 from penstock_core.slo import Tier
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.bounds import bound, setting_of
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
-from penstock_simulator.simulation import Fleet, Lengths, simulate
+from penstock_simulator.simulation import Lengths, simulate
 from penstock_simulator.truth import TruthKind
+from scenario_fleet import fleet_of
 
 TARGET = 0.9
 PATIENCE = 3.0
@@ -98,18 +98,7 @@ def bound_share(name: str, relief: Relief, rate_rps: float) -> float:
 
 def attained(name: str, relief: Relief, rate_rps: float) -> float:
     here = eased(name, relief)
-    fleet = Fleet(
-        "slos-serve",
-        time_model(here.time_model),
-        here.kv_tokens,
-        here.tiers,
-        next(iter(here.tiers)),
-        limits=here.limits,
-        truth=TruthKind.EXACT,
-        lengths=Lengths.KNOWN,
-        max_output_tokens=here.max_output_tokens,
-        speculation=here.speculation,
-    )
+    fleet = fleet_of(here, "slos-serve", Lengths.KNOWN, TruthKind.EXACT)
     kept: dict[str, bool] = {}
     for outcome in simulate(fleet, coming(here, rate_rps, relief), 0):
         session = outcome.session or outcome.id

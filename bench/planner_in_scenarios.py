@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from penstock_core.builtin_time_models import time_model
 from penstock_core.policy import Knobs, Policy, Step
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
@@ -24,8 +23,10 @@ from penstock_core.verdict import Verdict
 from penstock_runtime.serving import YOUNG_OBJECTS
 from penstock_simulator import policies
 from penstock_simulator.scenarios import arrivals, scenario
-from penstock_simulator.simulation import Fleet, simulate
+from penstock_simulator.simulation import Lengths, simulate
+from penstock_simulator.truth import TruthKind
 from promises import NEAR_CAPACITY_RPS, OVERLOAD
+from scenario_fleet import fleet_of
 
 Answer = TypeVar("Answer")
 
@@ -59,16 +60,7 @@ def _timed(taken_ms: list[float], act: Callable[[], Answer]) -> Answer:
 
 def measured(policy: str, name: str, rate_rps: float, requests: int) -> Timed:
     here = scenario(name)
-    fleet = Fleet(
-        policy,
-        time_model(here.time_model),
-        here.kv_tokens,
-        here.tiers,
-        next(iter(here.tiers)),
-        limits=here.limits,
-        max_output_tokens=here.max_output_tokens,
-        speculation=here.speculation,
-    )
+    fleet = fleet_of(here, policy, Lengths.PREDICTED, TruthKind.MEASURED)
     made: list[Timed] = []
 
     def build(wanted: str, knobs: Knobs) -> Policy[Any]:

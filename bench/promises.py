@@ -11,13 +11,14 @@ with. Requests served best effort that kept their targets all the same count as 
 import argparse
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from penstock_core.builtin_time_models import time_model
 from penstock_simulator.scenarios import arrivals, scenario
-from penstock_simulator.simulation import Fleet, Lengths, Outcome, Verdict, simulate
+from penstock_simulator.simulation import Lengths, Outcome, Verdict, simulate
 from penstock_simulator.truth import TruthKind
+from scenario_fleet import fleet_of
 
 NEAR_CAPACITY_RPS = {
     "chatbot": 7.0,
@@ -48,18 +49,9 @@ TERMS = {
 
 def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[Outcome]:
     here = scenario(name)
-    fleet = Fleet(
-        "slos-serve",
-        time_model(here.time_model),
-        here.kv_tokens,
-        here.tiers,
-        next(iter(here.tiers)),
-        limits=here.limits,
-        truth=terms.truth,
-        lengths=terms.lengths,
-        max_output_tokens=here.max_output_tokens,
-        speculation=here.speculation if terms.speculates else None,
-    )
+    if not terms.speculates:
+        here = replace(here, speculation=None)
+    fleet = fleet_of(here, "slos-serve", terms.lengths, terms.truth)
     coming = islice(arrivals(here, rate_rps, seed), MOST_REQUESTS)
     return simulate(fleet, coming, seed)
 

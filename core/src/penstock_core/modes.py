@@ -6,7 +6,7 @@ So the first choice is a batch of which the fixed cost is a quarter, with the fa
 ways are for when that would break a promise. Admission counts on them, so the engine must be ready for each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from penstock_core.course import Course, Mode, Outset, course
@@ -68,13 +68,13 @@ def engines_way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job
     if _keeps(foreseen):
         return foreseen
     base_s = ordinary_s(view)
-    shorter = _first(outset, iter([Mode(base_s * factor) for factor in SHORTER]))
+    shorter = _first(outset, [Mode(base_s * factor) for factor in SHORTER])
     if _keeps(shorter):
         return shorter
-    return _first(outset, iter([Mode(base_s * LONGER[-1])])) if foreseen.mode.skips else foreseen
+    return _first(outset, [Mode(base_s * LONGER[-1])]) if foreseen.mode.skips else foreseen
 
 
-def _first(outset: Outset, tried: Iterator[Mode]) -> Way:
+def _first(outset: Outset, tried: Iterable[Mode]) -> Way:
     last: Way | None = None
     for mode in tried:
         last = Way(mode, course(outset, mode))

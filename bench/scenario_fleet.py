@@ -1,0 +1,22 @@
+"""One replica as a scenario has it, for programs that look closer than `penstock simulate` does."""
+
+from penstock_core.builtin_time_models import time_model
+from penstock_simulator.scenarios import Scenario
+from penstock_simulator.simulation import Fleet, Lengths
+from penstock_simulator.truth import TruthKind
+
+
+def fleet_of(here: Scenario, policy: str, lengths: Lengths, truth: TruthKind) -> Fleet:
+    """Its model, memory, tiers, limits and drafter under this policy."""
+    return Fleet(
+        policy,
+        time_model(here.time_model),
+        here.kv_tokens,
+        here.tiers,
+        next(iter(here.tiers)),
+        limits=here.limits,
+        truth=truth,
+        lengths=lengths,
+        max_output_tokens=here.max_output_tokens,
+        speculation=here.speculation,
+    )
