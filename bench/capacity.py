@@ -3,7 +3,8 @@
     python bench/capacity.py [--only known] [--jobs 2]
 
 Prints the tables and writes `bench/results/capacity.{json,md,svg}`. Simulations are remembered in
-`.venv/capacity.jsonl`, so a run that was stopped goes on.
+`.venv/capacity.jsonl`, so a run that was stopped goes on. Each search begins where the table before has it,
+and goes as far from there as it takes.
 
 vLLM's own scheduler takes the same steps as `vllm`, ten times slower. So it is not searched for: where it is
 installed (`make vllm-env`) it runs where each search of `vllm` ended, and what both attain there is printed.
@@ -21,8 +22,8 @@ import orjson
 from penstock_cli.capacity.memory import Memory
 from penstock_cli.capacity.picture import draw
 from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.report import as_json, capacity_rps, meaning, table
-from penstock_cli.capacity.search import NOBODY_GIVES_UP, Answer, Trials, capacity
+from penstock_cli.capacity.report import as_json, capacity_rps, meaning, table, where_it_ended
+from penstock_cli.capacity.search import NOBODY_GIVES_UP, Answer, Probe, Trials, capacity
 from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import Tally, trial_of
 from penstock_cli.capacity_command import Run
@@ -82,7 +83,8 @@ def main() -> None:
     with Memory(ROOT / ".venv" / "capacity.jsonl") as memory:
         run = Run(memory, options.jobs)
         questions = [question for part in parts.values() for question in part.questions()]
-        answers = run.all([capacity(question) for question in questions], "capacities")
+        before = where_they_ended()
+        answers = run.all([capacity(question, before.get(question)) for question in questions], "capacities")
         answered = dict(zip(questions, answers, strict=True))
         tables = {name: [answered[q] for q in part.questions()] for name, part in parts.items()}
         drawn = tables[next(iter(parts))]
@@ -90,6 +92,12 @@ def main() -> None:
         beside = run.all([beside_vllm(a) for a in answers if to_compare(a)], "vLLM's own scheduler")
     write(parts, tables, beside, monotonic() - began_s)
     draw(drawn, sweeps, RESULTS / "capacity.svg")
+
+
+def where_they_ended() -> dict[Question, Probe]:
+    """Of the table that is there: searches begin where the last ones ended."""
+    table = RESULTS / "capacity.json"
+    return dict(map(where_it_ended, orjson.loads(table.read_bytes()))) if table.exists() else {}
 
 
 def to_compare(answer: Answer) -> bool:

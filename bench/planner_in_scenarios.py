@@ -83,6 +83,7 @@ def main() -> None:
     print(f"{'CPU ms per call':>34}{'admissions':>11}{'p50':>7}{'p99':>7}{'max':>7}{'most new':>9}", end="")
     print(f"{'steps':>9}{'p50':>7}{'p99':>7}{'max':>7}")
     measured("slos-serve", "coder", 2.0, 100)  # compiled code is loaded, caches are warm
+    gc.freeze()
     for policy in options.policies.split(","):
         for here in options.scenarios.split(","):
             for factor in (1.0, OVERLOAD):

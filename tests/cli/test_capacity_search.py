@@ -11,8 +11,9 @@ import pytest
 from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.memory import Memory
 from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.report import as_json, where_it_ended
 from penstock_cli.capacity.run import Watch, run_all
-from penstock_cli.capacity.search import Answer, NoEnd, capacity
+from penstock_cli.capacity.search import Answer, NoEnd, Probe, capacity
 from penstock_cli.capacity.setting import Setting, grid_of, laps_of
 from penstock_cli.capacity.trial import Tally, Trial, asked_by, run_trial, trial_of
 from penstock_cli.failure import Failure
@@ -60,10 +61,12 @@ class Engine:
         return Tally(requests, missed if complete else trial.most_misses + 1, complete)
 
 
-def found(asked: Question, world: World, path: Path | None = None) -> tuple[Answer, Sequence[Trial]]:
+def found(
+    asked: Question, world: World, path: Path | None = None, before: Probe | None = None
+) -> tuple[Answer, Sequence[Trial]]:
     engine = Engine(world)
     with Memory(path) as memory:
-        (answer,) = run_all([capacity(asked)], engine, 1, memory, Watch())
+        (answer,) = run_all([capacity(asked, before)], engine, 1, memory, Watch())
     return answer, engine.ran
 
 
@@ -73,6 +76,31 @@ def test_the_capacity_is_found_within_two_percent(true_rps: float) -> None:
     assert answer.low_rps <= true_rps * 1.003 < answer.high_rps * 1.006
     assert answer.high_rps <= answer.low_rps * 1.0205
     assert len(ran) <= 20
+
+
+@pytest.mark.parametrize("before_rps", [0.05, 0.97, 1.0, 1.3, 20.0])
+def test_where_a_search_ended_before_the_next_begins_and_finds_the_same(before_rps: float) -> None:
+    best = {512: 0.9, 1024: 1.0, 2048: 1.5, 4096: 1.46}
+    world = wall(lambda trial: best.get(trial.batch_tokens, 0.1))
+    _, from_afar = found(question("vllm"), world)
+    answer, _ = found(question("vllm"), world, before=Probe(Setting(1024), before_rps))
+    assert answer.setting.batch_tokens == 2048
+    assert answer.low_rps == pytest.approx(1.5, rel=0.02)
+    again, ran = found(question("vllm"), world, before=Probe(answer.setting, answer.low_rps))
+    assert again.low_rps == pytest.approx(answer.low_rps, rel=0.02)
+    assert len(ran) < len(from_afar) - 4
+
+
+def test_a_setting_that_is_tried_no_more_is_no_beginning() -> None:
+    answer, _ = found(question("vllm"), wall(lambda trial: 1.0), before=Probe(Setting(1000), 1.0))
+    assert answer.low_rps == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["vllm-spec", "distserve"])
+def test_a_row_tells_where_its_search_ended(policy: str) -> None:
+    answer, _ = found(question(policy), wall(lambda trial: 1.0))
+    (row,) = as_json([answer])
+    assert where_it_ended(row) == (answer.question, Probe(answer.setting, answer.low_rps))
 
 
 def test_a_policy_is_shown_at_its_best_setting() -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 import typer
 from penstock_cli.main import app, run
+from penstock_cli.validate_command import headline
+from penstock_pool import load_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo-pool.yaml"
@@ -61,6 +63,12 @@ def test_a_good_pool_is_summarised(penstock: Penstock) -> None:
     assert done.code == 0
     assert "is fine" in done.out
     assert "5 × idle prefill" in done.out
+
+
+def test_a_pool_s_headline_says_how_many_replicas_there_are_to_be() -> None:
+    pool = load_pool(Path(DEMO))
+    assert "on 2 replicas" in headline(pool, 2)
+    assert "on 1 replica (" in headline(pool, 1)
 
 
 def test_an_answer_with_its_own_pace_is_shown(penstock: Penstock, tmp_path: Path) -> None:

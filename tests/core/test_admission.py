@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from penstock_core.admission import MOST_NEWCOMERS, decide, fits_around
+from penstock_core.admission import MOST_NEWCOMERS, decide, way_around
 from penstock_core.best_effort import oldest_waiting_too_long
 from penstock_core.builtin_time_models import time_model
 from penstock_core.decode_load import Pacing
@@ -263,6 +263,6 @@ def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
     assert protected is not None
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
-    assert fits_around(replica(waiting=(offline, loose), now_s=100.0), protected)
-    assert not fits_around(replica(waiting=(offline, tight), now_s=100.0), protected)
-    assert not fits_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected)
+    assert way_around(replica(waiting=(offline, loose), now_s=100.0), protected)
+    assert not way_around(replica(waiting=(offline, tight), now_s=100.0), protected)
+    assert not way_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected)

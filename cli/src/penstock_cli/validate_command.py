@@ -24,15 +24,15 @@ def validate(file: PoolFile) -> None:
     pool = load_pool(file)
     if any(application.keys.file for application in pool.spec.applications):
         load_keys(pool, file.parent)
-    Console().print(f"{file} is fine: {headline(pool)}\n", tiers_table(pool))
+    Console().print(f"{file} is fine: {headline(pool, pool.spec.replicas)}\n", tiers_table(pool))
 
 
-def headline(pool: Pool) -> str:
-    """A pool in one line."""
+def headline(pool: Pool, replicas: int) -> str:
+    """A pool of so many replicas in one line."""
     spec = pool.spec
-    replicas = f"{spec.replicas} replica{'' if spec.replicas == 1 else 's'}"
+    count = f"{replicas} replica{'' if replicas == 1 else 's'}"
     return (
-        f"pool {pool.metadata.name}, {spec.model.name} on {replicas} ({spec.engine.type}, time model "
+        f"pool {pool.metadata.name}, {spec.model.name} on {count} ({spec.engine.type}, time model "
         f"{spec.engine.time_model}), policy {spec.scheduling.policy}, then {spec.routing.backup}"
     )
 

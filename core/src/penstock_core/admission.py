@@ -23,6 +23,7 @@ from penstock_core.admission_program import solve
 from penstock_core.batch_formation import accepted
 from penstock_core.decode_load import Pacing
 from penstock_core.fitting import Fit, Misfit, Promised, fit
+from penstock_core.modes import Way
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job, deadline_order
 from penstock_core.time_model import BatchWork, chunk_work
@@ -57,9 +58,10 @@ def decide(
     return [verdicts[job.request.id] for job in new]
 
 
-def fits_around(view: ReplicaView, protected: Job) -> bool:
-    """Whether everything accepted is still in time if this best-effort job goes first."""
-    return isinstance(fit(view, Promised.of(accepted(view, protected)), []), Fit)
+def way_around(view: ReplicaView, protected: Job) -> Way | None:
+    """The way by which everything accepted is still in time if this best-effort job goes first, if any is."""
+    answer = fit(view, Promised.of(accepted(view, protected)), [])
+    return answer.way if isinstance(answer, Fit) else None
 
 
 def possible_alone(job: Job, view: ReplicaView) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock_core.best_effort import fill_surplus
 from penstock_core.drafting import Drafting, fastest
 from penstock_core.giving_way import GivingWay
-from penstock_core.modes import engines_way
+from penstock_core.modes import Way, engines_way
 from penstock_core.open_batch import OpenBatch
 from penstock_core.policy import Step
 from penstock_core.replica_view import ReplicaView
@@ -46,15 +46,18 @@ def accepted(view: ReplicaView, protected: Job | None) -> list[Job]:
     return admitted if protected is None else [*admitted, protected]
 
 
-def form_batch(view: ReplicaView, protected: Job | None = None) -> Step:
-    """The largest batch that makes no token of an accepted job late. `protected` counts as accepted."""
+def form_batch(view: ReplicaView, protected: Job | None = None, way: Way | None = None) -> Step:
+    """The largest batch that makes no token of an accepted job late. `protected` counts as accepted.
+
+    way: on which all of these keep their promises, where one has been found.
+    """
     work = _sorted(view, protected)
     if not work.prefills and not work.surplus:
         alone = _decodes_alone(view, work.decodes, all_promised=protected is None)
         if alone is not None:
             return alone
     batch = OpenBatch(view)
-    mode, ahead = engines_way(view, work.decodes, work.prefills)
+    mode, ahead, _ = way or engines_way(view, work.decodes, work.prefills)
     others = GivingWay(work.surplus, [*work.decodes, *work.prefills])
     must = [job for i, job in enumerate(work.decodes) if i not in ahead.skipped]
     _decode(batch, must, others)

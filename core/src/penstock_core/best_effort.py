@@ -21,15 +21,10 @@ from penstock_core.time_model import chunk_work
 
 def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
     """The best-effort job to protect, as planning sees it: before all deadlines, then without a pace."""
-    best_effort = [
-        job for job in (*view.running, *view.waiting) if job.best_effort and _can_ever_fit(view, job)
-    ]
-    if not best_effort:
-        return None
-    job = min(best_effort, key=_age)
-    if view.now_s - job.request.arrival_s < aging_s:
-        return None
-    return job._replace(due_s=inf if job.decoding else -inf, pace_s=None)
+    everyone, now_s = (*view.running, *view.waiting), view.now_s
+    old = [job for job in everyone if job.best_effort and now_s - job.request.arrival_s >= aging_s]
+    job = min([job for job in old if _can_ever_fit(view, job)], key=_age, default=None)
+    return None if job is None else job._replace(due_s=inf if job.decoding else -inf, pace_s=None)
 
 
 def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
@@ -39,13 +34,24 @@ def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
 
 def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
     """Best-effort work into what is left of the batch: decodes, then prefills, the oldest first."""
-    for job in sorted(jobs, key=lambda job: (not job.decoding, job.computed_tokens == 0, _age(job))):
-        if job.request.id in batch.preempted:
-            continue
-        if job.decoding:
-            _add_decode(batch, job, jobs, limit_s)
-        elif not _add_chunk(batch, job, jobs, limit_s):
+    there = [job for job in jobs if job.request.id not in batch.preempted]
+    _add_decodes(batch, [job for job in there if job.decoding], jobs, limit_s)
+    prefills = [job for job in there if not job.decoding]
+    for job in sorted(prefills, key=lambda job: (job.computed_tokens == 0, *_age(job))):
+        if job.request.id not in batch.preempted and not _add_chunk(batch, job, jobs, limit_s):
             return
+
+
+def _add_decodes(batch: OpenBatch, decodes: Sequence[Job], jobs: Sequence[Job], limit_s: float) -> None:
+    """A token of each that has time and room, the oldest first: at once where that is all of them."""
+    context = sum([job.computed_tokens + 1 for job in decodes])
+    room = min(batch.left_tokens, batch.free_blocks)
+    if len(decodes) <= room and batch.seconds(len(decodes), context) <= limit_s:
+        batch.add_decodes(decodes)
+        return
+    for job in sorted(decodes, key=_age):
+        if job.request.id not in batch.preempted:
+            _add_decode(batch, job, jobs, limit_s)
 
 
 def _add_decode(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) -> None:

@@ -35,7 +35,7 @@ later than foreseen, so others may wait in a batch than those that were to: of p
 overload, fewer than one in a thousand breaks by that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -45,18 +45,17 @@ from penstock_core.course_loop import (
     MAX,
     MEAN,
     WINDOW,
-    Bounds,
     Engine,
     Prompts,
     Rows,
+    Rules,
     Worst,
     carry_out,
-    together_s,
 )
 from penstock_core.decode_load import Ints
 from penstock_core.drafting import NO_DRAFTS, Drafting
 from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
+from penstock_core.request import Job, RequestId
 from penstock_core.slo import NO_ANCHOR, Judge
 from penstock_core.time_model import BatchWork, TimeModel, chunk_work
 
@@ -64,6 +63,9 @@ LEISURE_S = 1e9
 """The pace of whoever was promised none, or one that by now not even a batch of one token keeps."""
 
 _JUDGES = {Judge.MEAN: MEAN, Judge.WINDOW: WINDOW, Judge.MAX: MAX}
+
+_NOBODY = np.zeros(0)
+_NO_WORST = Worst(*4 * [_NOBODY])
 
 
 class Mode(NamedTuple):
@@ -111,16 +113,13 @@ class Outset(NamedTuple):
     @staticmethod
     def of(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> "Outset":
         """Of these jobs, at the end of the batch under way."""
-        free_s = max(view.now_s, view.busy_until_s)
-        jobs = [*decodes, *prompts]
-        live = (np.arange(len(jobs)) < len(decodes)).astype(np.int64)
-        began_s = np.array([(job.anchor or NO_ANCHOR).at_s for job in jobs], np.float64)
-        under_way = live * (began_s < free_s) if view.busy_until_s > view.now_s else np.zeros_like(live)
-        if view.resting:
-            under_way *= np.array([job.request.id not in view.resting for job in jobs], np.int64)
+        free_s, jobs = max(view.now_s, view.busy_until_s), [*decodes, *prompts]
+        rows = _rows(jobs, len(decodes), view.model)
+        if view.busy_until_s > view.now_s:
+            rows = rows._replace(under_way=_under_way(jobs, rows.live, free_s, view.resting))
         return Outset(
             _engine(view.model, view.limits.batch_tokens),
-            _rows(jobs, live, under_way, view.model),
+            rows,
             _prompts(prompts, view.model, free_s),
             [job.request.tier for job in jobs],
             free_s,
@@ -132,47 +131,22 @@ def course(outset: Outset, mode: Mode) -> Course:
     drafts = np.zeros(len(outset.tiers))
     if mode.drafting:
         drafts[:] = [mode.drafting.get(tier, 0) for tier in outset.tiers]
-    before = outset.rows
-    rows = before._replace(
-        live=before.live.copy(),
-        due_s=before.due_s.copy(),
-        gap_s=before.gap_s.copy(),
-        again_s=before.again_s.copy(),
-        since=before.since.copy(),
-        sure=before.sure.copy(),
-        left=before.left.copy(),
-        context=before.context.copy(),
-        drafts=drafts,
-        worst=Worst(before.due_s.copy(), before.since.copy(), before.sure.copy(), before.since.copy()),
+    keeps, steady, limit_s, first, done_s, batches = carry_out(
+        outset.engine,
+        outset.rows,
+        outset.prompts,
+        Rules(mode.longest_s, int(mode.skips), drafts),
+        outset.free_s,
     )
-    prompts = outset.prompts._replace(
-        pending=outset.prompts.pending.copy(),
-        computed=outset.prompts.computed.copy(),
-        done_s=outset.prompts.done_s.copy(),
-        batches=outset.prompts.batches.copy(),
-    )
-    bounds = Bounds(outset.free_s, mode.longest_s, int(mode.skips), together_s(outset.engine, rows))
-    decoding = np.zeros_like(rows.live)
-    keeps, limit_s, steady = carry_out(outset.engine, rows, prompts, bounds, decoding)
-    skipped = np.flatnonzero(before.live > decoding) if mode.skips else ()
-    return Course(
-        bool(keeps),
-        limit_s,
-        frozenset(int(place) for place in skipped),
-        prompts.done_s.tolist(),
-        prompts.batches.tolist(),
-        bool(steady),
-    )
+    skipped = np.flatnonzero(outset.rows.live > first).tolist() if mode.skips else ()
+    return Course(bool(keeps), limit_s, frozenset(skipped), done_s.tolist(), batches.tolist(), bool(steady))
 
 
 def _engine(model: TimeModel, batch_tokens: int) -> Engine:
-    token_s, spec_step_s, fixed_s = np.array(
-        [(term.token_s, term.spec_step_s, term.fixed_s) for term in model.terms], np.float64
-    ).T.copy()
     return Engine(
-        token_s,
-        spec_step_s,
-        fixed_s,
+        np.array([term.token_s for term in model.terms], np.float64),
+        np.array([term.spec_step_s for term in model.terms], np.float64),
+        np.array([term.fixed_s for term in model.terms], np.float64),
         model.context_token_s,
         model.prefill_work_s,
         model.overhead_s,
@@ -181,31 +155,37 @@ def _engine(model: TimeModel, batch_tokens: int) -> Engine:
     )
 
 
-def _rows(jobs: Sequence[Job], live: Ints, under_way: Ints, model: TimeModel) -> Rows:
-    requests = [job.request for job in jobs]
-    paces_s = np.array([LEISURE_S if job.pace_s is None else job.pace_s for job in jobs], np.float64)
-    generated = np.array([job.generated_tokens for job in jobs], np.float64)
-    nobody = np.zeros(len(jobs))
+def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
+    """Nobody of them in the batch under way."""
+    columns = zip(*jobs, strict=True) if jobs else 10 * [()]
+    requests, _, generated, output, due_s, pace_s, anchors, _, sure, came_s = columns
+    paces_s = np.array([LEISURE_S if pace is None else pace for pace in pace_s], np.float64)
+    tokens, targets = np.array(generated, np.float64), [request.targets for request in requests]
+    live = np.zeros(len(jobs), np.int64)
+    live[:decodes] = 1
+    # each token may be the last of its thinking: its lead is lost then, and the answer's pace counts
+    gaps_s = np.array([target.answer_tpot_s or inf for target in targets], np.float64)
     return Rows(
         live=live,
-        under_way=under_way,
-        judge=np.array([_JUDGES[request.targets.judge] for request in requests], np.int64),
-        due_s=np.array([job.due_s for job in jobs], np.float64),
+        under_way=np.zeros_like(live),
+        judge=np.array([_JUDGES[target.judge] for target in targets], np.int64),
+        due_s=np.array(due_s, np.float64),
         pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
-        gap_s=np.array([_gap_s(job) for job in jobs], np.float64),
-        again_s=np.array([job.came_s + _gap_s(job) for job in jobs], np.float64),
-        since=generated - np.array([(job.anchor or NO_ANCHOR).tokens for job in jobs], np.float64),
-        sure=np.array([job.sure_tokens for job in jobs], np.float64) - generated,
-        left=np.maximum(np.array([job.output_tokens for job in jobs], np.float64) - generated, 1.0),
-        context=generated + np.array([request.prompt_tokens for request in requests], np.float64),
-        drafts=nobody,
-        worst=Worst(nobody, nobody, nobody, nobody),
+        gap_s=gaps_s,
+        again_s=np.array(came_s, np.float64) + gaps_s,
+        since=tokens - np.array([0 if anchor is None else anchor.tokens for anchor in anchors], np.float64),
+        sure=np.array(sure, np.float64) - tokens,
+        left=np.maximum(np.array(output, np.float64) - tokens, 1.0),
+        context=tokens + np.array([request.prompt_tokens for request in requests], np.float64),
+        drafts=_NOBODY,
+        worst=_NO_WORST,
     )
 
 
-def _gap_s(job: Job) -> float:
-    """Each token may be the last of its thinking: its lead is lost then, and the answer's pace counts."""
-    return job.request.targets.answer_tpot_s or inf
+def _under_way(jobs: Sequence[Job], live: Ints, free_s: float, resting: Collection[RequestId]) -> Ints:
+    """Decodes that have a token in the batch which ends at `free_s`."""
+    computed = [(job.anchor or NO_ANCHOR).at_s < free_s and job.request.id not in resting for job in jobs]
+    return live * np.array(computed, np.int64)
 
 
 def _prompts(prompts: Sequence[Job], model: TimeModel, free_s: float) -> Prompts:
@@ -213,8 +193,6 @@ def _prompts(prompts: Sequence[Job], model: TimeModel, free_s: float) -> Prompts
         pending=np.array([job.pending_tokens for job in prompts], np.int64),
         computed=np.array([job.computed_tokens for job in prompts], np.int64),
         due_s=np.array([_due_s(job, model, free_s) for job in prompts], np.float64),
-        done_s=np.full(len(prompts), inf),
-        batches=np.zeros(len(prompts), np.int64),
     )
 
 

@@ -63,8 +63,9 @@ class Rows(NamedTuple):
     due_s: of the row's next token, `since` tokens after its window began.
     gap_s: a token has to come so soon after the one before, whatever its lead; infinite for most.
     again_s: when the next one has to, for that.
-    sure, left: tokens still to come, at least and by prediction. drafts: verified beside it in every batch.
-    worst: of windowed rows that draft, what can have become of them.
+    sure, left: tokens still to come, at least and by prediction.
+    drafts: verified beside it in every batch. worst: of windowed rows that draft, what can have become of
+    them. Both are the mode's, and empty until it is known (`_in_mode`).
     """
 
     live: Ints
@@ -83,22 +84,27 @@ class Rows(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """What is still to be computed, in the order of the rows' end; and what becomes of it.
+    """What is still to be computed, in the order of the rows' end.
 
-    due_s: infinite where it is late whatever is done. done_s, batches: when the first token is out.
+    due_s: infinite where it is late whatever is done.
     """
 
     pending: Ints
     computed: Ints
     due_s: Floats
-    done_s: Floats
-    batches: Ints
+
+
+class Rules(NamedTuple):
+    """A mode, in numbers. drafts: of each row."""
+
+    longest_s: float
+    skips: int
+    drafts: Floats
 
 
 class Bounds(NamedTuple):
-    """When the first batch begins, what the mode says of all, and `together_s`."""
+    """What the mode says of all batches, and how long one of all decodes takes."""
 
-    free_s: float
     longest_s: float
     skips: int
     together_s: float
@@ -141,12 +147,13 @@ def _of(engine: Engine, work: Work) -> float:
 @part
 def _decoding(rows: Rows, chosen: Ints) -> Work:
     """A batch of these rows' decodes alone."""
+    drafts, contexts = rows.drafts, rows.context
     tokens, context, steps = 0.0, 0.0, 0.0
     for row in range(len(chosen)):
         if chosen[row]:
-            tokens += 1.0 + rows.drafts[row]
-            context += rows.context[row]
-            steps = max(steps, rows.drafts[row])
+            tokens += 1.0 + drafts[row]
+            context += contexts[row]
+            steps = max(steps, drafts[row])
     return Work(tokens, context, 0.0, steps)
 
 
@@ -176,68 +183,82 @@ def _largest_chunk(engine: Engine, work: Work, most: int, computed: int, limit_s
 
 
 @part
-def _milestone_s(rows: Rows, row: int, since: float, sure: float, catch_up_s: float) -> float:
+def _lent_s(since: float, sure: float, pace_s: float, catch_up_s: float) -> float:
     """From when its next token is due, how much later a batch may end for a row to reach its window's end."""
     others = max(min(WINDOW_TOKENS - since, sure), 1.0) - 1.0
-    lent_s: float = others * max(rows.pace_s[row] - catch_up_s, 0.0)
+    lent_s: float = others * max(pace_s - catch_up_s, 0.0)
     return lent_s
 
 
 @part
-def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
-    """When a batch may end for a row to reach its milestone, its other tokens taking so long each."""
-    due_s: float = rows.due_s[row]
-    if rows.judge[row] == WINDOW and rows.drafts[row] == 0.0:
-        due_s += _milestone_s(rows, row, rows.since[row], rows.sure[row], catch_up_s)
-    elif rows.judge[row] == WINDOW:
-        worst = rows.worst
-        due_s = worst.due_s[row] + _milestone_s(rows, row, worst.since[row], worst.sure[row], catch_up_s)
-    latest_s: float = min(due_s, rows.again_s[row])
-    return latest_s
+def _latest_ends_s(rows: Rows, catch_up_s: float) -> Floats:
+    """When a batch may end for each row to reach its milestone, its other tokens taking so long each."""
+    judge, drafts, pace_s, again_s, worst = rows.judge, rows.drafts, rows.pace_s, rows.again_s, rows.worst
+    since, sure, worst_due_s, worst_since, worst_sure = (
+        rows.since,
+        rows.sure,
+        worst.due_s,
+        worst.since,
+        worst.sure,
+    )
+    ends_s = rows.due_s.copy()
+    for row in range(len(ends_s)):
+        if judge[row] == WINDOW and drafts[row] == 0.0:
+            ends_s[row] += _lent_s(since[row], sure[row], pace_s[row], catch_up_s)
+        elif judge[row] == WINDOW:
+            lent_s = _lent_s(worst_since[row], worst_sure[row], pace_s[row], catch_up_s)
+            ends_s[row] = worst_due_s[row] + lent_s
+        ends_s[row] = min(ends_s[row], again_s[row])
+    return ends_s
 
 
 @part
 def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
     """A token of each of these rows, of the batch that ends now."""
+    live, judge, due_s, pace_s, again_s = rows.live, rows.judge, rows.due_s, rows.pace_s, rows.again_s
+    gap_s, since, sure, left, context = rows.gap_s, rows.since, rows.sure, rows.left, rows.context
     for row in range(len(chosen)):
         if not chosen[row]:
             continue
-        rows.due_s[row] += rows.pace_s[row]
-        rows.again_s[row] = now_s + rows.gap_s[row]
-        rows.since[row] += 1.0
-        rows.sure[row] -= 1.0
-        rows.left[row] -= 1.0
-        rows.context[row] += 1.0
-        if rows.judge[row] == MAX:
-            rows.since[row] = 0.0
-            rows.due_s[row] = now_s + rows.pace_s[row]
-        elif rows.judge[row] == WINDOW:
-            if rows.since[row] >= WINDOW_TOKENS:
-                rows.since[row] = rows.since[row] % WINDOW_TOKENS
-                rows.due_s[row] = now_s + (rows.since[row] + 1.0) * rows.pace_s[row]
-            if rows.drafts[row]:
-                _fill_early(rows, row, now_s, catch_up_s)
-        if rows.left[row] <= 0:
-            rows.live[row] = 0
+        due_s[row] += pace_s[row]
+        again_s[row] = now_s + gap_s[row]
+        since[row] += 1.0
+        sure[row] -= 1.0
+        left[row] -= 1.0
+        context[row] += 1.0
+        if judge[row] == MAX:
+            since[row] = 0.0
+            due_s[row] = now_s + pace_s[row]
+        elif judge[row] == WINDOW and since[row] >= WINDOW_TOKENS:
+            since[row] = since[row] % WINDOW_TOKENS
+            due_s[row] = now_s + (since[row] + 1.0) * pace_s[row]
+        if left[row] <= 0:
+            live[row] = 0
+    _fill_early(rows, chosen, now_s, catch_up_s)
 
 
 @part
-def _fill_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
-    """The worst that can have come of this row: one token, or as many as end its window just now.
+def _fill_early(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
+    """The worst that can have come of rows that draft: one token, or as many as end their window just now.
 
     `sure` counts one token all the same: an answer that is nearly over is hardly ever ahead by much.
     """
-    worst, tokens = rows.worst, 1.0 + rows.drafts[row]
-    worst.due_s[row] += rows.pace_s[row]
-    worst.since[row] += 1.0
-    worst.sure[row] -= 1.0
-    worst.most[row] += tokens
-    if worst.most[row] < WINDOW_TOKENS:
-        return
-    sure, ended_s = worst.sure[row], now_s + rows.pace_s[row]
-    early_s = ended_s + _milestone_s(rows, row, 0.0, sure, catch_up_s)
-    if worst.since[row] >= WINDOW_TOKENS or early_s < _latest_end_s(rows, row, catch_up_s):
-        worst.due_s[row], worst.since[row] = ended_s, 0.0
+    judge, drafts, pace_s, again_s, worst = rows.judge, rows.drafts, rows.pace_s, rows.again_s, rows.worst
+    due_s, since, sure, most = worst.due_s, worst.since, worst.sure, worst.most
+    for row in range(len(chosen)):
+        if not chosen[row] or judge[row] != WINDOW or drafts[row] == 0.0:
+            continue
+        due_s[row] += pace_s[row]
+        since[row] += 1.0
+        sure[row] -= 1.0
+        most[row] += 1.0 + drafts[row]
+        if most[row] < WINDOW_TOKENS:
+            continue
+        ended_s = now_s + pace_s[row]
+        early_s = ended_s + _lent_s(0.0, sure[row], pace_s[row], catch_up_s)
+        end_s = min(due_s[row] + _lent_s(since[row], sure[row], pace_s[row], catch_up_s), again_s[row])
+        if since[row] >= WINDOW_TOKENS or early_s < end_s:
+            due_s[row], since[row] = ended_s, 0.0
 
 
 @part
@@ -247,22 +268,24 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
     Whoever has no due time is left out of that: it may be a job that is only here if it makes nobody late.
     A gap that decodes alone exceed is not kept any longer.
     """
+    live, due_s, pace_s, gap_s, worst_due_s = rows.live, rows.due_s, rows.pace_s, rows.gap_s, rows.worst.due_s
     count, context, tightest_s = 0.0, 0.0, inf
-    for row in range(len(rows.live)):
-        if rows.live[row] and rows.due_s[row] < inf:
+    for row in range(len(live)):
+        if live[row] and due_s[row] < inf:
             count += 1.0
             context += rows.context[row]
-            tightest_s = min(tightest_s, rows.pace_s[row])
+            tightest_s = min(tightest_s, pace_s[row])
     decodes_s = _seconds(engine, count, context, 0.0, 0.0)
     spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
-    for row in range(len(rows.live)):
-        if rows.live[row]:
-            behind_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
+    ends_s = _latest_ends_s(rows, decodes_s)
+    for row in range(len(live)):
+        if live[row]:
+            behind_s = now_s + decodes_s - ends_s[row]
             if behind_s > TIME_ERROR_S:
-                rows.due_s[row] += behind_s + spare_s
-                rows.worst.due_s[row] += behind_s + spare_s
-            if decodes_s > rows.gap_s[row]:
-                rows.gap_s[row] = rows.again_s[row] = inf
+                due_s[row] += behind_s + spare_s
+                worst_due_s[row] += behind_s + spare_s
+            if decodes_s > gap_s[row]:
+                gap_s[row] = rows.again_s[row] = inf
 
 
 @part
@@ -272,10 +295,10 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
     decodes_s = _of(engine, _decoding(rows, rows.live))
     if decodes_s == 0.0:
         return True, bounds.longest_s
-    soonest_s = inf
+    ends_s, soonest_s = _latest_ends_s(rows, bounds.together_s), inf
     for row in range(len(decoding)):
         if decoding[row]:
-            soonest_s = min(soonest_s, _latest_end_s(rows, row, bounds.together_s))
+            soonest_s = min(soonest_s, ends_s[row])
     slack_s = soonest_s - now_s
     limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(slack_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
@@ -283,7 +306,7 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
     if bounds.skips:
         again_s = now_s + limit_s + bounds.together_s - TIME_ERROR_S
         for row in range(len(decoding)):
-            if decoding[row] and _latest_end_s(rows, row, bounds.together_s) >= again_s:
+            if decoding[row] and ends_s[row] >= again_s:
                 decoding[row] = 0
     return True, limit_s
 
@@ -350,13 +373,28 @@ def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
     return _of(engine, work) <= tightest_s
 
 
-_ENGINE = record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT)
-_WORST = record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)
-_ROWS = record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), _WORST)
+@part
+def _in_mode(rows: Rows, drafts: Floats) -> Rows:
+    """The rows with so many drafts, to be changed in place."""
+    return Rows(
+        rows.live.copy(),
+        rows.under_way,
+        rows.judge,
+        rows.due_s.copy(),
+        rows.pace_s,
+        rows.gap_s.copy(),
+        rows.again_s.copy(),
+        rows.since.copy(),
+        rows.sure.copy(),
+        rows.left.copy(),
+        rows.context.copy(),
+        drafts,
+        Worst(rows.due_s.copy(), rows.since.copy(), rows.sure.copy(), rows.since.copy()),
+    )
 
 
-@compiled(FLOAT, _ENGINE, _ROWS)
-def together_s(engine: Engine, rows: Rows) -> float:
+@part
+def _together_s(engine: Engine, rows: Rows) -> float:
     """A batch of all rows' decodes, also when they have come a window further."""
     together = _decoding(rows, np.ones(len(rows.live), np.int64))
     grown = together.context + WINDOW_TOKENS * len(rows.live)
@@ -364,26 +402,30 @@ def together_s(engine: Engine, rows: Rows) -> float:
 
 
 @compiled(
-    results(INT, FLOAT, INT),
-    _ENGINE,
-    _ROWS,
-    record(Prompts, INTS, INTS, FLOATS, FLOATS, INTS),
-    record(Bounds, FLOAT, FLOAT, INT, FLOAT),
-    INTS,
+    results(INT, INT, FLOAT, INTS, FLOATS, INTS),
+    record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT),
+    record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)),
+    record(Prompts, INTS, INTS, FLOATS),
+    record(Rules, FLOAT, INT, FLOATS),
+    FLOAT,
 )
 def carry_out(
-    engine: Engine, rows: Rows, prompts: Prompts, bounds: Bounds, first: Ints
-) -> tuple[int, float, int]:
-    """Batch after batch until no prompt is left, or a promise is broken; rows and prompts change in place.
+    engine: Engine, rows: Rows, prompts: Prompts, rules: Rules, free_s: float
+) -> tuple[int, int, float, Ints, Floats, Ints]:
+    """Batch after batch from `free_s` on, until no prompt is left or a promise is broken.
 
-    first: takes who decodes in the first batch. Whether all is kept, that batch's limit, and whether it is
-    steady then (1 or 0).
+    Whether all is kept, and whether it is steady then (1 or 0); the first batch's limit, and who decodes in
+    it; when each prompt's first token is out, and after how many batches.
     """
-    left, now_s = len(prompts.pending), bounds.free_s
+    rows, left, now_s = _in_mode(rows, rules.drafts), len(prompts.pending), free_s
+    prompts = Prompts(prompts.pending.copy(), prompts.computed.copy(), prompts.due_s)
+    bounds = Bounds(rules.longest_s, rules.skips, _together_s(engine, rows))
+    done_s, batches = np.full(left, inf), np.zeros(left, np.int64)
     _bring_out(rows, rows.under_way, now_s, bounds.together_s)
     _forgive(engine, rows, now_s, bounds.longest_s)
-    keeps, first_limit_s = _limit(engine, rows, bounds, now_s, first)
-    limit_s, decoding = first_limit_s, first.copy()
+    decoding = np.zeros(len(rows.live), np.int64)
+    keeps, limit_s = _limit(engine, rows, bounds, now_s, decoding)
+    first_limit_s, first = limit_s, decoding.copy()
     todo, batch, idle = 0, 0, 0
     while todo < left and batch < MOST_BATCHES and idle < MOST_IDLE_BATCHES:
         batch += 1
@@ -394,11 +436,12 @@ def carry_out(
         now_s += batch_s
         _bring_out(rows, decoding, now_s, bounds.together_s)
         for prompt in range(begun, todo):
-            prompts.done_s[prompt], prompts.batches[prompt] = now_s, batch
+            done_s[prompt], batches[prompt] = now_s, batch
             _begin_decoding(rows, len(rows.live) - left + prompt, now_s)
         if not keeps:
             break
         idle = idle + 1 if todo == begun and prompts.pending[begun] == pending else 0
         if todo < left:
             keeps, limit_s = _limit(engine, rows, bounds, now_s, decoding)
-    return int(keeps and todo == left), first_limit_s, int(_steady(engine, rows, bounds.skips))
+    steady = _steady(engine, rows, bounds.skips)
+    return int(keeps and todo == left), int(steady), first_limit_s, first, done_s, batches

@@ -6,7 +6,8 @@ each; the acceptance of a tier says what it brings. The best lengths are those w
 most tokens a second. Where memory is what limits a replica, that is also what frees it soonest.
 
 The search takes one cap for all tiers, the one with the highest rate, and then trims each tier to the drafts
-that still raise that rate: a tier whose drafts are seldom accepted drafts less.
+that still raise that rate: a tier whose drafts are seldom accepted drafts less. Tokens grow ever more slowly
+with the cap and an iteration's time never does, so once their ratio falls it falls for good.
 """
 
 from collections import Counter
@@ -31,8 +32,9 @@ def fastest(speculation: Speculation | None, model: TimeModel, decodes: Sequence
     best, best_rate = 0, 0.0
     for cap in range(speculation.max_tokens + 1):
         rate = _tokens(speculation, tiers, cap) / _seconds(model, tiers, context, cap)
-        if rate > best_rate:
-            best, best_rate = cap, rate
+        if rate <= best_rate:
+            break
+        best, best_rate = cap, rate
     token_s = _seconds(model, {"": 2}, context, 0) - _seconds(model, {"": 1}, context, 0)
     return {
         tier: drafts

@@ -9,17 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_core import kv_peak
-from penstock_core.job_columns import columns
 from penstock_core.kv_peak import Ints
 from penstock_core.modes import Way, way
-from penstock_core.replica_view import ReplicaView
+from penstock_core.replica_view import KvCache, ReplicaView
 from penstock_core.request import Job, RequestId, deadline_order
 from penstock_core.time_model import BatchWork
 from penstock_core.verdict import Reason
 
-MEMORY_STEEPNESS, PROMPT_STEEPNESS = 9.0, 3.0
+MEMORY_STEEPNESS, TIME_STEEPNESS = 9.0, 4.0
 """With all memory promised, or all the time of a first token spent, a newcomer may cost as much as is usual
 there; with less, more, by e to the power of this times the share that is left."""
+
+SPARE_STEPS = 0.5
+"""Where decodes are to wait for prompts, those must be done by so much of a batch of decodes before they are
+due: who can wait hangs on milliseconds, and if it comes out otherwise a prompt takes a batch more."""
 
 FEW_REQUESTS = 4
 """Promised requests below which there is no telling what is usual."""
@@ -53,17 +56,19 @@ class Promised:
         return sum([_memory_cost(job) for job in self.jobs]) / len(self.jobs)
 
     @cached_property
-    def usual_prompt(self) -> float:
-        """Tokens of a prompt for its request's value, on average."""
-        return sum([job.request.prompt_tokens / job.request.value for job in self.jobs]) / len(self.jobs)
+    def usual_work(self) -> float:
+        """Their work, on average."""
+        return sum([_work(job) for job in self.jobs]) / len(self.jobs)
 
 
 class Fit(NamedTuple):
     """They fit.
 
-    first_token_s: when each prompt's first token is out, by id. step_s: a batch of all decodes alone.
+    way: on which they do. first_token_s: when each prompt's first token is out, by id.
+    step_s: a batch of all decodes alone.
     """
 
+    way: Way
     first_token_s: dict[RequestId, float]
     step_s: float
 
@@ -86,16 +91,16 @@ def fit(view: ReplicaView, promised: Promised, new: Sequence[Job]) -> Fit | Misf
     foreseen = way(view, together.decodes, together.prompts)
     if not foreseen.course.steady:
         return Misfit(Reason.DECODE_BUDGET, _until_ends_s(view, together))
-    if not foreseen.course.keeps:
+    if not foreseen.course.keeps or not _in_good_time(foreseen, _step_s(view, together)):
         return Misfit(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new))
-    peak = _Peak.of(view, together, foreseen)
+    peak = _Peak.of(view.kv, foreseen)
     if not peak.fits or not _worth_it(promised, new, peak.share):
         return Misfit(Reason.KV_MEMORY, peak.over_in_steps * _step_s(view, together))
     ids = [job.request.id for job in together.prompts]
     first_token_s = dict(zip(ids, foreseen.course.done_s, strict=True))
-    if not _prompts_worth_it(view, promised, new, first_token_s):
+    if not _in_time_worth_it(view, promised, new, first_token_s):
         return Misfit(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new))
-    return Fit(first_token_s, _step_s(view, together))
+    return Fit(foreseen, first_token_s, _step_s(view, together))
 
 
 class _Peak(NamedTuple):
@@ -109,18 +114,25 @@ class _Peak(NamedTuple):
         return self.share <= 1.0
 
     @staticmethod
-    def of(view: ReplicaView, together: Promised, foreseen: Way) -> "_Peak":
-        jobs, drafts = columns(together.jobs), max(foreseen.mode.drafting.values(), default=0)
-        waits = np.array([0] * len(together.decodes) + list(foreseen.course.batches), np.int64)
-        delay: Ints = waits * (1 + drafts)
-        ends = kv_peak.ends_of_buckets(jobs.output_tokens_left - 1 + delay)
-        size = view.kv.block_tokens
-        blocks = kv_peak.usage(jobs.size_tokens + drafts, jobs.output_tokens_left, delay, ends, size).sum(
-            axis=0
-        )
-        crowded = np.flatnonzero(blocks > view.kv.total_blocks)
+    def of(kv: KvCache, foreseen: Way) -> "_Peak":
+        rows, drafts = foreseen.outset.rows, max(foreseen.mode.drafting.values(), default=0)
+        left = rows.left.astype(np.int64)
+        delay: Ints = np.zeros(len(left), np.int64)
+        delay[len(left) - len(foreseen.course.batches) :] = foreseen.course.batches
+        delay *= 1 + drafts
+        ends, tokens = kv_peak.ends_of_buckets(left - 1 + delay), rows.context.astype(np.int64) + drafts
+        blocks = kv_peak.usage(tokens, left, delay, ends, kv.block_tokens).sum(axis=0)
+        crowded = np.flatnonzero(blocks > kv.total_blocks)
         last = int(ends[crowded[-1]]) if len(crowded) else 0
-        return _Peak(float(blocks.max(initial=0)) / view.kv.total_blocks, last + 1)
+        return _Peak(float(blocks.max(initial=0)) / kv.total_blocks, last + 1)
+
+
+def _in_good_time(foreseen: Way, step_s: float) -> bool:
+    """Whether every prompt that decodes wait for has time to spare."""
+    if not foreseen.mode.skips:
+        return True
+    spare_s = foreseen.outset.prompts.due_s - np.array(foreseen.course.done_s)
+    return bool((spare_s >= SPARE_STEPS * step_s).all())
 
 
 def _worth_it(promised: Promised, new: Sequence[Job], share: float) -> bool:
@@ -131,18 +143,22 @@ def _worth_it(promised: Promised, new: Sequence[Job], share: float) -> bool:
     return all([_memory_cost(job) <= bearable for job in new])
 
 
-def _prompts_worth_it(
+def _in_time_worth_it(
     view: ReplicaView, promised: Promised, new: Sequence[Job], first_token_s: Mapping[RequestId, float]
 ) -> bool:
-    """Whether every newcomer's prompt is short enough for so much of its time as passes before it is done."""
+    """Whether every newcomer's work is little enough for so much of its time as its first token takes."""
     if len(promised.jobs) < FEW_REQUESTS:
         return True
-    usual = promised.usual_prompt
     for job in new:
         spent = (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s)
-        if job.pending_tokens / job.request.value > usual * exp(PROMPT_STEEPNESS * (1.0 - spent)):
+        if _work(job) > promised.usual_work * exp(TIME_STEEPNESS * (1.0 - spent)):
             return False
     return True
+
+
+def _work(job: Job) -> float:
+    """Tokens of its prompt and its answer, for its value."""
+    return (job.request.prompt_tokens + job.output_tokens) / job.request.value
 
 
 def _memory_cost(job: Job) -> float:

@@ -29,10 +29,11 @@ SHORTER = (0.9, 0.75)
 
 
 class Way(NamedTuple):
-    """A mode, and what comes by it."""
+    """A mode, and what comes by it from there."""
 
     mode: Mode
     course: Course
+    outset: Outset
 
 
 def ordinary_s(view: ReplicaView) -> float:
@@ -63,21 +64,20 @@ def engines_way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job
 
     Where none keeps every promise no decode waits: that would break many to keep the one of a prompt.
     """
-    outset = Outset.of(view, decodes, prompts)
-    foreseen = _first(outset, modes(view, decodes, prompts))
+    foreseen = way(view, decodes, prompts)
     if _keeps(foreseen):
         return foreseen
     base_s = ordinary_s(view)
-    shorter = _first(outset, [Mode(base_s * factor) for factor in SHORTER])
+    shorter = _first(foreseen.outset, [Mode(base_s * factor) for factor in SHORTER])
     if _keeps(shorter):
         return shorter
-    return _first(outset, [Mode(base_s * LONGER[-1])]) if foreseen.mode.skips else foreseen
+    return _first(foreseen.outset, [Mode(base_s * LONGER[-1])]) if foreseen.mode.skips else foreseen
 
 
 def _first(outset: Outset, tried: Iterable[Mode]) -> Way:
     last: Way | None = None
     for mode in tried:
-        last = Way(mode, course(outset, mode))
+        last = Way(mode, course(outset, mode), outset)
         if _keeps(last):
             return last
     assert last is not None, "there is always a mode"

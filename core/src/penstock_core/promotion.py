@@ -35,6 +35,6 @@ def with_promoted(view: ReplicaView, job: Job) -> ReplicaView:
 
 
 def _hopeful(view: ReplicaView, job: Job) -> bool:
-    if not job.best_effort or job.generated_tokens or job.due_s == NO_DEADLINE_S:
+    if not job.best_effort or job.generated_tokens or not view.now_s <= job.due_s < NO_DEADLINE_S:
         return False
     return view.now_s + view.model.seconds(BatchWork(job.pending_tokens)) <= job.due_s

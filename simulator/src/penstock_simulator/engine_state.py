@@ -10,6 +10,8 @@ the batch or than newcomers' blocks, more requests than seats) is refused as `Im
 (`step_checks`). Running jobs whose growth no longer fits are not a policy's mistake, since nobody knows how
 long answers get: the engine makes room as vLLM does, by recompute (`making_room`). A preempted job keeps its
 generated tokens and waits at its place by arrival.
+
+Whoever serves in virtual time may `go_on` instead of starting a step that stands (`standing`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,8 +24,10 @@ from penstock_core.request import Job, RequestId, advance, preempted, promoted, 
 from penstock_core.speculation import Speculation
 from penstock_core.time_model import TimeModel
 
+from penstock_simulator.batch_shape import BatchShape
 from penstock_simulator.iteration import Finish, Grant, Iteration, Outcome, Seat
 from penstock_simulator.making_room import growth_blocks, make_room
+from penstock_simulator.standing import Standing, standing
 from penstock_simulator.step_checks import checked
 
 
@@ -65,6 +69,8 @@ class EngineState:
         self._running_seen: tuple[Job, ...] | None = None  # as last asked for, until something changes
         self._waiting_seen: tuple[Job, ...] | None = None
         self._iteration = Iteration()
+        self._stands_blocks: int | None = None  # of the last step
+        self._standing: Standing | None = None
 
     def __contains__(self, job_id: RequestId) -> bool:
         return job_id in self._running or job_id in self._waiting_ids
@@ -76,6 +82,7 @@ class EngineState:
     @property
     def running(self) -> tuple[Job, ...]:
         """Jobs that hold KV, in the order they were started."""
+        self._settle()
         if self._running_seen is None:
             self._running_seen = tuple([seat.job for seat in self._running.values()])
         return self._running_seen
@@ -104,6 +111,16 @@ class EngineState:
         running, waiting = self.running, self.waiting
         return ReplicaView(now_s, busy_until_s, running, waiting, self._kv, self.limits, model, speculation)
 
+    def view_later(
+        self, now_s: float, busy_until_s: float, model: TimeModel, speculation: Speculation | None = None
+    ) -> Callable[[], ReplicaView]:
+        """The view of now, worked out when it is asked for."""
+        if self._standing is None:
+            view = self.view(now_s, busy_until_s, model, speculation)
+            return lambda: view
+        jobs, waiting, kv, limits = self._standing.jobs_later(), self.waiting, self._kv, self.limits
+        return lambda: ReplicaView(now_s, busy_until_s, jobs(), waiting, kv, limits, model, speculation)
+
     def add(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> None:
         """Take a request that will really answer with `answer_tokens`. Raises NeverFits, ValueError.
 
@@ -126,6 +143,7 @@ class EngineState:
         """
         if job.request.id in self:
             raise ValueError(f"request {job.request.id} is already here")
+        self._stop_standing()
         seat = Seat(job, answer_tokens, thinking_tokens, decoding=job.decoding)
         self._running[job.request.id] = seat
         self._running_seen = None
@@ -133,6 +151,7 @@ class EngineState:
 
     def abort(self, job_id: RequestId) -> bool:
         """Forget a request and free its blocks; whether it was here."""
+        self._stop_standing()
         self._running_seen = None
         seat = self._running.pop(job_id, None)
         if seat is None:
@@ -151,6 +170,7 @@ class EngineState:
 
     def start(self, step: Step) -> Iteration:
         """Begin an iteration. Raises ImpossibleStep, and then has changed nothing."""
+        self._stop_standing()
         wanted = checked(step, self._running, self._waiting_ids, self.limits, self._kv)
         for job_id in step.promote:
             seat = self._running.get(job_id) or self._waiting_ids[job_id]
@@ -170,11 +190,32 @@ class EngineState:
         for seat in iteration.decodes:
             if seat.job.computed_tokens == seat.blocks * self.block_tokens:
                 self._grow(seat, seat.job.computed_tokens + 1)
-        self._iteration = iteration
+        self._iteration, self._stands_blocks = iteration, step.stands_blocks
         return iteration
+
+    def go_on(self) -> Iteration | None:
+        """Begin the last iteration once more, if its step stands and it is news to nobody."""
+        if self._standing is None and self._stands_blocks is not None:
+            seats = list(self._running.values())
+            self._standing = standing(seats, self._stands_blocks, self.block_tokens)
+        stretch = self._standing
+        if stretch is None or self._waiting or not stretch.left or self.free_blocks < stretch.least_blocks:
+            self._stop_standing()
+            return None
+        self.free_blocks -= stretch.begin()
+        self._iteration = stretch.iteration
+        return self._iteration
+
+    def shape(self) -> BatchShape:
+        """Of the iteration that has begun, as the GPU sees it."""
+        return self._iteration.shape() if self._standing is None else self._standing.shape()
 
     def finish(self, now_s: float) -> Outcome:
         """End the iteration that was started: its tokens are out at `now_s`."""
+        if self._standing is not None:
+            self._standing.ends_s.append(now_s)
+            self._iteration = Iteration()
+            return Outcome(self._standing.brought)
         tokens: dict[RequestId, int] = {}
         finished: dict[RequestId, Finish] = {}
         drafted: list[Drafted] = []
@@ -201,6 +242,17 @@ class EngineState:
         outcome = Outcome(tokens, finished, self._iteration.preempted, drafted)
         self._iteration = Iteration()
         return outcome
+
+    def _settle(self) -> None:
+        """Bring jobs and blocks up to the iterations that have ended."""
+        if self._standing is not None:
+            self._running_seen = None
+            self._standing.settle(self.block_tokens, under_way=bool(self._iteration.decodes))
+
+    def _stop_standing(self) -> None:
+        """Whatever comes next is another iteration than before."""
+        self._settle()
+        self._standing = self._stands_blocks = None
 
     def _news(self, seat: Seat, now_s: float, finished: dict[RequestId, Finish]) -> None:
         """A token of note is out: the answer's last, the thinking's last, or one near its prediction."""

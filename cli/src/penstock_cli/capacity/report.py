@@ -1,15 +1,18 @@
 """What a search found: a table for people, JSON for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock_simulator.scenarios import scenario
+from penstock_simulator.simulation import Lengths
+from penstock_simulator.simulation.distserve import Ratio
+from penstock_simulator.truth import TruthKind
 from rich.table import Table
 
 from penstock_cli.capacity.confidence import wilson
-from penstock_cli.capacity.question import Conditions
-from penstock_cli.capacity.search import Answer
-from penstock_cli.capacity.setting import ORACLE, grid_of
+from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.search import Answer, Probe
+from penstock_cli.capacity.setting import ORACLE, Setting, grid_of
 from penstock_cli.replay.report import aligned, number
 
 HEADS = (
@@ -55,6 +58,22 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "drafts": answer.setting.drafts,
         **({"prefill_decode_ratio": str(answer.setting.ratio)} if answer.setting.ratio else {}),
     }
+
+
+def where_it_ended(row: Mapping[str, Any]) -> tuple[Question, Probe]:
+    """What a row of that JSON answers, and where the search for it ended. Raises KeyError, ValueError."""
+    split = row.get("prefill_decode_ratio")
+    asked = Conditions(
+        row["replicas"],
+        row["attainment_target"],
+        Lengths(row["lengths"]),
+        TruthKind(row["truth"]),
+        row["seeds"],
+        row["order"],
+    )
+    ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
+    setting = Setting(row["batch_tokens"], row["drafts"], ratio)
+    return Question(row["scenario"], row["policy"], asked), Probe(setting, row["bracket_rps"][0])
 
 
 def _attained(answer: Answer) -> float | None:

@@ -3,11 +3,12 @@
 A search is a generator: it yields trials that may run at the same time, and is sent their tallies. It decides
 nothing by time or chance, so the same trials have the same answer on any machine.
 
-1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not.
+1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not. Where a search
+   before has ended is a better guess: from there by a tenth at first.
 2. Narrow the bracket by bisection to a tenth.
 3. Challenge: whoever attains a tenth above the champion's rate takes its place and climbs on. A setting that
    does not is dropped for one trial. Until here the first sample speaks for all.
-4. Bracket and narrow again, with every sample and to 2 %; now only the champion's neighbours challenge it.
+4. Bracket again, with every sample, and narrow to 2 %; now only the champion's neighbours challenge it.
 5. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
 
 Attaining is judged over the requests of all samples together. The first sample alone decides where it is
@@ -36,8 +37,8 @@ SURE = 0.03
 NOBODY_GIVES_UP = 1 << 30
 """More misses than any trial has: it runs to its end."""
 
-MOST_STEPS = 12
-"""Of the bracket: beyond 130 times the guess, or under a 130th of it, is no rate to look for."""
+MOST_STEPS = 10
+"""Of the bracket: beyond 57 times the guess, or under a 57th of it, is no rate to look for."""
 
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine would do nothing but compute at its fastest."""
@@ -106,8 +107,8 @@ class NoEnd(Exception):
         super().__init__(f"{question.scenario}, {question.policy}: {rate_rps:g} requests/s still attain")
 
 
-def capacity(question: Question) -> Trials[Answer]:
-    """Find it. Raises UnknownScenario, UnknownPolicy, NoEnd."""
+def capacity(question: Question, before: Probe | None = None) -> Trials[Answer]:
+    """Find it. before: where a search for it has ended. Raises UnknownScenario, UnknownPolicy, NoEnd."""
     here, asked = scenario(question.scenario), question.conditions
     samples = (
         arrivals(here, 1.0, seed, laps=laps_of(question.policy, asked.replicas))
@@ -115,12 +116,17 @@ def capacity(question: Question) -> Trials[Answer]:
     )
     sought = Sought(question, tuple(requests_in(list(sample)) for sample in samples))
     grid = grid_of(question.policy, here)
-    setting = grid.start
     first = replace(sought, samples=sought.samples[:1])
-    low, high = yield from _bracket(first, setting, guess_rps(here), GROWTH)
+    if before is not None and before.rate_rps > 0 and grid.has(before.setting):
+        setting = before.setting
+        low, high = yield from _bracket(first, setting, before.rate_rps, COARSE)
+    else:
+        setting = grid.start
+        low, high = yield from _bracket(first, setting, guess_rps(here), GROWTH)
     low, high = yield from _narrow(first, setting, low, high, COARSE)
     setting, low, high = yield from _challenge(first, grid, setting, (low, high), Round(COARSE, EVERYWHERE))
-    low, high = yield from _bracket(sought, setting, low or high, COARSE)
+    if sought != first or low == 0:
+        low, high = yield from _bracket(sought, setting, low or high, COARSE)
     low, high = yield from _narrow(sought, setting, low, high, FINE)
     setting, low, high = yield from _challenge(sought, grid, setting, (low, high), Round(FINE, NEXT_DOOR))
     return (yield from _confirm(sought, setting, low, high))
@@ -135,10 +141,11 @@ def guess_rps(here: Scenario) -> float:
 
 
 def _bracket(sought: Sought, setting: Setting, start_rps: float, growth: float) -> Trials[Bracket]:
-    """A rate that attains and one that does not, a factor `growth` apart."""
+    """A rate that attains and one that does not, a factor `growth` apart, or more where they are far away."""
     rate_rps, first = start_rps, (yield from _attains(sought, setting, start_rps))
     for _ in range(MOST_STEPS):
         before, rate_rps = rate_rps, _rounded(rate_rps * growth if first else rate_rps / growth)
+        growth = min(growth**2, GROWTH)
         if (yield from _attains(sought, setting, rate_rps)) != first:
             return (before, rate_rps) if first else (rate_rps, before)
     if first:

@@ -82,6 +82,14 @@ class Grid:
         yield [replace(here, drafts=drafts) for drafts in _around(self.drafts, here.drafts, reach)]
         yield [replace(here, ratio=ratio) for ratio in _around(self.ratios, here.ratio, reach)]
 
+    def has(self, setting: Setting) -> bool:
+        """Whether this is one of them."""
+        return (
+            setting.batch_tokens in self.budgets_tokens
+            and setting.drafts in self.drafts
+            and setting.ratio in self.ratios
+        )
+
     @property
     def single(self) -> bool:
         """Whether there is nothing to tune."""

@@ -18,7 +18,7 @@ the period of the fluid by which the program proposes sets.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock_core.admission import decide, fits_around
+from penstock_core.admission import decide, way_around
 from penstock_core.batch_formation import form_batch
 from penstock_core.best_effort import oldest_waiting_too_long
 from penstock_core.decode_load import Pacing
@@ -49,7 +49,6 @@ class SlosServe:
         if chosen is not None:
             view = with_promoted(view, chosen)
         oldest = oldest_waiting_too_long(view, self.aging_s)
-        if oldest is not None and not fits_around(view, oldest):
-            oldest = None
-        step = form_batch(view, oldest)
+        around = way_around(view, oldest) if oldest else None
+        step = form_batch(view, oldest if around else None, around)
         return (step if chosen is None else replace(step, promote=(chosen.request.id,))), None

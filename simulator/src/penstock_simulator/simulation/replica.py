@@ -7,7 +7,7 @@ prefills. `begin` starts an iteration with the policy's step.
 A policy's fault is not caught here: it would flatter whoever stands in for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock_core.policy import Policy
@@ -64,9 +64,20 @@ class Replica:
 
     def outlook(self, now_s: float) -> ReplicaView:
         """The view as of the end of the iteration under way, which newcomers and routers plan by."""
-        view, under_way = self.view(now_s), self._under_way
-        resting = under_way.resting(view.running) if self.busy else frozenset[RequestId]()
-        return at_iteration_end(view, under_way.chunks(), resting)
+        return self.outlook_later(now_s)()
+
+    def outlook_later(self, now_s: float) -> Callable[[], ReplicaView]:
+        """The outlook of now, worked out when it is asked for: most that replicas publish nobody reads."""
+        busy, busy_until_s, under_way = self.busy, max(self._pace.expected_end_s, now_s), self._under_way
+        look = self._engine.view_later(now_s, busy_until_s, self._pace.model, self._drafting.measured)
+        chunks = under_way.chunks()
+
+        def outlook() -> ReplicaView:
+            view = look()
+            resting = under_way.resting(view.running) if busy else frozenset[RequestId]()
+            return at_iteration_end(view, chunks, resting)
+
+        return outlook
 
     def admit(self, now_s: float) -> Iterator[tuple[Journey, Verdict]]:
         """Verdicts for the newcomers, decided together. Whoever is not refused stays."""
@@ -81,15 +92,19 @@ class Replica:
 
     def begin(self, now_s: float) -> float | None:
         """Start an iteration, and say when it ends. None where the policy lets the engine stand still."""
-        step, self._memory = self._policy.step(self.view(now_s), self._memory)
-        iteration = self._engine.start(step)
-        shape = iteration.shape()
+        iteration = self._engine.go_on() or self._ask(now_s)
+        shape = self._engine.shape()
         if shape.tokens == 0:
             self._engine.finish(now_s)
             self._check_moving(now_s)
             return None
         self.busy, self._under_way = True, iteration
         return self._pace.begin(shape, now_s)
+
+    def _ask(self, now_s: float) -> Iteration:
+        """Start what the policy wants next."""
+        step, self._memory = self._policy.step(self.view(now_s), self._memory)
+        return self._engine.start(step)
 
     def finish(self, now_s: float) -> list[Journey]:
         """End the iteration: tokens come out, the replica learns. Returns those whose answer is whole."""

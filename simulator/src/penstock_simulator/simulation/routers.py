@@ -4,6 +4,7 @@ A request is one router's from its arrival to its end. Routers read the same sna
 and know what they sent themselves, and where they share it, a little later what the others sent.
 """
 
+from collections.abc import Callable
 from math import inf
 
 from penstock_core.orders import ORDERS
@@ -66,9 +67,9 @@ class Routers:
         if isinstance(verdict, Rejected):
             journey.walk = refused(journey.walk, tried, verdict)
 
-    def publish(self, name: str, view: ReplicaView) -> None:
+    def publish(self, name: str, look: Callable[[], ReplicaView], now_s: float) -> None:
         """A replica's snapshot is on its way."""
-        self._snapshots[name].publish(view)
+        self._snapshots[name].publish(look, now_s)
 
     def joined(self, name: str, view: ReplicaView) -> None:
         """A replica takes work from now on, and says at once how it stands."""

@@ -224,7 +224,7 @@ class _Simulation:
             if not replica.busy and replica.journeys:
                 self._begin_one(replica, now_s)
             if not replica.draining:
-                self._routers.publish(replica.name, replica.outlook(now_s))
+                self._routers.publish(replica.name, replica.outlook_later(now_s), now_s)
             elif not replica.journeys and self._replicas.gone(replica):
                 self._settle(now_s)
 

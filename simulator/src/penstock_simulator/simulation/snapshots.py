@@ -7,6 +7,7 @@ verdict has come. So does what other routers sent, from when it is heard of.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock_core.replica_load import ReplicaLoad
@@ -24,13 +25,18 @@ class _Sent(NamedTuple):
     decided_s: float
 
 
+class _Published(NamedTuple):
+    now_s: float
+    look: Callable[[], ReplicaView]
+
+
 class Snapshots:
     """One replica's, as they reach the routers. Holds those under way and the last that has arrived."""
 
     def __init__(self, name: str, first: ReplicaView, age_s: float, heard_s: float) -> None:
         self._name, self._age_s, self._heard_s = name, age_s, heard_s
-        self._under_way: deque[ReplicaView] = deque()
-        self._arrived: ReplicaView | None = None
+        self._under_way: deque[_Published] = deque()
+        self._arrived: _Published | None = None
         self._seen, self._seen_s = snapshot(first), first.now_s
         self._sent: dict[RequestId, _Sent] = {}
 
@@ -44,16 +50,16 @@ class Snapshots:
         if accepted:
             self._sent[request_id] = sent._replace(decided_s=now_s)
 
-    def publish(self, view: ReplicaView) -> None:
-        """The replica as it is at `view.now_s`."""
-        self._under_way.append(view)
-        self._arrive(view.now_s)
+    def publish(self, look: Callable[[], ReplicaView], now_s: float) -> None:
+        """The replica as it is now. look: what it says, worked out only where a router reads it."""
+        self._under_way.append(_Published(now_s, look))
+        self._arrive(now_s)
 
     def load(self, router: int, now_s: float) -> ReplicaLoad:
         """What a router knows at a moment."""
         self._arrive(now_s)
         if self._arrived is not None:
-            self._seen, self._seen_s = snapshot(self._arrived), self._arrived.now_s
+            self._seen, self._seen_s = snapshot(self._arrived.look()), self._arrived.now_s
             self._arrived = None
         heard_of_s = now_s - self._heard_s
         since = [
