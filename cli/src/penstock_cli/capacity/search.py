@@ -8,8 +8,10 @@ nothing by time or chance, so the same trials have the same answer on any machin
 2. Narrow the bracket by bisection to a tenth.
 3. Challenge: whoever attains a tenth above the champion's rate takes its place and climbs on. A setting that
    does not is dropped for one trial. Until here the first sample speaks for all.
-4. Bracket again, with every sample, and narrow to 2 %; now only the champion's neighbours challenge it.
-5. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
+4. Bracket again, with every sample, and narrow to 2 %; challenge again, by 2 %.
+5. Look ahead: with few samples attainment need not fall steadily with the rate. Where one up to 40 % higher
+   attains, go on from there.
+6. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
 
 Attaining is judged over the requests of all samples together. The first sample alone decides where it is
 3 points from the target or more, which spares the others where they could hardly change anything.
@@ -19,7 +21,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import floor, sqrt
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from penstock_core.builtin_time_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
@@ -30,7 +32,9 @@ from penstock_cli.capacity.trial import Tally, Trial, requests_in, trial_of
 
 GROWTH = 1.5
 COARSE, FINE = 1.1, 1.02
-EVERYWHERE, NEXT_DOOR = 1 << 10, 1
+AHEAD = (1.05, 1.1, 1.2, 1.4)
+"""Rates that are looked at above one that attains, as multiples of it."""
+
 SURE = 0.03
 """Share of requests by which one sample has to be off the target to decide alone."""
 
@@ -93,13 +97,6 @@ class Sought:
         return trial_of(self.question, probe.setting, probe.rate_rps, seed, most_misses)
 
 
-class Round(NamedTuple):
-    """One round of challenges. step: by how much a rival has to do better. reach: how far away rivals are."""
-
-    step: float
-    reach: int
-
-
 class NoEnd(Exception):
     """Every rate attains, however high: the question makes no sense."""
 
@@ -124,11 +121,12 @@ def capacity(question: Question, before: Probe | None = None) -> Trials[Answer]:
         setting = grid.start
         low, high = yield from _bracket(first, setting, guess_rps(here), GROWTH)
     low, high = yield from _narrow(first, setting, low, high, COARSE)
-    setting, low, high = yield from _challenge(first, grid, setting, (low, high), Round(COARSE, EVERYWHERE))
+    setting, low, high = yield from _challenge(first, grid, setting, (low, high), COARSE)
     if sought != first or low == 0:
         low, high = yield from _bracket(sought, setting, low or high, COARSE)
     low, high = yield from _narrow(sought, setting, low, high, FINE)
-    setting, low, high = yield from _challenge(sought, grid, setting, (low, high), Round(FINE, NEXT_DOOR))
+    setting, low, high = yield from _challenge(sought, grid, setting, (low, high), FINE)
+    low, high = yield from _look_ahead(sought, setting, low, high)
     return (yield from _confirm(sought, setting, low, high))
 
 
@@ -167,18 +165,18 @@ def _narrow(sought: Sought, setting: Setting, low: float, high: float, step: flo
 
 
 def _challenge(
-    sought: Sought, grid: Grid, champion: Setting, bracket: Bracket, terms: Round
+    sought: Sought, grid: Grid, champion: Setting, bracket: Bracket, step: float
 ) -> Trials[tuple[Setting, float, float]]:
-    """The best setting of the grid, by one axis after the other until none improves on it."""
+    """The best setting of the grid: one axis after the other, until none is better by a factor of `step`."""
     low, high = bracket
     beaten: set[Setting] = set()
     changed = not grid.single
     while changed:
         changed = False
-        for line in grid.lines(champion, terms.reach):
+        for line in grid.lines(champion):
             rivals = [rival for rival in line if rival not in beaten]
             while rivals:
-                bar_rps = _rounded(low * terms.step) if low > 0 else high
+                bar_rps = _rounded(low * step) if low > 0 else high
                 found = yield from _decide(sought, [Probe(rival, bar_rps) for rival in rivals])
                 better = {probe.setting: missed for probe, missed in found.items() if missed is not None}
                 beaten.update(rival for rival in rivals if rival not in better)
@@ -186,7 +184,7 @@ def _challenge(
                     break
                 champion, changed = min(better, key=lambda rival: (better[rival], rival.batch_tokens)), True
                 rivals = [rival for rival in better if rival != champion]
-                low, high = yield from _climb(sought, champion, bar_rps, terms.step)
+                low, high = yield from _climb(sought, champion, bar_rps, step)
     return champion, low, high
 
 
@@ -199,6 +197,18 @@ def _climb(sought: Sought, setting: Setting, attained_rps: float, step: float) -
             return (yield from _narrow(sought, setting, low, high, step))
         low = high
     return (yield from _narrow(sought, setting, *(yield from _bracket(sought, setting, low, GROWTH)), step))
+
+
+def _look_ahead(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Bracket]:
+    """The bracket above the highest of the rates ahead that attains, until none does."""
+    while low > 0:
+        ahead = [Probe(setting, _rounded(low * factor)) for factor in AHEAD]
+        found = yield from _decide(sought, ahead)
+        attaining = [probe.rate_rps for probe, missed in found.items() if missed is not None]
+        if not attaining:
+            break
+        low, high = yield from _climb(sought, setting, max(attaining), FINE)
+    return low, high
 
 
 def _confirm(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Answer]:

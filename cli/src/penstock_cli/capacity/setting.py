@@ -9,14 +9,11 @@ ratios, and a rate per replica is one per GPU.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.policies import NAMES
 from penstock_simulator.scenarios import Scenario
 from penstock_simulator.simulation.distserve import RATIOS, Ratio
-
-Value = TypeVar("Value")
 
 ORACLE = "oracle"
 """No policy: the bound that none can pass."""
@@ -75,12 +72,15 @@ class Grid:
     drafts: tuple[int, ...]
     ratios: tuple[Ratio | None, ...] = (None,)
 
-    def lines(self, here: Setting, reach: int) -> Iterator[list[Setting]]:
-        """Along each axis, the settings up to `reach` places away from `here`."""
-        budgets_tokens = _around(self.budgets_tokens, here.batch_tokens, reach)
-        yield [replace(here, batch_tokens=tokens) for tokens in budgets_tokens]
-        yield [replace(here, drafts=drafts) for drafts in _around(self.drafts, here.drafts, reach)]
-        yield [replace(here, ratio=ratio) for ratio in _around(self.ratios, here.ratio, reach)]
+    def lines(self, here: Setting) -> Iterator[list[Setting]]:
+        """Along each axis, the other settings."""
+        yield [
+            replace(here, batch_tokens=tokens)
+            for tokens in self.budgets_tokens
+            if tokens != here.batch_tokens
+        ]
+        yield [replace(here, drafts=drafts) for drafts in self.drafts if drafts != here.drafts]
+        yield [replace(here, ratio=ratio) for ratio in self.ratios if ratio != here.ratio]
 
     def has(self, setting: Setting) -> bool:
         """Whether this is one of them."""
@@ -94,12 +94,6 @@ class Grid:
     def single(self) -> bool:
         """Whether there is nothing to tune."""
         return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) == 1
-
-
-def _around(values: tuple[Value, ...], here: Value, reach: int) -> list[Value]:
-    """Others that stand near it."""
-    place = values.index(here)
-    return [value for other, value in enumerate(values) if 0 < abs(other - place) <= reach]
 
 
 def base_policy(policy: str) -> str:
