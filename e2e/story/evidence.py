@@ -1,7 +1,16 @@
-"""What is kept where a step failed: every object and event, every container's log, also of its last life."""
+"""What is kept where a step failed: every object and event, every container's log, also of its last life.
 
+The kubelet removes a pod's logs with the pod, and who lost a request in a roll is often gone. So on a cluster
+of its own each log is given a second name while it is there (`GoneLogs`).
+"""
+
+import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
 
 from story.kubectl import CommandFailed, Tools
 
@@ -11,8 +20,47 @@ KINDS = (
 )
 
 
+LOOK_EVERY_S = 1.0
+
+
+class GoneLogs:
+    """Links the logs of a node's containers while its context is open. state: the cluster's folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._over = Event()
+        self._thread = Thread(target=self._look, name="gone-logs", daemon=True)
+
+    def __enter__(self) -> Self:
+        _gone_logs(self._state).mkdir(exist_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            link_logs(self._state)
+
+
+def link_logs(state: Path) -> None:
+    """Give each container's log that is there another name, by which it outlives its pod."""
+    there = state / "node1" / "log" / "pods"
+    for log in there.glob("*/*/*.log"):
+        with suppress(FileExistsError, FileNotFoundError):
+            os.link(log, _gone_logs(state) / "_".join(log.relative_to(there).parts))
+
+
+def _gone_logs(state: Path) -> Path:
+    return state / "gone-logs"
+
+
 def keep_evidence(tools: Tools, folder: Path) -> None:
     """Write all of it into a folder. What cannot be had is named in its place."""
+    if (gone := _gone_logs(tools.kubeconfig.parent)).exists():
+        shutil.copytree(gone, folder / "gone-logs")
     _keep(tools, folder / "objects.yaml", "get", KINDS, "--all-namespaces", "--output=yaml")
     _keep(tools, folder / "pods.txt", "describe", "pods", "--all-namespaces")
     _keep(tools, folder / "events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from story.evidence import keep_evidence
+from story.evidence import GoneLogs, keep_evidence
 from story.place import place
 from story.pool import MODEL
 from story.traffic import Toll, Traffic
@@ -91,6 +91,8 @@ def _take(step: Step, world: World, running: ExitStack) -> None:
 
 def _under_traffic(step: Step, world: World, running: ExitStack) -> Toll:
     if world.traffic_or_none is None:
+        if world.place.own:
+            running.enter_context(GoneLogs(world.tools.kubeconfig.parent))
         world.traffic_or_none = running.enter_context(Traffic(world.url, MODEL))
     traffic = world.traffic
     traffic.more_requests(BEFORE_AND_AFTER)

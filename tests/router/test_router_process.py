@@ -112,7 +112,9 @@ async def test_a_lame_duck_serves_while_ready_says_no(pool_file: Path) -> None:
         stopping = await status_of_ready(http, 503)
         assert stopping.json()["error"]["code"] == "draining"
         body = {"model": MODEL, "messages": []}
-        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+        served = await http.post("/v1/chat/completions", json=body)
+        assert served.status_code == 200
+        assert served.headers["connection"] == "close"  # whoever asks again asks another router
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 30) == 1
 

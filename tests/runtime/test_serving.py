@@ -11,9 +11,9 @@ import pytest
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.openai_errors import ApiError
-from penstock_runtime.serving import StartError, address_of, listen, serving
+from penstock_runtime.serving import Server, StartError, address_of, listen, serving
 
-BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3, half_closed_s=10.0)
+BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3, half_closed_s=10.0, last_call_s=10.0)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +116,46 @@ async def test_leaving_lets_an_open_stream_end_and_takes_no_new_one() -> None:
     writer.close()
     with pytest.raises(OSError):
         await asyncio.open_connection(*address)
+
+
+async def ask_once_closed(address: tuple[str, int]) -> bytes:
+    """Connect, and ask when nobody can connect any more."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        while True:
+            (await asyncio.open_connection(*address))[1].close()
+    except OSError:
+        writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello")
+    async with asyncio.timeout(20):
+        answered = await reader.read()
+    writer.close()
+    return answered
+
+
+async def test_a_request_that_was_on_its_way_when_the_server_left_is_answered() -> None:
+    async with served() as address:
+        asking = asyncio.create_task(ask_once_closed(address))
+        await talk(address, post("/echo", b""))  # so the task has connected
+    answered = await asking
+    assert b"connection: close" in answered and answered.endswith(b"hello")
+
+
+async def test_a_server_that_says_goodbye_answers_and_closes() -> None:
+    listener, keeps_alive = (
+        listen("127.0.0.1", 0),
+        post("/echo", b"hello").replace(b"connection: close", b"x: y"),
+    )
+    server: Server
+    async with serving(app, listener, 5.0, BOUNDS) as server:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(keeps_alive)
+        before = await reader.readuntil(b"hello")
+        server.say_goodbye()
+        writer.write(keeps_alive)
+        after = await reader.read()
+        writer.close()
+    assert b"connection: close" not in before
+    assert b"connection: close" in after and after.endswith(b"hello")
 
 
 async def test_a_stream_longer_than_the_drain_ends_with_an_error_event() -> None:

@@ -71,7 +71,7 @@ async def serve(
     ]
     stopping = asyncio.create_task(stop.wait())
     try:
-        async with serving(app, listener, drain_s, bounds):
+        async with serving(app, listener, drain_s, bounds) as server:
             where = options.service or len(options.replicas)
             log.info("ready", address=address_of(listener), replicas=str(where))
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +79,7 @@ async def serve(
                 if part.done():
                     part.result()
             app.draining = True
+            server.say_goodbye()
             await asyncio.sleep(min(options.lame_duck_s, drain_s))
     finally:
         for task in (stopping, *beside):

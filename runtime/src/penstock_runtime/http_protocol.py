@@ -29,6 +29,8 @@ class HttpBounds:
     connections: open at once; more are answered 503 and closed.
     half_closed_s: a client that has closed its side looks like one that has gone. What is ready within this
         still reaches it; after it the client has gone.
+    last_call_s: when the server stops, an idle connection is closed after it: its client may have asked
+        before it could hear of that.
     """
 
     head_bytes: int = 65536
@@ -36,6 +38,7 @@ class HttpBounds:
     keep_alive_s: int = 75
     connections: int = 16384
     half_closed_s: float = 0.1
+    last_call_s: float = 0.2
 
 
 class BoundedConfig(uvicorn.Config):
@@ -73,11 +76,18 @@ class BoundedHttp(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep our side open for a moment, if an answer is due."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self._idle:
             return False
         self.cycle.keep_alive = False
         self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self.transport.close)
         return True
+
+    def shutdown(self) -> None:
+        """Close with the answer that is due; where none is, in a moment."""
+        if self._idle:
+            self._closing = self.loop.call_later(self.config.bounds.last_call_s, self._close_idle)
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head has grown past its bound."""
@@ -114,6 +124,14 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, or what a callback above has refused."""
         self._refuse(self._refusal or ApiError(400, "this is not an HTTP/1.1 request"))
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_idle(self) -> None:
+        if self._idle and self._head_bytes == 0:
+            self.transport.close()
 
     def _head_too_large(self) -> ApiError:
         return ApiError(

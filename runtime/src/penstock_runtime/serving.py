@@ -5,12 +5,14 @@
 
     async def serve_router(options, stop):
         listener = listen(options.host, options.port)
-        async with serving(app, listener, drain_s=30):
+        async with serving(app, listener, drain_s=30) as server:
             log.info("ready", address=address_of(listener))
             await stop.wait()
+            server.say_goodbye()
 
-SIGTERM and SIGINT set `stop`; leaving `serving` closes the listener, lets open responses end for up to
-`drain_s`, ends the rest with an error event, and returns. A second signal ends the process at once.
+SIGTERM and SIGINT set `stop`; leaving `serving` closes the listener, answers requests that were on their way,
+lets open responses end for up to `drain_s`, ends the rest with an error event, and returns. A second signal
+ends the process at once.
 """
 
 import asyncio
@@ -36,6 +38,8 @@ BACKLOG = 2048
 LAST_WORDS_S = 1.0
 """For responses that were cut off at the end of a drain to send their error."""
 
+CLOSE = (b"connection", b"close")
+"""The header of an answer after which its connection is closed."""
 
 YOUNG_OBJECTS = 20_000
 """Made and not freed, before Python looks for cycles. Thousands live as long as a request does, and at
@@ -76,16 +80,16 @@ def address_of(listener: socket.socket) -> str:
 @contextlib.asynccontextmanager
 async def serving(
     app: App, listener: socket.socket, drain_s: float = 30.0, bounds: HttpBounds | None = None
-) -> AsyncIterator[None]:
+) -> AsyncIterator["Server"]:
     """Serve `app` on `listener` inside the block; drain on leaving it, not at all if by an error."""
-    server = _Server(_config(app, drain_s, bounds or HttpBounds()))
+    server = Server(_config(app, drain_s, bounds or HttpBounds()))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     started = asyncio.create_task(server.up.wait())
     try:
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        yield
+        yield server
     except BaseException:
         server.config.timeout_graceful_shutdown = 0
         raise
@@ -126,23 +130,32 @@ async def _until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, Non
     await work
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server without its own signal handlers, which would end a drained process by the signal."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up, self._leaving = asyncio.Event(), asyncio.Event()
 
+    def say_goodbye(self) -> None:
+        """Close each connection with its next answer, so that whoever asks again asks another server."""
+        if CLOSE not in self.config.encoded_headers:
+            self.config.encoded_headers = [*self.config.encoded_headers, CLOSE]
+            self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+
     def leave(self) -> None:
         """Begin to stop, now instead of at uvicorn's next look."""
+        self.say_goodbye()
         self.should_exit = True
         self._leaving.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """None: `run_process` has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell when it listens."""
         await super().startup(sockets)
         self.up.set()
 
