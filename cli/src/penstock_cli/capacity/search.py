@@ -3,12 +3,12 @@
 A search is a generator: it yields trials that may run at the same time, and is sent their tallies. It decides
 nothing by time or chance, so the same trials have the same answer on any machine.
 
-1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not. Where a search
-   before has ended is a better guess: from there by a tenth at first.
+1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not.
 2. Narrow the bracket by bisection to a tenth.
 3. Challenge: whoever attains a tenth above the champion's rate takes its place and climbs on. A setting that
    does not is dropped for one trial. Until here the first sample speaks for all.
-4. Bracket again, with every sample, and narrow to 2 %; challenge again, by 2 %.
+4. Bracket again, with every sample, narrow to 2 %, challenge again by 2 %. Where a search before is known to
+   have ended, this one begins here, and looks 2 % away first.
 5. Look ahead: with few samples attainment need not fall steadily with the rate. Where one up to 40 % higher
    attains, go on from there.
 6. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
@@ -41,8 +41,8 @@ SURE = 0.03
 NOBODY_GIVES_UP = 1 << 30
 """More misses than any trial has: it runs to its end."""
 
-MOST_STEPS = 10
-"""Of the bracket: beyond 57 times the guess, or under a 57th of it, is no rate to look for."""
+MOST_STEPS = 12
+"""Of the bracket: beyond 130 times the guess, or under a 130th of it, is no rate to look for."""
 
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine would do nothing but compute at its fastest."""
@@ -116,18 +116,22 @@ def capacity(question: Question, before: Probe | None = None) -> Trials[Answer]:
     first = replace(sought, samples=sought.samples[:1])
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
-        low, high = yield from _bracket(first, setting, before.rate_rps, COARSE)
+        low, high = yield from _bracket(sought, setting, before.rate_rps, FINE)
     else:
-        setting = grid.start
-        low, high = yield from _bracket(first, setting, guess_rps(here), GROWTH)
-    low, high = yield from _narrow(first, setting, low, high, COARSE)
-    setting, low, high = yield from _challenge(first, grid, setting, (low, high), COARSE)
-    if sought != first or low == 0:
-        low, high = yield from _bracket(sought, setting, low or high, COARSE)
+        setting, rate_rps = yield from _roughly(first, grid, guess_rps(here))
+        low, high = yield from _bracket(sought, setting, rate_rps, COARSE)
     low, high = yield from _narrow(sought, setting, low, high, FINE)
     setting, low, high = yield from _challenge(sought, grid, setting, (low, high), FINE)
     low, high = yield from _look_ahead(sought, setting, low, high)
     return (yield from _confirm(sought, setting, low, high))
+
+
+def _roughly(first: Sought, grid: Grid, start_rps: float) -> Trials[tuple[Setting, float]]:
+    """A setting, and a rate near its capacity, by the first sample."""
+    low, high = yield from _bracket(first, grid.start, start_rps, GROWTH)
+    low, high = yield from _narrow(first, grid.start, low, high, COARSE)
+    setting, low, high = yield from _challenge(first, grid, grid.start, (low, high), COARSE)
+    return setting, low or high
 
 
 def guess_rps(here: Scenario) -> float:
