@@ -19,8 +19,8 @@ KINDS = (
     "poddisruptionbudgets,serviceaccounts,roles,rolebindings,networkpolicies,leases,nodes"
 )
 
-
 LOOK_EVERY_S = 1.0
+"""A pod that is told to go takes longer."""
 
 
 class GoneLogs:
@@ -48,9 +48,11 @@ class GoneLogs:
 def link_logs(state: Path) -> None:
     """Give each container's log that is there another name, by which it outlives its pod."""
     there = state / "node1" / "log" / "pods"
-    for log in there.glob("*/*/*.log"):
-        with suppress(FileExistsError, FileNotFoundError):
-            os.link(log, _gone_logs(state) / "_".join(log.relative_to(there).parts))
+    for folder, _, names in os.walk(there):  # which passes over folders that go meanwhile
+        for name in names:
+            log = Path(folder, name)
+            with suppress(FileExistsError, FileNotFoundError):
+                os.link(log, _gone_logs(state) / "_".join(log.relative_to(there).parts))
 
 
 def _gone_logs(state: Path) -> Path:

@@ -113,11 +113,11 @@ def capacity(question: Question, before: Probe | None = None) -> Trials[Answer]:
     )
     sought = Sought(question, tuple(requests_in(list(sample)) for sample in samples))
     grid = grid_of(question.policy, here)
-    first = replace(sought, samples=sought.samples[:1])
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
         low, high = yield from _bracket(sought, setting, before.rate_rps, FINE)
     else:
+        first = replace(sought, samples=sought.samples[:1])
         setting, rate_rps = yield from _roughly(first, grid, guess_rps(here))
         low, high = yield from _bracket(sought, setting, rate_rps, COARSE)
     low, high = yield from _narrow(sought, setting, low, high, FINE)
