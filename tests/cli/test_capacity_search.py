@@ -158,7 +158,8 @@ def test_a_rate_that_attains_beyond_one_that_does_not_is_found(seeds: int) -> No
     def lucky_again(trial: Trial) -> float:
         return 0.05 if 1.17 <= trial.rate_rps <= 1.25 else steady(trial)
 
-    answer, _ = found(question(seeds=seeds), lucky_again)
+    beside = Probe(grid_of("slos-serve", scenario("coder")).start, 1.0)
+    answer, _ = found(question(seeds=seeds), lucky_again, before=beside)
     assert answer.low_rps == pytest.approx(1.25, rel=0.02) and answer.low_rps <= 1.25
     assert answer.low_rps < answer.high_rps <= answer.low_rps * 1.0205
 
