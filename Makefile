@@ -104,7 +104,7 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
 	@$(BIN)/python bench/routing_orders.py scaling
 
-bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (an hour)
+bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (46 minutes)
 	@$(BIN)/python bench/capacity.py
 
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
