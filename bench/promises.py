@@ -3,9 +3,10 @@
     .venv/bin/python bench/promises.py [--scenarios S,S] [--seeds N]
 
 One replica in virtual time, each scenario at a rate near its capacity and at three times that. Twice without
-luck or surprise (known lengths, exact truth; without speculation, and with it), and once as in production
-(predicted lengths, measured truth). Attainment counts all that arrived; promises are those it was admitted
-with. Requests served best effort that kept their targets all the same count as attained, not as promised.
+luck or surprise (known lengths, exact truth; without speculation, and with it), with either surprise alone
+(lengths that nobody knows, or times), and as in production (predicted lengths, measured truth). Attainment
+counts all that arrived; promises are those it was admitted with. Requests served best effort that kept their
+targets all the same count as attained, not as promised.
 """
 
 import argparse
@@ -43,6 +44,8 @@ class Terms(NamedTuple):
 TERMS = {
     "known, exact, no drafts": Terms(Lengths.KNOWN, TruthKind.EXACT, speculates=False),
     "known, exact": Terms(Lengths.KNOWN, TruthKind.EXACT, speculates=True),
+    "known, measured": Terms(Lengths.KNOWN, TruthKind.MEASURED, speculates=True),
+    "predicted, exact": Terms(Lengths.PREDICTED, TruthKind.EXACT, speculates=True),
     "predicted, measured": Terms(Lengths.PREDICTED, TruthKind.MEASURED, speculates=True),
 }
 
