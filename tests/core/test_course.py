@@ -146,6 +146,38 @@ def test_windows_lend_what_surely_comes() -> None:
     assert limit_s(10, 60) == pytest.approx(0.05)
 
 
+def test_beside_a_long_answer_batches_have_time_in_reserve() -> None:
+    """The window's end is 0.4 s away, of which a batch of decodes takes 25 ms."""
+
+    def limit_s(left: int, reserve: float, prompts: int = 1) -> float:
+        ahead = decode("d", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=10 + left)
+        coming = [prompt(f"p{i}", 9000, 99.0) for i in range(prompts)]
+        return foreseen([ahead], coming, Mode(1.0, reserve=reserve)).limit_s
+
+    assert limit_s(5000, 0.0) == pytest.approx(0.4)
+    assert limit_s(5000, 0.25) == limit_s(1000, 0.25) == pytest.approx(0.4 / 1.25)
+    assert limit_s(200, 0.25) == pytest.approx(0.4 / 1.05)
+    assert limit_s(1, 0.25) == pytest.approx(0.4, abs=1e-3)
+
+
+def test_the_longest_answer_is_not_always_the_one_to_bind() -> None:
+    long = decode("long", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=3000)
+    short = decode("short", came=10, due_in_s=0.35, judge=Judge.WINDOW, output=60)
+    mode, coming = Mode(1.0, reserve=0.25), [prompt("p", 9000, 99.0)]
+    assert foreseen([long, short], coming, mode).limit_s == pytest.approx(0.32)
+    assert foreseen([long._replace(due_s=NOW_S + 0.6), short], coming, mode).limit_s == pytest.approx(
+        0.35 / (1 + 0.25 * 0.05)
+    )
+
+
+def test_no_reserve_makes_decodes_late_by_itself() -> None:
+    """Their own batch takes all of their slack: it may, and a course in which it does keeps them."""
+    due = decode("d", came=10, due_in_s=STEP_S + 1e-3, judge=Judge.WINDOW, output=5000)
+    told = foreseen([due], [], Mode(1.0, reserve=0.25))
+    assert told.keeps
+    assert STEP_S <= told.limit_s <= STEP_S + 1e-3
+
+
 def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
     """It is 0.4 s ahead; its last token came 0.1 s ago, or comes with the batch under way."""
 
@@ -257,17 +289,18 @@ def carried_out(outset: Outset, mode: Mode, *, compiled: bool) -> Numbers:
         outset.engine,
         outset.rows,
         outset.prompts,
-        Rules(mode.longest_s, int(mode.skips), drafts),
+        Rules(mode.longest_s, int(mode.skips), mode.reserve, drafts),
         outset.free_s,
     )
     return keeps, steady, limit_s, first.tolist(), done_s.tolist(), batches.tolist()
 
 
 MODES = [
-    Mode(longest_s, drafting, skips)
+    Mode(longest_s, drafting, skips, reserve)
     for longest_s in (0.1, 0.4)
     for drafting in ({}, {"tier": 3})
     for skips in (False, True)
+    for reserve in (0.0, 0.2)
 ]
 
 

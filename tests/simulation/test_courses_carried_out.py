@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from penstock_core.batch_formation import form_batch
 from penstock_core.builtin_time_models import time_model
@@ -21,9 +21,9 @@ OPT = time_model("slos-serve-opt-6.7b-a100")
 ERROR_S = 1e-6
 
 
-def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge]) -> Job:
+def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge], longest: int) -> Job:
     """A request of any SLO; its length is known."""
-    prompt, answer = random.randint(1, 2500), random.randint(1, 60)
+    prompt, answer = random.randint(1, 2500), random.randint(1, longest)
     ttft_s = OPT.prefill_seconds(prompt) * random.uniform(1.0, 6.0)
     pace_s = random.choice((None, 0.03, 0.05, 0.1, 0.3))
     targets = Targets(ttft_s, pace_s, None, random.choice(judges))
@@ -31,7 +31,7 @@ def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge]) -> J
 
 
 def kept_and_steady(view: ReplicaView, newcomer: Job) -> bool:
-    jobs = (*view.running, *view.waiting)
+    jobs = [job for job in (*view.running, *view.waiting) if not job.best_effort]
     decodes = [job for job in jobs if job.decoding]
     prompts = sorted([*(job for job in jobs if not job.decoding), newcomer], key=lambda job: job.due_s)
     foreseen = way(view, decodes, prompts).course
@@ -41,11 +41,17 @@ def kept_and_steady(view: ReplicaView, newcomer: Job) -> bool:
 
 @dataclass
 class Served:
-    """An engine that is given every newcomer with whom a course keeps all promises."""
+    """An engine that is given every newcomer with whom a course keeps all promises.
+
+    refused: whether it is given the others too, as best effort.
+    longest: most tokens of an answer.
+    """
 
     seed: int
     speculation: Speculation | None
     judges: Sequence[Judge] = tuple(Judge)
+    refused: bool = False
+    longest: int = 60
     times_s: dict[str, list[float]] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
 
@@ -56,13 +62,15 @@ class Served:
         while come < 40 or engine.running or engine.waiting:
             for _ in range(random.choice((0, 0, 1, 3)) if come < 40 else 0):
                 come += 1
-                job = drawn(random, f"{come:02d}", now_s, self.judges)
+                job = drawn(random, f"{come:02d}", now_s, self.judges, self.longest)
                 view = engine.view(now_s, now_s, OPT, self.speculation)
                 if kept_and_steady(view, job):
                     engine.add(job, job.output_tokens)
                     self.jobs[job.request.id] = job
+                elif self.refused:
+                    engine.add(job._replace(best_effort=True), job.output_tokens)
             step = form_batch(engine.view(now_s, now_s, OPT, self.speculation))
-            assert step.tokens or not self.jobs or come < 40
+            assert step.tokens or not (engine.running or engine.waiting) or come < 40
             now_s += step.duration_s or 0.01
             for name, tokens in engine.apply(step, now_s).tokens.items():
                 self.times_s.setdefault(name, []).extend([now_s] * tokens)
@@ -96,6 +104,17 @@ def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
 def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
     """But for windows, which accepted drafts can fill early: see `course`."""
     served = Served(seed, Speculation(8, 0.7), (Judge.MEAN, Judge.MAX))
+    served.run()
+    assert served.jobs
+    assert served.late() == []
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+@example(17)  # a promise made without the reserve, which no course with it keeps
+def test_it_is_kept_while_a_reserve_comes_and_goes(seed: int) -> None:
+    """Refused requests are served beside, at times more of them than promised ones: `reserve`."""
+    served = Served(seed, None, (Judge.MEAN, Judge.WINDOW), refused=True, longest=400)
     served.run()
     assert served.jobs
     assert served.late() == []

@@ -74,11 +74,13 @@ class Mode(NamedTuple):
     longest_s: of a batch in which some prompt is computed, unless `STRETCH` allows more.
     drafting: of the decodes.
     skips: decodes that can wait may be left out of a batch, for the prompts in it.
+    reserve: what batches have to spare beside long answers, of their own time (`reserve`).
     """
 
     longest_s: float
     drafting: Drafting = NO_DRAFTS
     skips: bool = False
+    reserve: float = 0.0
 
 
 class Course(NamedTuple):
@@ -135,7 +137,7 @@ def course(outset: Outset, mode: Mode) -> Course:
         outset.engine,
         outset.rows,
         outset.prompts,
-        Rules(mode.longest_s, int(mode.skips), drafts),
+        Rules(mode.longest_s, int(mode.skips), mode.reserve, drafts),
         outset.free_s,
     )
     skipped = np.flatnonzero(outset.rows.live > first).tolist() if mode.skips else ()

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock_core.compiled import FLOAT, FLOATS, INT, INTS, compiled, part, record, results
 from penstock_core.decode_load import Floats, Ints
+from penstock_core.reserve import LONG_ANSWER_TOKENS
 from penstock_core.slo import WINDOW_TOKENS
 from penstock_core.time_model import SHORTEST_CHUNK_TOKENS
 
@@ -99,6 +100,7 @@ class Rules(NamedTuple):
 
     longest_s: float
     skips: int
+    reserve: float
     drafts: Floats
 
 
@@ -107,6 +109,7 @@ class Bounds(NamedTuple):
 
     longest_s: float
     skips: int
+    reserve: float
     together_s: float
 
 
@@ -295,12 +298,14 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
     decodes_s = _of(engine, _decoding(rows, rows.live))
     if decodes_s == 0.0:
         return True, bounds.longest_s
-    ends_s, soonest_s = _latest_ends_s(rows, bounds.together_s), inf
+    ends_s, slack_s, lent_s = _latest_ends_s(rows, bounds.together_s), inf, inf
     for row in range(len(decoding)):
         if decoding[row]:
-            soonest_s = min(soonest_s, ends_s[row])
-    slack_s = soonest_s - now_s
-    limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(slack_s, decodes_s))
+            left_s = ends_s[row] - now_s
+            slack_s = min(slack_s, left_s)
+            share = min(rows.left[row] / LONG_ANSWER_TOKENS, 1.0)
+            lent_s = min(lent_s, left_s / (1.0 + share * bounds.reserve))
+    limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(lent_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
         return False, limit_s
     if bounds.skips:
@@ -406,7 +411,7 @@ def _together_s(engine: Engine, rows: Rows) -> float:
     record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT),
     record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)),
     record(Prompts, INTS, INTS, FLOATS),
-    record(Rules, FLOAT, INT, FLOATS),
+    record(Rules, FLOAT, INT, FLOAT, FLOATS),
     FLOAT,
 )
 def carry_out(
@@ -419,7 +424,7 @@ def carry_out(
     """
     rows, left, now_s = _in_mode(rows, rules.drafts), len(prompts.pending), free_s
     prompts = Prompts(prompts.pending.copy(), prompts.computed.copy(), prompts.due_s)
-    bounds = Bounds(rules.longest_s, rules.skips, _together_s(engine, rows))
+    bounds = Bounds(rules.longest_s, rules.skips, rules.reserve, _together_s(engine, rows))
     done_s, batches = np.full(left, inf), np.zeros(left, np.int64)
     _bring_out(rows, rows.under_way, now_s, bounds.together_s)
     _forgive(engine, rows, now_s, bounds.longest_s)

@@ -13,6 +13,7 @@ from penstock_core.course import Course, Mode, Outset, course
 from penstock_core.drafting import NO_DRAFTS, fastest
 from penstock_core.replica_view import ReplicaView
 from penstock_core.request import Job
+from penstock_core.reserve import RESERVE, in_reserve
 from penstock_core.time_model import BatchWork
 
 ORDINARY_LEAST_S = 0.060
@@ -41,36 +42,42 @@ def ordinary_s(view: ReplicaView) -> float:
     return max(ORDINARY_LEAST_S, ORDINARY_STEPS * view.model.seconds(BatchWork(1)))
 
 
-def modes(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Iterator[Mode]:
-    """Modes in the order of preference."""
+def modes(
+    view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job], reserve: float = 0.0
+) -> Iterator[Mode]:
+    """Modes with this reserve, in the order of preference."""
     drafting = fastest(view.speculation, view.model, [*decodes, *prompts])
     base_s = ordinary_s(view)
     draftings = (drafting, NO_DRAFTS) if drafting else (NO_DRAFTS,)
     for factor in LONGER:
         for drafts in draftings:
-            yield Mode(base_s * factor, drafts)
+            yield Mode(base_s * factor, drafts, reserve=reserve)
     if _loose(decodes, prompts) and all_peaks_fit(view, decodes, prompts):
         for drafts in draftings:
-            yield Mode(base_s, drafts, skips=True)
+            yield Mode(base_s, drafts, skips=True, reserve=reserve)
 
 
 def way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
     """The first way that keeps every promise; where none does, the last one tried."""
-    return _first(Outset.of(view, decodes, prompts), modes(view, decodes, prompts))
+    reserve = in_reserve(view, len(decodes) + len(prompts))
+    return _first(Outset.of(view, decodes, prompts), modes(view, decodes, prompts, reserve))
 
 
 def engines_way(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> Way:
-    """The way that the engine goes: as `way`, or one of shorter batches, on which admission did not count.
+    """The way that the engine goes: as `way`, or one on which admission would not count now.
 
-    Where none keeps every promise no decode waits: that would break many to keep the one of a prompt.
+    That is one without the reserve where there is to be one, as promises may be older than it, and with it
+    where there need be none; and then one of shorter batches. Where none keeps every promise no decode waits:
+    that would break many to keep the one of a prompt.
     """
     foreseen = way(view, decodes, prompts)
     if _keeps(foreseen):
         return foreseen
     base_s = ordinary_s(view)
-    shorter = _first(foreseen.outset, [Mode(base_s * factor) for factor in SHORTER])
-    if _keeps(shorter):
-        return shorter
+    otherwise = modes(view, decodes, prompts, RESERVE - foreseen.mode.reserve)
+    other = _first(foreseen.outset, [*otherwise, *[Mode(base_s * factor) for factor in SHORTER]])
+    if _keeps(other):
+        return other
     return _first(foreseen.outset, [Mode(base_s * LONGER[-1])]) if foreseen.mode.skips else foreseen
 
 
