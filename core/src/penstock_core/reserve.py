@@ -9,8 +9,8 @@ its slack. Decodes alone are never held back by it.
 
 Near capacity a reserve costs more requests than it saves. Where more is asked than can be served it costs
 next to nothing. So it is kept only while a replica carries more requests that were refused a promise, and are
-served as best effort, than promised ones. Offline work, which asked for none, does not count; requests that
-were turned away cannot, so a pool without best effort has no reserve.
+served as best effort, than promised ones. Offline work, which asked for none, does not count. Requests that
+were turned away cannot: a pool whose `backup` is not best effort has no reserve.
 
 That changes with every request that comes or ends, so a promise made without the reserve has to be kept under
 it: where the engine finds no way with it, it goes without (`modes.engines_way`).
