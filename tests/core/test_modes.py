@@ -7,8 +7,10 @@ from penstock_core.builtin_time_models import time_model
 from penstock_core.modes import SHORTER, all_peaks_fit, engines_way, modes, ordinary_s, way
 from penstock_core.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.request import Job, Request, advance, new_job
+from penstock_core.reserve import RESERVE
 from penstock_core.slo import Targets
 from penstock_core.speculation import Speculation
+from penstock_core.time_model import BatchWork, chunk_work
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 FAST = time_model("llama-3-8b-h100")
@@ -88,6 +90,33 @@ def test_the_engine_goes_by_shorter_batches_where_longer_ones_miss_a_deadline() 
     gone = engines_way(view, [ahead], [hurried])
     assert gone.course.keeps
     assert gone.mode.longest_s == pytest.approx(SHORTER[-1] * ordinary_s(view))
+
+
+def beside_refused(view: ReplicaView, count: int) -> ReplicaView:
+    refused = [prompt(100, 1.0)._replace(best_effort=True) for _ in range(count)]
+    return replace(view, waiting=tuple(refused))
+
+
+def test_ways_have_a_reserve_while_more_were_refused_than_have_a_promise_or_ask_for_one() -> None:
+    asked = ([TIGHT], [prompt(900, 3.0)])
+    assert [way(beside_refused(replica(), count), *asked).mode.reserve for count in (0, 2, 3)] == [
+        0,
+        0,
+        RESERVE,
+    ]
+    assert all(mode.reserve == 0.1 for mode in modes(replica(), [TIGHT, LOOSE], [], 0.1))
+
+
+def test_what_was_promised_without_the_reserve_the_engine_keeps_without_it() -> None:
+    """A long answer 0.4 s ahead, and a prompt that takes nearly all of that and is due then."""
+    ahead = decode("ahead", 0.1)._replace(due_s=0.4, output_tokens=5000)
+    hurried = prompt(4700, OPT.seconds(BatchWork(4701, 301, chunk_work(4700, 0))) + 0.005)
+    overloaded = beside_refused(replica(), 3)
+    assert way(replica(), [ahead], [hurried]).course.keeps
+    assert not way(overloaded, [ahead], [hurried]).course.keeps
+    gone = engines_way(overloaded, [ahead], [hurried])
+    assert gone.course.keeps
+    assert gone.mode.reserve == 0.0
 
 
 def test_where_nothing_keeps_everything_the_engine_lets_no_decode_wait() -> None:

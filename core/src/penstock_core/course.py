@@ -9,7 +9,8 @@ makes no token late.
 How long that is. A pace is judged over windows, so a decode need not keep it token by token: it must reach
 its next milestone, the window's end, in time. With r tokens to go until then, a batch may last until the
 milestone less what the r - 1 other tokens take in batches that do nothing else. Where nobody knows that the
-answer will last until the window's end (`Job.sure_tokens`), the milestone is the next token.
+answer will last until the window's end (`Job.sure_tokens`), the milestone is the next token. In overload,
+long answers lend a little less (`reserve`).
 
 Acceptance is chance, so a course counts on one token a batch of every decode, whatever it drafts; what comes
 beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average. One
