@@ -303,8 +303,8 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
         if decoding[row]:
             left_s = ends_s[row] - now_s
             slack_s = min(slack_s, left_s)
-            share = min(rows.left[row] / LONG_ANSWER_TOKENS, 1.0)
-            lent_s = min(lent_s, left_s / (1.0 + share * bounds.reserve))
+            reserve = bounds.reserve if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
+            lent_s = min(lent_s, left_s / (1.0 + reserve))
     limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(lent_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
         return False, limit_s

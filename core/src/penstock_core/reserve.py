@@ -3,9 +3,8 @@
 A pace judged over windows lends time to prompts (`course`), and the last batch before a window's end may use
 up what is left of it. If that iteration takes longer than the plan says, every answer breaks whose window
 ends with it. Few do, so an answer of a few windows hardly ever meets one, but an answer of hundreds lives
-through many: the longer it still is, the more it needs in reserve. So beside an answer with a hundred windows
-to go a batch lasts at most slack / (1 + `RESERVE`), and beside a shorter one proportionally closer to all of
-its slack. Decodes alone are never held back by it.
+through many. So beside an answer with a hundred windows or more to go, a batch lasts at most a part of the
+slack that this one leaves: slack / (1 + `RESERVE`). Decodes alone are never held back by it.
 
 Near capacity a reserve costs more requests than it saves. Where more is asked than can be served it costs
 next to nothing. So it is kept only while a replica carries more requests that were refused a promise, and are
@@ -25,7 +24,7 @@ RESERVE = 0.2
 """Of a batch's planned time, for it to last longer."""
 
 LONG_ANSWER_TOKENS = 100.0 * WINDOW_TOKENS
-"""Still to come, from which on an answer needs all of it."""
+"""Still to come of an answer that is long."""
 
 
 def in_reserve(view: ReplicaView, promised: int) -> float:
