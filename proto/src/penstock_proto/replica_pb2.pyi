@@ -99,6 +99,10 @@ class _FailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure.Value
     FAILURE_BAD_REQUEST: _Failure.ValueType  # 3
     """the body cannot be served: body is the answer"""
     FAILURE_INTERNAL: _Failure.ValueType  # 4
+    FAILURE_RETURNED: _Failure.ValueType  # 5
+    """Not begun, and handed back: the replica drains or stops. The router asks the next one, and it counts as no
+    loss. Status (503) and body are set as for any failure: a router that does not know this value answers them.
+    """
 
 class Failure(_Failure, metaclass=_FailureEnumTypeWrapper): ...
 
@@ -110,6 +114,10 @@ FAILURE_ENGINE_LOST: Failure.ValueType  # 2
 FAILURE_BAD_REQUEST: Failure.ValueType  # 3
 """the body cannot be served: body is the answer"""
 FAILURE_INTERNAL: Failure.ValueType  # 4
+FAILURE_RETURNED: Failure.ValueType  # 5
+"""Not begun, and handed back: the replica drains or stops. The router asks the next one, and it counts as no
+loss. Status (503) and body are set as for any failure: a router that does not know this value answers them.
+"""
 Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
