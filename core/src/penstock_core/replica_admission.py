@@ -17,6 +17,10 @@ DECIDED_TOGETHER = 32
 """Newcomers decided by one call. A policy's time grows faster than their number, and 32 keep it within
 milliseconds; the rest is decided right after."""
 
+MOST_SEQUENCES = DECIDED_TOGETHER
+"""Answers that one request may ask for, over its prompts and its `n` or `best_of`: each is a job of its own,
+and they are admitted by one call of the planner, all or none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holds:
