@@ -16,11 +16,11 @@ from functools import partial
 from random import Random
 
 from claims import Contender, Load, attainment, exact, highest_rates, log_normal, served
-from penstock_core.accelgen_budget import READING_TBT_S
-from penstock_core.builtin_time_models import builtin
-from penstock_core.policies.accelgen import AccelGen
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Judge, Slo, Tier
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Judge, Slo, Tier
+from penstock_core.policies.accelgen.policy import AccelGen
+from penstock_core.policies.accelgen.token_budget import READING_TBT_S
+from penstock_core.timing.builtin_models import builtin
 from penstock_simulator.simulation import Fleet
 
 MODEL = builtin("opt-13b-a100")

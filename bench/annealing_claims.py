@@ -21,10 +21,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
-from penstock_core.annealing_latency import QWEN_7B_2XV100
-from penstock_core.annealing_lengths import Gaussian
-from penstock_core.annealing_prospects import Ask, Prospects, prospects
-from penstock_core.annealing_search import PROVED_REQUESTS, Plan, best_plan, worth
+from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
+from penstock_core.policies.annealing.lengths import Gaussian
+from penstock_core.policies.annealing.plan_tables import Ask, Prospects, prospects
+from penstock_core.policies.annealing.search import PROVED_REQUESTS, Plan, best_plan, worth
 
 PAPER_MS = {4: (0.23, 1.2), 6: (0.32, 39.0), 8: (0.43, 88_200.0), 10: (0.48, 287_000.0)}
 LONGEST_TOKENS = 2000

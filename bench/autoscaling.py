@@ -26,12 +26,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand
-from penstock_core.autoscaling_memory import Memory
-from penstock_core.autoscaling_terms import Scaling
-from penstock_core.builtin_time_models import kv_cache_tokens, time_model
-from penstock_core.slo import Slo, Tier
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand
+from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.terms import Scaling
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_simulator.simulation import Arrival, Fleet, Outcome, Steering, simulate
 from penstock_simulator.simulation.queue_length import QueueLength, Target, in_flight, waiting
 from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events

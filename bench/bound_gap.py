@@ -24,7 +24,7 @@ from itertools import groupby
 from random import Random
 from typing import NamedTuple
 
-from penstock_core.slo import Judge, Tier
+from penstock_core.domain.slo import Judge, Tier
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.bounds import bound, setting_of
 from penstock_simulator.scenarios import Scenario, arrivals, scenario

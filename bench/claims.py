@@ -7,8 +7,8 @@ from math import log, sqrt
 from random import Random
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_view import Limits
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import Limits
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
 from penstock_simulator.truth import TruthKind
 

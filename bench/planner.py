@@ -14,14 +14,14 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from penstock_core.builtin_time_models import builtin
-from penstock_core.policies.slos_serve import SlosServe
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.forecast.snapshot import snapshot
+from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.policies.vllm import Vllm
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Judge, Targets
-from penstock_core.snapshot import snapshot
-from penstock_core.speculation import Speculation
+from penstock_core.timing.builtin_models import builtin
+from penstock_core.timing.speculation import Speculation
 from penstock_runtime.serving import YOUNG_OBJECTS
 
 PACES_S = (0.05, 0.075, 0.1)

@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Knobs, Policy, Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
 from penstock_runtime.serving import YOUNG_OBJECTS
 from penstock_simulator import policies
 from penstock_simulator.scenarios import arrivals, scenario

@@ -20,8 +20,8 @@ from math import inf, sqrt
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.orders import ORDERS
+from penstock_core.routing.orders import ORDERS
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import Fleet, simulate
 

@@ -1,6 +1,6 @@
 """One replica as a scenario has it, for programs that look closer than `penstock simulate` does."""
 
-from penstock_core.builtin_time_models import time_model
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.scenarios import Scenario
 from penstock_simulator.simulation import Fleet, Lengths
 from penstock_simulator.truth import TruthKind

@@ -17,9 +17,9 @@ from random import Random
 from resource import RUSAGE_SELF, getrusage
 from time import process_time
 
-from penstock_core.builtin_time_models import builtin
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.timing.builtin_models import builtin
 from penstock_simulator.simulation import Arrival, Fleet, simulate
 
 ENGINE = "llama-3-8b-a100"

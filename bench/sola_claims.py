@@ -14,10 +14,10 @@ from functools import partial
 from random import Random
 
 from claims import Contender, Load, attainment, exact, highest_rates, log_normal, served
-from penstock_core.builtin_time_models import builtin
-from penstock_core.policies.sola import Sola
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.policies.sola.policy import Sola
+from penstock_core.timing.builtin_models import builtin
 from penstock_simulator.simulation import Fleet
 
 SETTINGS = {

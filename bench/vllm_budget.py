@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock_cli.replay.schedule import Schedule
 from penstock_cli.simulate.fleet import Conditions, fleet_of
 from penstock_cli.simulate.run import arrivals
-from penstock_core.replica_view import Limits
+from penstock_core.domain.replica_view import Limits
 from penstock_pool import load_pool
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, simulate
 from penstock_simulator.truth import TruthKind

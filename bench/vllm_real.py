@@ -15,8 +15,8 @@ from itertools import islice
 from time import process_time
 from typing import NamedTuple
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.replica_view import Limits
+from penstock_core.domain.replica_view import Limits
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.policies import VLLM_REAL, build
 from penstock_simulator.real_vllm import VllmMissing
 from penstock_simulator.scenarios import SCENARIOS, Scenario, arrivals

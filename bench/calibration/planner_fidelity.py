@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from random import Random
 from statistics import fmean
 
-from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
-from penstock_core.time_model_correction import Correction, corrected, expected, observe
-from penstock_core.time_model_fit import Sample, fit_time_model
+from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
+from penstock_core.timing.correction import Correction, corrected, expected, observe
+from penstock_core.timing.fit import Sample, fit_time_model
 from penstock_simulator.batch_shape import BatchShape, Chunk
 from penstock_simulator.truth import TruthKind, build_truth, undisturbed
 

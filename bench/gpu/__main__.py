@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_core.slo import Tier
+from penstock_core.domain.slo import Tier
 from penstock_pool import named_time_model
 from penstock_simulator.scenarios import SCENARIOS
 

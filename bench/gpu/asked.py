@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.vllm_engine import Vllm, vllm_wanted
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import load_pool
 from penstock_simulator.scenarios import SCENARIOS
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import SCENARIOS, Scenario, arrivals
 

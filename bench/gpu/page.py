@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock_core.slo import Tier
+from penstock_core.domain.slo import Tier
 
 from gpu.journal import Report
 from gpu.search import Bracket

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, SCHEDULER, Vllm, argv
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import load_pool
 from penstock_runtime.serving import listen
 from unmodified.servers import running

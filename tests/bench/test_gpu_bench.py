@@ -14,7 +14,7 @@ from gpu.search import STEP, Bracket, bracket_of, rates
 from gpu.ways import MEASURED, Target, Way, pool_document
 from penstock_cli.local.vllm_engine import Vllm
 from penstock_cli.traces import read_trace
-from penstock_core.builtin_time_models import BUILTINS, time_model
+from penstock_core.timing.builtin_models import BUILTINS, time_model
 from penstock_pool import parse_pool
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import SCENARIOS

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from chart.rendered import CHART, ROOT
 from chart.tables import between
-from penstock_core.autoscaling_terms import Reason as ScalingReason
+from penstock_core.autoscaling.terms import Reason as ScalingReason
 from penstock_operator.diagnosis import Cause
 from penstock_operator.status import Reason
 from penstock_pool import parse_pool

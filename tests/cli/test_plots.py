@@ -14,8 +14,8 @@ from penstock_cli.plots.figure import check_suffix
 from penstock_cli.plots.plane import panel_titles, spot
 from penstock_cli.plots.requests import Requests
 from penstock_cli.plots.series import Curve, Spot
-from penstock_core.builtin_time_models import time_model
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.simulation import Fleet, Lengths, Outcome, Verdict
 from penstock_simulator.truth import TruthKind
 

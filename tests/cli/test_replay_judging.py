@@ -10,8 +10,8 @@ from penstock_cli.replay.outcome import Ending, Outcome
 from penstock_cli.replay.promises import Promises
 from penstock_cli.replay.report import PlannerTimes, Report
 from penstock_cli.replay.tally import Tally, percentile
-from penstock_core.slo import Judge, Slo, Targets, judged_tpot_s
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.slo import Judge, Slo, Targets, judged_tpot_s
+from penstock_core.timing.time_model import Term, TimeModel
 
 
 def event(text: str) -> bytes:

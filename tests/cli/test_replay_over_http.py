@@ -15,7 +15,7 @@ from penstock_cli.replay.outcome import Ending
 from penstock_cli.replay.promises import Promises
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.run import Settings, replay
-from penstock_core.slo import Slo
+from penstock_core.domain.slo import Slo
 from rich.console import Console
 
 QUIET = Console(quiet=True)

@@ -3,17 +3,17 @@
 from math import inf
 
 import pytest
-from penstock_core.accelgen_batch import Demand, distance
-from penstock_core.accelgen_budget import Budget, budget, pivot_tokens
-from penstock_core.accelgen_remaining import Pauses, Tempo, claim, pauses_after
-from penstock_core.builtin_time_models import time_model
-from penstock_core.policies.accelgen import AccelGen, Remembered
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job, preempted
-from penstock_core.slo import Judge, Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, Term, TimeModel, chunk_work
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.policies.accelgen.batch import Demand, distance
+from penstock_core.policies.accelgen.policy import AccelGen, Remembered
+from penstock_core.policies.accelgen.remaining_time import Pauses, Tempo, claim, pauses_after
+from penstock_core.policies.accelgen.token_budget import Budget, budget, pivot_tokens
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 """10 ms an iteration and a tenth of a millisecond a token: saturated with 400 tokens, in 50 ms."""

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.acceptance import LEAN_TRIALS, Acceptance, Drafted, observe
-from penstock_core.speculation import Speculation
+from penstock_core.timing.acceptance_rate import LEAN_TRIALS, Acceptance, Drafted, observe
+from penstock_core.timing.speculation import Speculation
 
 TOLD = Speculation(max_tokens=4, acceptance=0.7)
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from penstock_core.admission import MOST_NEWCOMERS, decide, way_around
-from penstock_core.best_effort import oldest_waiting_too_long
-from penstock_core.builtin_time_models import time_model
-from penstock_core.decode_load import Pacing
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.batch.best_effort import oldest_waiting_too_long
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.forecast.decode_load import Pacing
+from penstock_core.policies.slos_serve.admission import MOST_NEWCOMERS, decide, way_around
+from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 PACING = Pacing()

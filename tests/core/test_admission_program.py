@@ -6,10 +6,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from penstock_core.admission_program import Item, Program, all_possible, solve, without
-from penstock_core.decode_load import Load, Pacing, rates, work_s
-from penstock_core.pace_classes import MOST_CLASSES, class_of, kept_paces_s, states
-from penstock_core.time_model import Term, TimeModel, chunk_work
+from penstock_core.forecast.decode_load import Load, Pacing, rates, work_s
+from penstock_core.policies.slos_serve.dynamic_program import Item, Program, all_possible, solve, without
+from penstock_core.policies.slos_serve.tpot_classes import MOST_CLASSES, class_of, kept_paces_s, states
+from penstock_core.timing.time_model import Term, TimeModel, chunk_work
 
 as_ints = partial(np.asarray, dtype=np.int64)
 PACES_S = (0.05, 0.075, 0.1, float("inf"))

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.annealing_assignment import MemoryProfile, assign
+from penstock_core.policies.annealing.assignment import MemoryProfile, assign
 from pytest import approx, raises
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from penstock_core.annealing_latency import (
+from penstock_core.policies.annealing.latency import (
     QWEN_7B_2XV100,
     BatchLatency,
     Bilinear,
@@ -13,8 +13,8 @@ from penstock_core.annealing_latency import (
     fit_latency,
     latency_of,
 )
-from penstock_core.builtin_time_models import BUILTINS, time_model
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.timing.builtin_models import BUILTINS, time_model
+from penstock_core.timing.time_model import BatchWork, chunk_work
 
 
 def summed_decode_s(latency: BatchLatency, batch: int, prompt: int, decode: int) -> float:

@@ -4,7 +4,7 @@ from random import Random
 from statistics import mean, stdev
 
 import pytest
-from penstock_core.annealing_lengths import AS_PREDICTED, Gaussian, Kinds, observed, standard_normal
+from penstock_core.policies.annealing.lengths import AS_PREDICTED, Gaussian, Kinds, observed, standard_normal
 
 
 def learned(values: list[float]) -> Gaussian:

@@ -4,19 +4,19 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from penstock_core.annealing_latency import latency_of
-from penstock_core.annealing_memory import Remembered, seen
-from penstock_core.annealing_prospects import NOBODY, Ask
-from penstock_core.annealing_queue import ask, deadline_s, overdue, window
-from penstock_core.annealing_room import fitting, room
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.policy import Knobs, Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Admitted
 from penstock_core.policies import build
-from penstock_core.policies.annealing import Annealing
-from penstock_core.policy import Knobs, Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job, preempted
-from penstock_core.slo import Targets
-from penstock_core.verdict import Admitted
+from penstock_core.policies.annealing.capacity import fitting, room
+from penstock_core.policies.annealing.latency import latency_of
+from penstock_core.policies.annealing.plan_tables import NOBODY, Ask
+from penstock_core.policies.annealing.policy import Annealing
+from penstock_core.policies.annealing.state import Remembered, seen
+from penstock_core.policies.annealing.window import ask, deadline_s, overdue, window
+from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")  # a decode step takes 25 ms, 1000 prompt tokens some 95 ms
 LATENCY = latency_of(MODEL)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.annealing_latency import QWEN_7B_2XV100
-from penstock_core.annealing_prospects import NOBODY, Ask, Beside, Prospects, prospects
-from penstock_core.annealing_search import (
+from penstock_core.compilation.jit import FLOAT, INT, compiled, interpreted
+from penstock_core.forecast.decode_load import Ints
+from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
+from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside, Prospects, prospects
+from penstock_core.policies.annealing.search import (
     Plan,
     best_plan,
     delay,
@@ -22,8 +24,6 @@ from penstock_core.annealing_search import (
     squeeze,
     worth,
 )
-from penstock_core.compiled import FLOAT, INT, compiled, interpreted
-from penstock_core.decode_load import Ints
 
 Search = Callable[[Prospects, Ints, Ints, int, int], tuple[float, int, int]]
 
@@ -266,7 +266,7 @@ def test_where_nothing_can_be_kept_on_disk_it_is_compiled_all_the_same(
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: (signature, function)
 
-    monkeypatch.setattr("penstock_core.compiled.njit", njit)
+    monkeypatch.setattr("penstock_core.compilation.jit.njit", njit)
     assert compiled(FLOAT, INT)(abs) == (FLOAT(INT), abs)  # type: ignore[comparison-overlap]
 
 

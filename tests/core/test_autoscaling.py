@@ -5,12 +5,12 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling_filling import filling
-from penstock_core.autoscaling_memory import Asked, Memory, Period, Share, memory_from_json
-from penstock_core.autoscaling_terms import Decision, Reason, Scaling
-from penstock_core.snapshot import Snapshot
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import Asked, Memory, Period, Share, memory_from_json
+from penstock_core.autoscaling.terms import Decision, Reason, Scaling
+from penstock_core.autoscaling.utilization import filling
+from penstock_core.forecast.snapshot import Snapshot
 
 NOW_S = 10_000.0
 PERIOD_S = 15.0

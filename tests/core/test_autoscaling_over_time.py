@@ -11,11 +11,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling_memory import Memory, memory_from_json
-from penstock_core.autoscaling_terms import Decision, Reason, Scaling
-from penstock_core.snapshot import Snapshot
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import Memory, memory_from_json
+from penstock_core.autoscaling.terms import Decision, Reason, Scaling
+from penstock_core.forecast.snapshot import Snapshot
 
 POOL = Scaling(min_replicas=1, max_replicas=20)
 HOUR_S = 3600.0

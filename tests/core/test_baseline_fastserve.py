@@ -1,13 +1,13 @@
 """Feedback queues: where a job joins, how it sinks, who is served first, who gives way."""
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.feedback_queues import Standing, Standings, queues_of
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.policies.fastserve import FastServe
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.time_model import BatchWork
+from penstock_core.policies.feedback_queues import Standing, Standings, queues_of
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import BatchWork
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 SHORTEST_S = MODEL.seconds(BatchWork(1))

@@ -1,17 +1,17 @@
 """Schedulers that keep a queue: whom each of them serves, step by step, on small replicas."""
 
 import pytest
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.policies import build
 from penstock_core.policies.fcfs import Fcfs
 from penstock_core.policies.orca import Orca
 from penstock_core.policies.vllm import Vllm
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.verdict import Admitted, BestEffort
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 NAMES = ("vllm", "vllm-legacy", "sarathi", "sjf", "fastserve", "orca", "fcfs", "qoserve", "fluidserve")

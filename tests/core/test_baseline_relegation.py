@@ -3,16 +3,16 @@
 from math import inf
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.holding import MOST_CANDIDATES
+from penstock_core.batch.relegation import Lost, beat, divided
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Anchor, Judge, Targets
+from penstock_core.policies.admission_on_hold import MOST_CANDIDATES
 from penstock_core.policies.fluidserve import FluidServe
 from penstock_core.policies.qoserve import QoServe
-from penstock_core.policy import Policy, Step
-from penstock_core.relegation import Lost, beat, divided
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Anchor, Judge, Targets
-from penstock_core.speculation import Speculation, tokens_expected
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation, tokens_expected
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 NOW_S = 10.0

@@ -4,14 +4,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from penstock_core.batch_formation import form_batch
-from penstock_core.builtin_time_models import time_model
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job, preempted
-from penstock_core.slo import Judge, Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.policies.slos_serve.batch_formation import form_batch
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 LONG_CONTEXT = time_model("llama-3-8b-a100")

@@ -2,12 +2,12 @@
 
 from math import inf
 
-from penstock_core.best_effort import fill_surplus, newest_first, oldest_waiting_too_long
-from penstock_core.builtin_time_models import time_model
-from penstock_core.open_batch import OpenBatch
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
+from penstock_core.batch.best_effort import fill_surplus, newest_first, oldest_waiting_too_long
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("llama-3-8b-a100")
 NOW_S = 100.0

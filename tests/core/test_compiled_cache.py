@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from numba import config
-from penstock_core.compiled_cache import ShippedCacheLocator
+from penstock_core.compilation.cache import ShippedCacheLocator
 
 SOURCE = """
-from penstock_core.compiled import FLOAT, compiled
+from penstock_core.compilation.jit import FLOAT, compiled
 
 @compiled(FLOAT, FLOAT)
 def twice(number):
@@ -28,7 +28,7 @@ def run(folder: Path, cache: Path) -> tuple[float, int]:
     """What the compiled function says in a new process, and how often the cache had it."""
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(cache),
-        "NUMBA_CACHE_LOCATOR_CLASSES": "penstock_core.compiled_cache.ShippedCacheLocator",
+        "NUMBA_CACHE_LOCATOR_CLASSES": "penstock_core.compilation.cache.ShippedCacheLocator",
     }
     command = [sys.executable, "-B", "-c", PROGRAM, str(folder)]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

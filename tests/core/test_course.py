@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import time_model
-from penstock_core.compiled import interpreted
-from penstock_core.course import Course, Mode, Outset, course
-from penstock_core.course_loop import MOST_BATCHES, Rules, carry_out
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, deadline_order, new_job, preempted
-from penstock_core.slo import Judge, Targets
-from penstock_core.time_model import TimeModel
+from penstock_core.compilation.jit import interpreted
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job, preempted
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, course
+from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rules, carry_out
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import TimeModel
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 LLAMA = time_model("llama-3-8b-a100")

@@ -3,11 +3,11 @@
 from random import Random
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.drafting import NO_DRAFTS, fastest
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.speculation import Speculation, tokens_expected
-from penstock_core.time_model import BatchWork, Term, TimeModel
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.policies.slos_serve.speculation_length import NO_DRAFTS, fastest
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation, tokens_expected
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 MOST = 8

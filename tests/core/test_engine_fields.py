@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.engine_fields import Scalar, from_fields, measured_model_file, to_fields
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Judge, Targets
+from penstock_core.domain.engine_fields import Scalar, from_fields, measured_model_file, to_fields
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Judge, Targets
 
 seconds = st.none() | st.floats(0.001, 1000)
 

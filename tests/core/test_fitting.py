@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import time_model
-from penstock_core.fitting import FEW_REQUESTS, Fit, Misfit, Promised, fit
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.verdict import Reason
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Reason
+from penstock_core.policies.slos_serve.feasibility import FEW_REQUESTS, Fit, Misfit, Promised, fit
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 

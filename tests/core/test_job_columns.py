@@ -2,9 +2,9 @@
 
 from math import inf
 
-from penstock_core.job_columns import columns
-from penstock_core.request import Job, Request, advance, new_job, preempted
-from penstock_core.slo import Targets
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted
+from penstock_core.domain.slo import Targets
+from penstock_core.forecast.job_columns import columns
 
 
 def job(name: str, prompt: int, tpot_s: float | None = 0.1) -> Job:

@@ -1,8 +1,8 @@
 """Finished requests against the targets they carry."""
 
 import pytest
-from penstock_core.judgement import judge
-from penstock_core.slo import Judge, Targets
+from penstock_core.domain.judgement import judge
+from penstock_core.domain.slo import Judge, Targets
 
 
 def steady(first_s: float, gap_s: float, tokens: int) -> list[float]:

@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 
 import numpy as np
-from penstock_core.kv_peak import FOREVER_STEPS, MOST_BUCKETS, ends_of_buckets, usage
+from penstock_core.forecast.kv_peak import FOREVER_STEPS, MOST_BUCKETS, ends_of_buckets, usage
 
 as_ints = partial(np.asarray, dtype=np.int64)
 

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
-from penstock_core.request import Request
-from penstock_core.slo import Judge, Targets
+from penstock_core.domain.request import Request
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.forecast.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
 
 PROMPT = 1000
 

@@ -3,14 +3,21 @@
 from dataclasses import replace
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.modes import SHORTER, all_peaks_fit, engines_way, modes, ordinary_s, way
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.reserve import RESERVE
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.policies.slos_serve.batching_rules import (
+    SHORTER,
+    all_peaks_fit,
+    engines_way,
+    modes,
+    ordinary_s,
+    way,
+)
+from penstock_core.policies.slos_serve.overload_margin import RESERVE
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, chunk_work
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 FAST = time_model("llama-3-8b-h100")

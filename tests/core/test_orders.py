@@ -6,9 +6,9 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.orders import ORDERS
-from penstock_core.replica_load import Asked, Order, ReplicaLoad, tokens_about
-from penstock_core.snapshot import Snapshot
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.routing.orders import ORDERS
+from penstock_core.routing.replica_load import Asked, Order, ReplicaLoad, tokens_about
 
 ASKED = Asked("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
 IDLE = Snapshot(

@@ -1,15 +1,15 @@
 """The policies by name, and vLLM's order step by step."""
 
 import pytest
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.policy import Knobs, Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.policies import POLICIES, UnknownPolicy, build
-from penstock_core.policies.slos_serve import SlosServe
+from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.policies.vllm import Vllm
-from penstock_core.policy import Knobs, Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.verdict import Admitted, BestEffort
+from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.domain.verdict import Rejected
 from penstock_core.policies import POLICIES, build
-from penstock_core.policy import Policy, Step
-from penstock_core.replica_view import Limits
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Judge, Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, TimeModel, chunk_work
-from penstock_core.verdict import Rejected
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from penstock_simulator.engine_state import EngineState
 
 MODEL = time_model("llama-3-8b-a100")

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.fitting import Fit, Promised, fit
-from penstock_core.policies.slos_serve import SlosServe
-from penstock_core.promotion import promotable, with_promoted
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.policies.slos_serve.feasibility import Fit, Promised, fit
+from penstock_core.policies.slos_serve.policy import SlosServe
+from penstock_core.policies.slos_serve.promotion import promotable, with_promoted
+from penstock_core.timing.builtin_models import time_model
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.prompt_length import LEAST_BYTES_PER_TOKEN, PromptLength
+from penstock_core.forecast.prompt_length import LEAST_BYTES_PER_TOKEN, PromptLength
 
 # Bytes, chat messages, tokens before anything has been learned.
 FRESH = [(0, 0, 1), (1, 0, 1), (4, 0, 1), (5, 0, 2), (4000, 0, 1000), (0, 2, 8), (4000, 3, 1012)]

@@ -5,15 +5,15 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.external_engine.capacity import Window
+from penstock_core.external_engine.outlook import Inside, outlook
+from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 from penstock_core.policies import build
-from penstock_core.policy import Step
-from penstock_core.release import Release, in_order_of_arrival, release
-from penstock_core.release_outlook import Inside, outlook
-from penstock_core.release_room import Window
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.timing.time_model import Term, TimeModel
 
 MODEL = TimeModel("a millisecond a token, ten for each batch", (Term(0.001, 0.01),))
 LIMITS = Limits(batch_tokens=200, running=8)

@@ -1,4 +1,4 @@
-from penstock_core.release_seats import Seats
+from penstock_core.external_engine.slots import Seats
 
 SEATS = Seats(limit=16, most=16)
 

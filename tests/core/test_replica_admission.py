@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from penstock_core.policy import Step
-from penstock_core.replica_admission import Holds, Standing, decide
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.time_model import Term, TimeModel
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_admission import Holds, Standing, decide
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.timing.time_model import Term, TimeModel
 
 VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), TimeModel("t", (Term(1e-4, 0.01),)))
 FREE = Standing(draining=False, engine_ready=True, carried=0, best_effort=0)

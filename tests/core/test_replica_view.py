@@ -1,9 +1,9 @@
 """A view in the middle of an iteration, as it will be at its end."""
 
-from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.time_model import Term, TimeModel
 
 
 def job(name: str, computed_tokens: int = 0) -> Job:

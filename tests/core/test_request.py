@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.request import (
+from penstock_core.domain.request import (
     Job,
     Request,
     advance,
@@ -15,7 +15,7 @@ from penstock_core.request import (
     promoted,
     thinking_ended,
 )
-from penstock_core.slo import NO_DEADLINE_S, Judge, Targets
+from penstock_core.domain.slo import NO_DEADLINE_S, Judge, Targets
 
 
 def chat(prompt_tokens: int = 100, targets: Targets = Targets(ttft_s=1.0, tpot_s=0.1)) -> Job:

@@ -2,7 +2,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from penstock_core.request_lifecycle import ENDS, TABLE, Do, Event, ImpossibleEvent, State, after, page
+from penstock_core.domain.request_lifecycle import ENDS, TABLE, Do, Event, ImpossibleEvent, State, after, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "request-lifecycle.md"
 PAIRS = list(product(State, Event))
@@ -52,6 +52,6 @@ def test_the_message_is_a_sentence() -> None:
 
 def test_the_page_in_the_docs_is_fresh() -> None:
     assert DOCS.read_text() == page(), (
-        "write it again: .venv/bin/python -c 'from penstock_core.request_lifecycle import page; "
+        "write it again: .venv/bin/python -c 'from penstock_core.domain.request_lifecycle import page; "
         'print(page(), end="")\' > docs/request-lifecycle.md'
     )

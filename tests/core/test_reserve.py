@@ -1,11 +1,11 @@
 """When batches keep some of their time in reserve."""
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.reserve import RESERVE, in_reserve
-from penstock_core.slo import Targets
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.policies.slos_serve.overload_margin import RESERVE, in_reserve
+from penstock_core.timing.builtin_models import time_model
 
 SLO = Targets(ttft_s=1.0, tpot_s=0.1)
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.replica_load import ReplicaLoad
-from penstock_core.routing import (
+from penstock_core.domain.verdict import Reason, Rejected
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.routing.replica_load import ReplicaLoad
+from penstock_core.routing.walk import (
     OUT_OF_SERVICE,
     Backup,
     Move,
@@ -18,8 +20,6 @@ from penstock_core.routing import (
     next_move,
     refused,
 )
-from penstock_core.snapshot import Snapshot
-from penstock_core.verdict import Reason, Rejected
 
 LOST = "lost"
 Outcome = Reason | str

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.slo import (
+from penstock_core.domain.slo import (
     NO_DEADLINE_S,
     Anchor,
     Judge,

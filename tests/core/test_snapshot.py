@@ -6,12 +6,12 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.snapshot import Snapshot, snapshot
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.forecast.snapshot import Snapshot, snapshot
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import Term, TimeModel
 
 MODEL = TimeModel("test", (Term(1e-4, 0.020),))
 """A batch of n tokens takes 20 ms and a tenth of a millisecond for each: 400 tokens fit into 60 ms."""

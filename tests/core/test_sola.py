@@ -5,19 +5,19 @@ from random import Random
 
 import numpy as np
 import pytest
-from penstock_core.policies.sola import Remembered, Sola
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job, preempted
-from penstock_core.slo import Judge, Targets
-from penstock_core.sola_batch import phases, pressure_of
-from penstock_core.sola_cost import Costs, Gammas, Sent, learned
-from penstock_core.sola_decodes import predicted_ratio, worst_first
-from penstock_core.sola_memory import startable
-from penstock_core.sola_monitor import Pressure, Problem, latency_ratios, pressure, problem
-from penstock_core.sola_workload import fewest_prompts, in_order, most_tokens
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, Term, TimeModel, chunk_work
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.policies.sola.cost import Costs, Gammas, Sent, learned
+from penstock_core.policies.sola.decode_order import predicted_ratio, worst_first
+from penstock_core.policies.sola.iteration import phases, pressure_of
+from penstock_core.policies.sola.kv_admission import startable
+from penstock_core.policies.sola.monitor import Pressure, Problem, latency_ratios, pressure, problem
+from penstock_core.policies.sola.policy import Remembered, Sola
+from penstock_core.policies.sola.workload import fewest_prompts, in_order, most_tokens
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 """10 ms an iteration, and a tenth of a millisecond a token."""

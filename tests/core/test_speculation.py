@@ -1,12 +1,12 @@
 """What speculation brings, and what it costs a batch."""
 
 import pytest
-from penstock_core.open_batch import OpenBatch
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation, tokens_expected
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.speculation import Speculation, tokens_expected
+from penstock_core.timing.time_model import Term, TimeModel
 
 MODEL = TimeModel("drafting", (Term(1e-4, 0.01, spec_step_s=1e-3),))
 

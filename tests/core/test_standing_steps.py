@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, after_each, new_job
+from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies import POLICIES, build
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, after_each, new_job
-from penstock_core.slo import Judge, Targets
-from penstock_core.speculation import Speculation
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 
 STANDING = ("slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy")
 MODEL = time_model("llama-3-8b-a100")

@@ -5,8 +5,8 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import BUILTINS
-from penstock_core.time_model import (
+from penstock_core.timing.builtin_models import BUILTINS
+from penstock_core.timing.time_model import (
     UNBOUNDED_TOKENS,
     BatchWork,
     Term,

@@ -1,13 +1,13 @@
 """The models that come with Penstock: their names, their constants, their memory."""
 
 import pytest
-from penstock_core.builtin_time_models import (
+from penstock_core.timing.builtin_models import (
     BUILTINS,
     UnknownTimeModel,
     kv_cache_tokens,
     time_model,
 )
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork
 
 NAMES = {
     "llama-3-8b-a100",

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import time_model
-from penstock_core.time_model import BatchWork
-from penstock_core.time_model_correction import (
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.correction import (
     MOST_MARGIN,
     REST_HALF_LIFE_S,
     Correction,
@@ -18,6 +17,7 @@ from penstock_core.time_model_correction import (
     observe,
     rested,
 )
+from penstock_core.timing.time_model import BatchWork
 
 MODEL = time_model("llama-3-8b-a100")
 WORK = BatchWork(500, context_tokens=10_000)

@@ -5,9 +5,9 @@ from math import exp, sin
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.builtin_time_models import BUILTINS
-from penstock_core.time_model import BatchWork, Term, TimeModel, chunk_work
-from penstock_core.time_model_fit import Point, Quality, TooFewPoints, closest, fit, quality
+from penstock_core.timing.builtin_models import BUILTINS
+from penstock_core.timing.fit import Point, Quality, TooFewPoints, closest, fit, quality
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 PROMPTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 DECODES = tuple((batch, context) for batch in (1, 2, 4, 8, 16, 32, 64) for context in (128, 1024, 4096))

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling_memory import Memory
-from penstock_core.autoscaling_terms import Decision, Reason
+from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.terms import Decision, Reason
 from penstock_operator.autoscaler import KEPT_S, Scaler, remembered, replicas_now, scales, stepped
 from penstock_pool import Pool, parse_pool
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from penstock_core.autoscaling_demand import ReplicaState
+from penstock_core.autoscaling.demand import ReplicaState
 from penstock_operator.demand import ATTAINMENT, COUNTERS, Reading, Tally, counts_of, demand_of, reading_of
 from penstock_operator.status import TierCounts
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_core.orders import ORDERS
 from penstock_core.policies import POLICIES
+from penstock_core.routing.orders import ORDERS
 from penstock_pool.cel import Rule, Why
 from penstock_pool.crd import SCHEMA_ANNOTATION, definition, schema_digest
 from penstock_pool.crd.page import page

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.time_model import to_json
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import to_json
 from penstock_pool import PoolError, load_pool, named_time_model
 from penstock_pool.time_models import FORMAT
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_core.slo import Judge, Slo
+from penstock_core.domain.slo import Judge, Slo
 from penstock_pool import PoolError, load_keys, load_pool, parse_pool
 
 FULL = """

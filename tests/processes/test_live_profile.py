@@ -9,7 +9,7 @@ import pytest
 from live.pool_file import write_pool
 from live.process import Process
 from live.waiting import until
-from penstock_core.time_model import BatchWork, from_json
+from penstock_core.timing.time_model import BatchWork, from_json
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
 

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.time_model import BatchWork, chunk_work
-from penstock_core.time_model_fit import Point
+from penstock_core.timing.fit import Point
+from penstock_core.timing.time_model import BatchWork, chunk_work
 from penstock_profiler.engine import Drafts, Seen, Stream
 from penstock_profiler.measure import gaps_s, lengthened, speculated
 from penstock_profiler.plan import (

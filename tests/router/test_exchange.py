@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock_core.verdict import BestEffort, Reason, Rejected
+from penstock_core.domain.verdict import BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_router.exchange import Exchange, Lost, Overflowed
 

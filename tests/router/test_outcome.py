@@ -1,8 +1,8 @@
 """What counts as having kept a promise."""
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.slo import Judge, Slo, Targets, Tier
+from penstock_core.domain.slo import Judge, Slo, Targets, Tier
+from penstock_core.timing.builtin_models import time_model
 from penstock_proto import replica_pb2 as wire
 from penstock_router.outcome import Ending, Measured, Outcome, measured, misses, targets_of
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock_core.replica_load import tokens_about
+from penstock_core.routing.replica_load import tokens_about
 from penstock_proto import replica_pb2 as wire
 from penstock_router.discovery import Fixed
 from penstock_router.placed_elsewhere import LONGEST_S, MOST, SETTLED_S, Placed, PlacedElsewhere

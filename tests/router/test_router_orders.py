@@ -4,8 +4,8 @@ import asyncio
 
 import orjson
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.time_model import to_json
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, answers

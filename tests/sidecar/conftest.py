@@ -12,12 +12,12 @@ from typing import Any, Self
 import grpc
 import orjson
 import pytest
-from penstock_core.policy import Policy, Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job
-from penstock_core.slo import Slo, Tier
-from penstock_core.time_model import Term, TimeModel
-from penstock_core.verdict import Admitted, Verdict
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.domain.verdict import Admitted, Verdict
+from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto import replica_pb2_grpc
 from penstock_sidecar.bounds import Bounds

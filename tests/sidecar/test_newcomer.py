@@ -2,10 +2,10 @@
 
 import orjson
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.request import Job
-from penstock_core.slo import Slo, Targets, Tier
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.request import Job
+from penstock_core.domain.slo import Slo, Targets, Tier
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.client_body import read_body
 from penstock_sidecar.learned import Learned

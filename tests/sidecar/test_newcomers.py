@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from penstock_core.request_lifecycle import State
+from penstock_core.domain.request_lifecycle import State
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried
 from penstock_sidecar.newcomers import Newcomers

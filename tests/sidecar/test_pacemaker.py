@@ -1,8 +1,8 @@
 import pytest
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.request import Request, new_job
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Request, new_job
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics

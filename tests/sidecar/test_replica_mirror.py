@@ -1,12 +1,12 @@
 from itertools import count
 
 import pytest
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Targets
-from penstock_core.snapshot import snapshot
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, Term, TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.forecast.snapshot import snapshot
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 from penstock_sidecar.replica_mirror import FOREIGN_TIER, ReplicaMirror
 

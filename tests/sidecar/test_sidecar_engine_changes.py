@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar import step_reports
 from penstock_sidecar.bounds import Bounds

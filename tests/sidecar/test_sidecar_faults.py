@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from penstock_core.verdict import Reason
+from penstock_core.domain.verdict import Reason
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.policies import build
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 

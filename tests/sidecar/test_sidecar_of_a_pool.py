@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.speculation import Speculation
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_pool import load_pool
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_facts import named

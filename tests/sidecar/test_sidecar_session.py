@@ -3,8 +3,8 @@ from typing import Any
 import grpc
 import orjson
 import pytest
-from penstock_core.time_model import BatchWork
-from penstock_core.verdict import Reason, Rejected
+from penstock_core.domain.verdict import Reason, Rejected
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import Drafting, PolicyFaults, StepReport
 from penstock_runtime.serving import StartError

@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling_memory import Memory
-from penstock_core.autoscaling_terms import Scaling
-from penstock_core.builtin_time_models import time_model
-from penstock_core.slo import Slo, Tier
-from penstock_core.snapshot import Snapshot
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.terms import Scaling
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, Steering, simulate
 from penstock_simulator.simulation.queue_length import QueueLength, Target, in_flight
 from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.accelgen_budget import READING_TBT_S, budget
-from penstock_core.builtin_time_models import time_model
-from penstock_core.policies.accelgen import AccelGen
-from penstock_core.policies.sola import Sola
-from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Judge, Slo, Targets, Tier
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, Term, TimeModel
+from penstock_core.domain.policy import Knobs, Policy, Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Judge, Slo, Targets, Tier
+from penstock_core.policies.accelgen.policy import AccelGen
+from penstock_core.policies.accelgen.token_budget import READING_TBT_S, budget
+from penstock_core.policies.sola.policy import Sola
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.simulation import Arrival, Fleet, simulate
 

@@ -7,14 +7,14 @@ from random import Random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from penstock_core.batch_formation import form_batch
-from penstock_core.builtin_time_models import time_model
-from penstock_core.modes import way
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Judge, Targets, judged_tpot_s
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Judge, Targets, judged_tpot_s
+from penstock_core.policies.slos_serve.batch_formation import form_batch
+from penstock_core.policies.slos_serve.batching_rules import way
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 from penstock_simulator.engine_state import EngineState, no_drafts
 
 OPT = time_model("slos-serve-opt-6.7b-a100")

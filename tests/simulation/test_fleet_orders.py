@@ -8,9 +8,9 @@ from math import inf
 from random import Random
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.orders import ORDERS
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.routing.orders import ORDERS
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.policies import build
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
 from penstock_simulator.simulation.replica import Replica

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from penstock_core import policies
-from penstock_core.builtin_time_models import time_model
-from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job
-from penstock_core.routing import Backup
-from penstock_core.slo import Slo, Tier
-from penstock_core.speculation import Speculation
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.policy import Knobs, Policy, Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.routing.walk import Backup
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
 from penstock_simulator.simulation.replica import Stuck
 from penstock_simulator.truth import TruthKind

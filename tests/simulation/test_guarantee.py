@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from penstock_core.builtin_time_models import builtin
-from penstock_core.policy import Knobs
-from penstock_core.replica_view import Limits
-from penstock_core.routing import Backup
-from penstock_core.slo import Judge, Slo, Tier
-from penstock_core.speculation import Speculation
+from penstock_core.domain.policy import Knobs
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Judge, Slo, Tier
+from penstock_core.routing.walk import Backup
+from penstock_core.timing.builtin_models import builtin
+from penstock_core.timing.speculation import Speculation
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, Verdict, simulate
 from penstock_simulator.truth import TruthKind
 

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Knobs, Policy, Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator import policies
 from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import Fleet, Lengths, Outcome, simulate

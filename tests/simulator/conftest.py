@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
-from penstock_core.policy import Policy, Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import Term, TimeModel
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Verdict
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.serving import listen, serving
 from penstock_simulator.belief import Belief

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Judge, Slo, Tier
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Judge, Slo, Tier
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.bounds import Setting, bound, capacity_bound, linear_program, setting_of
 from penstock_simulator.bounds.linear_program import LinearProgram

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from penstock_core.builtin_time_models import UnknownTimeModel, builtin
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Slo, Tier
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Slo, Tier
+from penstock_core.timing.builtin_models import UnknownTimeModel, builtin
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 from penstock_simulator.simulation import Arrival, Fleet, Outcome, Verdict
 from penstock_simulator.simulation.distserve import RATIOS, Ratio, simulate_distserve
 from penstock_simulator.simulation.kv_transfer import NVLINK_BYTES_PER_S

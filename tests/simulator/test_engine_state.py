@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_core.acceptance import Drafted
-from penstock_core.policy import Step
-from penstock_core.replica_view import Limits
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Targets
-from penstock_core.time_model import Term, TimeModel
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.acceptance_rate import Drafted
+from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.engine_state import EngineState, NeverFits
 from penstock_simulator.iteration import Finish, ImpossibleStep
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_core.policy import Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job
-from penstock_core.speculation import Speculation
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.timing.speculation import Speculation
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_simulator.engine_state import EngineState

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 from penstock_core import policies
-from penstock_core.policy import Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job
-from penstock_core.speculation import Speculation
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.timing.speculation import Speculation
 from penstock_simulator.rehearsal import rehearse
 
 from tests.simulator.conftest import MODEL, Eager

@@ -5,7 +5,7 @@ from random import Random
 from statistics import fmean, pstdev
 
 import pytest
-from penstock_core.builtin_time_models import BUILTINS, UnknownTimeModel, kv_cache_tokens, time_model
+from penstock_core.timing.builtin_models import BUILTINS, UnknownTimeModel, kv_cache_tokens, time_model
 from penstock_simulator.batch_shape import BatchShape, Chunk
 from penstock_simulator.disturbance import Disturbance
 from penstock_simulator.kernel_times import kernel_times, measured

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.engine_fields import from_fields
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.timing.builtin_models import time_model
 from penstock_vllm.ledger import Held
 from penstock_vllm.plan import ImpossibleStep, plan_of
 

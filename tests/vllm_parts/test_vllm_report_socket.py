@@ -9,8 +9,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from penstock_core.engine_fields import from_fields
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import UNHEARD_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_vllm.pipeline import Measured

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from penstock_core.builtin_time_models import time_model
-from penstock_core.engine_fields import measured_model_file
-from penstock_core.policy import Knobs
-from penstock_core.time_model import to_json
+from penstock_core.domain.engine_fields import measured_model_file
+from penstock_core.domain.policy import Knobs
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import to_json
 from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
 from penstock_vllm.settings import BadSetting, check_one_engine, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version

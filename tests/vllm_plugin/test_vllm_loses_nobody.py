@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock_core.domain.policy import Step
 from penstock_core.policies import POLICIES
-from penstock_core.policy import Step
 from penstock_vllm.planning import Fault
 from virtual.engine import Engine, Kind
 from virtual.grammar import Anything

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from penstock_core.engine_fields import from_fields
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.request import Job
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Job
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry import Continuity

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.policies.vllm import Vllm
-from penstock_core.policy import Step
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.speculation import Speculation
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_simulator.drafter import Drafter
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.policies import VLLM_REAL, build

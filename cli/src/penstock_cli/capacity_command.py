@@ -8,8 +8,8 @@ from typing import Annotated
 
 import orjson
 import typer
-from penstock_core.orders import ORDERS
 from penstock_core.policies import UnknownPolicy
+from penstock_core.routing.orders import ORDERS
 from penstock_simulator.real_vllm.location import VllmMissing
 from penstock_simulator.scenarios import SCENARIOS, UnknownScenario, scenario
 from penstock_simulator.simulation import Lengths

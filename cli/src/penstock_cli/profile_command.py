@@ -6,8 +6,8 @@ from typing import Annotated
 
 import orjson
 import typer
-from penstock_core.time_model import TimeModel, to_json
-from penstock_core.time_model_fit import Quality
+from penstock_core.timing.fit import Quality
+from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool.time_models import FORMAT
 from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooLittle, connected, profile
 from rich.console import Console

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import Pool, load_keys, load_pool
 from rich.console import Console
 

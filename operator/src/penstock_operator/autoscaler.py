@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand
-from penstock_core.autoscaling_memory import Memory, memory_from_json
-from penstock_core.autoscaling_terms import Decision, Scaling
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand
+from penstock_core.autoscaling.memory import Memory, memory_from_json
+from penstock_core.autoscaling.terms import Decision, Scaling
 from penstock_pool import Pool
 
 from penstock_operator.demand import Tally

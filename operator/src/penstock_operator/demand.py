@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
-from penstock_core.autoscaling_demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.snapshot import Snapshot
+from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.forecast.snapshot import Snapshot
 
 from penstock_operator.status import TierCounts
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_core.autoscaling_demand import ReplicaState
+from penstock_core.autoscaling.demand import ReplicaState
 from penstock_pool import Pool
 
 from penstock_operator.apply import carry_out, watched

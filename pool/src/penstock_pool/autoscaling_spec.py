@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from penstock_core.autoscaling_terms import Scaling
+from penstock_core.autoscaling.terms import Scaling
 from pydantic import Field, model_validator
 
 from penstock_pool.cel import Rule, Why, checked_by

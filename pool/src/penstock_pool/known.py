@@ -4,9 +4,9 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated
 
-from penstock_core.builtin_time_models import BUILTINS
-from penstock_core.orders import ORDERS
 from penstock_core.policies import POLICIES
+from penstock_core.routing.orders import ORDERS
+from penstock_core.timing.builtin_models import BUILTINS
 from pydantic import AfterValidator, WithJsonSchema
 
 from penstock_pool.scalars import Text, wrong

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from penstock_core.slo import Tier
+from penstock_core.domain.slo import Tier
 from pydantic import ConfigDict, Field, model_validator
 
 from penstock_pool.application_spec import Application

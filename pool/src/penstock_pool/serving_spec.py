@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from penstock_core.policy import Knobs
+from penstock_core.domain.policy import Knobs
 from pydantic import Field, model_validator
 
 from penstock_pool.cel import Rule, Why, checked_by

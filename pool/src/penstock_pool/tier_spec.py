@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from penstock_core.slo import Judge, Slo, Tier
+from penstock_core.domain.slo import Judge, Slo, Tier
 from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from penstock_pool.cel import Rule, Why, checked_by, documents

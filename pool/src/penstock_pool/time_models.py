@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import orjson
-from penstock_core.builtin_time_models import BUILTINS, time_model
-from penstock_core.time_model import TimeModel, from_json
+from penstock_core.timing.builtin_models import BUILTINS, time_model
+from penstock_core.timing.time_model import TimeModel, from_json
 
 FORMAT = "penstock-time-model/1"
 SUFFIX = ".json"

@@ -2,7 +2,7 @@
 
 `plan` says what to ask, `engine` and `decoding` ask, `measure` turns what came back into points, and
 `profiling` goes through the plan within a bound of time and fits a model to the points
-(`penstock_core.time_model_fit`).
+(`penstock_core.timing.fit`).
 """
 
 from penstock_profiler.engine import Engine, EngineError, KvCache, connected

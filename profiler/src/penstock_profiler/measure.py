@@ -19,8 +19,8 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from penstock_core.time_model import BatchWork, chunk_work
-from penstock_core.time_model_fit import Point
+from penstock_core.timing.fit import Point
+from penstock_core.timing.time_model import BatchWork, chunk_work
 
 from penstock_profiler.decoding import Decoding, decoding
 from penstock_profiler.engine import Drafts, Engine, EngineError, Seen, Stream

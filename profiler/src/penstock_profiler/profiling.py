@@ -14,7 +14,7 @@ from random import Random
 from statistics import mean, median
 from time import monotonic
 
-from penstock_core.time_model_fit import Fit, Point, TooFewPoints, fit
+from penstock_core.timing.fit import Fit, Point, TooFewPoints, fit
 
 from penstock_profiler.drift import paces
 from penstock_profiler.engine import Engine

@@ -66,7 +66,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the engine does not answer"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
-    """The same words as penstock_core.verdict.Reason."""
+    """The same words as penstock_core.domain.verdict.Reason."""
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
 REASON_PREFILL_BUDGET: Reason.ValueType  # 1
@@ -453,7 +453,7 @@ class Snapshot(_message.Message):
     draining: _builtins.bool
     engine_ready: _builtins.bool
     work_s: _builtins.float
-    """What the planner expects, as penstock_core.snapshot.Snapshot says it. Durations count from the snapshot on.
+    """What the planner expects, as penstock_core.forecast.snapshot.Snapshot says it. Durations count from the snapshot on.
     all accepted work, in full batches
     """
     prefill_wait_s: _builtins.float
@@ -529,7 +529,7 @@ class DescribeReply(_message.Message):
     """0: not known"""
     policy: _builtins.str
     time_model_json: _builtins.str
-    """penstock_core.time_model.to_json: the model that slowdowns are of"""
+    """penstock_core.timing.time_model.to_json: the model that slowdowns are of"""
     kv_tokens_total: _builtins.int
     version: _builtins.str
     engine_ready: _builtins.bool

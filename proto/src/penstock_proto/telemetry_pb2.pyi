@@ -67,7 +67,7 @@ class StepReport(_message.Message):
     context_tokens: _builtins.int
     """summed over its decodes"""
     prefill_work: _builtins.float
-    """as penstock_core.time_model.BatchWork"""
+    """as penstock_core.timing.time_model.BatchWork"""
     spec_steps: _builtins.int
     next_duration_s: _builtins.float
     """The iteration that has just been started.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock_core.replica_admission import DECIDED_TOGETHER, Holds
+from penstock_core.domain.replica_admission import DECIDED_TOGETHER, Holds
 
 
 @dataclass(frozen=True, slots=True)

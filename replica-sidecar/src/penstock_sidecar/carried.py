@@ -1,17 +1,17 @@
 """One request that this replica carries: its life cycle's shell.
 
-What may happen, and what must then be done, is `penstock_core.request_lifecycle`; here is only how: events
-into the session's outbox, a task that talks to the engine, one call at the end. Whoever learns of something
-that happened calls the method of that name, and it may be anyone: the task itself, the session on a cancel,
-the replica when its engine is gone.
+What may happen, and what must then be done, is `penstock_core.domain.request_lifecycle`; here is only how:
+events into the session's outbox, a task that talks to the engine, one call at the end. Whoever learns of
+something that happened calls the method of that name, and it may be anyone: the task itself, the session on
+a cancel, the replica when its engine is gone.
 """
 
 import asyncio
 from typing import Protocol
 
-from penstock_core.request import Job
-from penstock_core.request_lifecycle import ENDS, Do, Event, State, after
-from penstock_core.verdict import Reason, Rejected, Verdict
+from penstock_core.domain.request import Job
+from penstock_core.domain.request_lifecycle import ENDS, Do, Event, State, after
+from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 

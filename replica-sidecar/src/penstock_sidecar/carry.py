@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
-from penstock_core.request import Job
-from penstock_core.request_lifecycle import State
+from penstock_core.domain.request import Job
+from penstock_core.domain.request_lifecycle import State
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from penstock_core.engine_fields import Scalar
+from penstock_core.domain.engine_fields import Scalar
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 

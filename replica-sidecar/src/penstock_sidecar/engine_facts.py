@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import orjson
 import structlog
-from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
-from penstock_core.replica_view import KvCache
-from penstock_core.time_model import TimeModel, to_json
+from penstock_core.domain.replica_view import KvCache
+from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
+from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
 from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected, profile
 from penstock_runtime.serving import StartError

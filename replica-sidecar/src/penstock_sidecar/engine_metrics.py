@@ -7,7 +7,7 @@ lines of its own: requests add up, and the fullest cache counts.
 import re
 from typing import NamedTuple
 
-from penstock_core.replica_view import KvCache
+from penstock_core.domain.replica_view import KvCache
 
 RUNNING, WAITING = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
 KV_USED = b"vllm:kv_cache_usage_perc"

@@ -1,9 +1,9 @@
 """The gate before an engine that is not ours: accepted requests wait here for their turn.
 
-Whom to let in is core's to say (`penstock_core.release`); here is when it is asked: when somebody comes,
-when output passes, when a request ends, and every now and then while anybody is held, because time alone
-lends slack and takes it. What comes within one turn of the event loop is one question, and with nobody held
-there is none.
+Core decides which requests enter (`penstock_core.external_engine.release`). This module decides when to
+ask: when a request arrives, when output passes, when a request ends, and every now and then while anybody
+is held, because time alone lends slack and takes it. What comes within one turn of the event loop is one
+question, and with nobody held there is none.
 
 A request that ends while it is held never reaches the engine. A policy that fails is told once; then the
 order is that of arrival.
@@ -15,9 +15,9 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
-from penstock_core.policy import Policy
-from penstock_core.release import Release, in_order_of_arrival, release
-from penstock_core.release_room import Window
+from penstock_core.domain.policy import Policy
+from penstock_core.external_engine.capacity import Window
+from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_metrics import EngineLoad

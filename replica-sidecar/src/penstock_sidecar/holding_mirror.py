@@ -13,12 +13,12 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from penstock_core.release_outlook import Inside, outlook
-from penstock_core.release_seats import Seats
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, RequestId, promoted
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, RequestId, promoted
+from penstock_core.external_engine.outlook import Inside, outlook
+from penstock_core.external_engine.slots import Seats
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_sidecar.engine_metrics import EngineLoad
 from penstock_sidecar.replica_mirror import Accepted, ReplicaMirror

@@ -3,11 +3,11 @@
 Holds the values; how each learns is core's. All of it is sane before anything has been seen.
 """
 
-from penstock_core.length_predictor import LengthPredictor
-from penstock_core.prompt_length import PromptLength
-from penstock_core.request import Job, Request
-from penstock_core.time_model import BatchWork, TimeModel
-from penstock_core.time_model_correction import Correction, corrected, expected, observe, rested
+from penstock_core.domain.request import Job, Request
+from penstock_core.forecast.length_predictor import LengthPredictor
+from penstock_core.forecast.prompt_length import PromptLength
+from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_sidecar.client_body import ClientBody
 

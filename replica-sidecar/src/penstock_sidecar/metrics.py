@@ -1,6 +1,6 @@
 """What a replica tells Prometheus. Tiers are the only labels that a pool chooses; no client chooses any."""
 
-from penstock_core.snapshot import Snapshot
+from penstock_core.forecast.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

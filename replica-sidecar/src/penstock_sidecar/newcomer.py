@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Targets, Tier
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets, Tier
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.client_body import ClientBody

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from penstock_core.request_lifecycle import State
+from penstock_core.domain.request_lifecycle import State
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.carried import Carried

@@ -6,7 +6,7 @@ be late on its way. A prompt that goes in or comes out meanwhile ends the measur
 was its own, nobody tells. Nor is anything learned of an engine that drafts, whose tokens are not iterations.
 """
 
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork
 
 from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.learned import Learned

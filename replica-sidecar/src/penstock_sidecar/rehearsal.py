@@ -9,10 +9,10 @@ it raises.
 from collections.abc import Iterable
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Tier
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Tier
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 200
 

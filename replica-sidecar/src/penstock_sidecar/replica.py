@@ -15,14 +15,14 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
-from penstock_core.engine_fields import to_fields
-from penstock_core.policy import Policy
-from penstock_core.replica_admission import Standing, decide
-from penstock_core.request import Job
-from penstock_core.request_lifecycle import State
-from penstock_core.slo import Tier
-from penstock_core.snapshot import Snapshot
-from penstock_core.verdict import BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.engine_fields import to_fields
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_admission import Standing, decide
+from penstock_core.domain.request import Job
+from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.slo import Tier
+from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
+from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 

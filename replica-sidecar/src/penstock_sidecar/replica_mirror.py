@@ -24,11 +24,11 @@ Times are on the clock of whoever calls, and always passed in.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from penstock_core.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
-from penstock_core.request import Job, Request, RequestId, advance, new_job, thinking_ended
-from penstock_core.snapshot import Snapshot, snapshot
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
+from penstock_core.domain.request import Job, Request, RequestId, advance, new_job, thinking_ended
+from penstock_core.forecast.snapshot import Snapshot, snapshot
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 
 from penstock_sidecar.report_rows import Row, chunks_of, rows_of, speculation_of

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple
 
-from penstock_core.request import RequestId
-from penstock_core.speculation import Speculation
+from penstock_core.domain.request import RequestId
+from penstock_core.timing.speculation import Speculation
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
 

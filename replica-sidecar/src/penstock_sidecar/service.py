@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import orjson
 import structlog
-from penstock_core.time_model import to_json
+from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_proto import replica_pb2_grpc
 

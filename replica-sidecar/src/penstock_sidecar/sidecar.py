@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import structlog
-from penstock_core.engine_fields import measured_model_file
+from penstock_core.domain.engine_fields import measured_model_file
+from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.speculation import Speculation
+from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
 from penstock_runtime.serving import address_of, listen, serving
 from prometheus_client import CollectorRegistry

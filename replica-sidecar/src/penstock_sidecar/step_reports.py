@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 import structlog
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
 
 from penstock_sidecar.learned import Learned

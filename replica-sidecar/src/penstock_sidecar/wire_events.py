@@ -1,7 +1,7 @@
 """The core's words as messages to the router, and an error's answer."""
 
-from penstock_core.snapshot import Snapshot
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 

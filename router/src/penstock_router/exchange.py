@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock_core.verdict import Admitted, BestEffort, Rejected
+from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
 from penstock_proto import replica_pb2 as wire
 
 

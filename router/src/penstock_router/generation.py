@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from penstock_core.time_model import TimeModel
+from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import (
     EVENT_STREAM,

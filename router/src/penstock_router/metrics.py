@@ -5,8 +5,8 @@ Everything is counted when a request ends; nothing is counted per token.
 
 from collections.abc import Iterable, Mapping
 
-from penstock_core.slo import Tier
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.time_model import TimeModel
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

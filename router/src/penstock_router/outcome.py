@@ -10,9 +10,9 @@ reveals is spread over the events. A thinking model's first token is one of thin
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock_core.judgement import exceeds, judge
-from penstock_core.slo import Slo, Targets, Tier
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.judgement import exceeds, judge
+from penstock_core.domain.slo import Slo, Targets, Tier
+from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 
 

@@ -1,8 +1,8 @@
 """What a router says of itself and its pool. Each function is a page; none of them is on a request's path."""
 
 import orjson
-from penstock_core.slo import Tier
-from penstock_core.time_model import TimeModel, to_json
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
 from penstock_runtime.openai_errors import ApiError
 

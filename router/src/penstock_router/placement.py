@@ -12,10 +12,10 @@ from time import monotonic
 
 import orjson
 import structlog
-from penstock_core.replica_load import Asked
-from penstock_core.routing import Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
-from penstock_core.time_model import TimeModel
-from penstock_core.verdict import Admitted, Reason, Rejected
+from penstock_core.domain.verdict import Admitted, Reason, Rejected
+from penstock_core.routing.replica_load import Asked
+from penstock_core.routing.walk import Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
+from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 

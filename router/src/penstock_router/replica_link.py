@@ -14,9 +14,9 @@ from time import monotonic
 
 import grpc
 import structlog
-from penstock_core.replica_load import ReplicaLoad, tokens_about
-from penstock_core.snapshot import Snapshot
-from penstock_core.time_model import TimeModel
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
+from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from secrets import token_hex
 
-from penstock_core.slo import Targets
+from penstock_core.domain.slo import Targets
 from penstock_runtime.asgi import Scope
 from penstock_runtime.openai_errors import ApiError
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-from penstock_core.replica_load import ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad
 
 from penstock_router.discovery import Place, ReplicaSet, Source, Standing
 from penstock_router.placed_elsewhere import Placed

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from penstock_core.slo import Targets
+from penstock_core.domain.slo import Targets
 from penstock_proto import replica_pb2 as wire
 
 FRAME_BYTES = 2**20

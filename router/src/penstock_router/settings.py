@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from penstock_core.orders import ORDERS
-from penstock_core.replica_load import Order
-from penstock_core.routing import Backup
-from penstock_core.slo import Tier
+from penstock_core.domain.slo import Tier
+from penstock_core.routing.orders import ORDERS
+from penstock_core.routing.replica_load import Order
+from penstock_core.routing.walk import Backup
 from penstock_pool import Application, Pool, PoolError
 from penstock_pool.autoscaling_spec import Autoscaling
 

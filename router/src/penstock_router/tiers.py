@@ -5,7 +5,7 @@ key belongs to. Where a pool has no applications, the body's `service_tier` may 
 write words of their own there (`auto`, `flex`), which are no error and mean the default.
 """
 
-from penstock_core.slo import Targets, Tier
+from penstock_core.domain.slo import Targets, Tier
 from penstock_pool import Application
 from penstock_runtime.openai_errors import ApiError
 

@@ -1,9 +1,9 @@
 """The session's messages in the core's words."""
 
 import orjson
-from penstock_core.snapshot import Snapshot
-from penstock_core.time_model import TimeModel, from_json
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.timing.time_model import TimeModel, from_json
 from penstock_proto import replica_pb2 as wire
 
 REASONS: dict[int, Reason] = {

@@ -6,7 +6,7 @@ since it last looked, so a slow client's tokens merge into larger chunks, as the
 
 import asyncio
 
-from penstock_core.request import RequestId
+from penstock_core.domain.request import RequestId
 
 from penstock_simulator.iteration import Finish
 

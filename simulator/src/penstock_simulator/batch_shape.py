@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock_core.time_model import BatchWork, chunk_work
+from penstock_core.timing.time_model import BatchWork, chunk_work
 
 
 class Chunk(NamedTuple):

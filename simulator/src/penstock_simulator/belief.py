@@ -1,7 +1,7 @@
 """What the engine's policy believes of its speed: the pool's time model, corrected by what it measures."""
 
-from penstock_core.time_model import BatchWork, TimeModel
-from penstock_core.time_model_correction import Correction, corrected, observe
+from penstock_core.timing.correction import Correction, corrected, observe
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 
 class Belief:

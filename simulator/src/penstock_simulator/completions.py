@@ -12,8 +12,8 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from penstock_core.engine_fields import from_fields
-from penstock_core.request import Job
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.request import Job
 from penstock_runtime.asgi import EVENT_STREAM, ClientGone, Receive, Send, answer, read_body
 
 from penstock_simulator.answer import Aborted, Answer

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock_core.acceptance import Acceptance, Drafted, observe
-from penstock_core.speculation import Speculation
+from penstock_core.timing.acceptance_rate import Acceptance, Drafted, observe
+from penstock_core.timing.speculation import Speculation
 
 
 class Drafting:

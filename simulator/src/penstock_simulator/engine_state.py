@@ -17,12 +17,12 @@ Whoever serves in virtual time may `go_on` instead of starting a step that stand
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
-from penstock_core.acceptance import Drafted
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, RequestId, advance, preempted, promoted, thinking_ended
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, RequestId, advance, preempted, promoted, thinking_ended
+from penstock_core.timing.acceptance_rate import Drafted
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.batch_shape import BatchShape
 from penstock_simulator.iteration import Finish, Grant, Iteration, Outcome, Seat

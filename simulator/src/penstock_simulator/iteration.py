@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock_core.acceptance import Drafted
-from penstock_core.request import Job, RequestId
+from penstock_core.domain.request import Job, RequestId
+from penstock_core.timing.acceptance_rate import Drafted
 
 from penstock_simulator.batch_shape import BatchShape, Chunk
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 from penstock_core import policies
-from penstock_core.builtin_time_models import kv_cache_tokens, time_model
-from penstock_core.replica_view import Limits
-from penstock_core.speculation import Speculation
+from penstock_core.domain.replica_view import Limits
+from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.flags import port

@@ -6,7 +6,7 @@ iteration's newcomers, who simply stay waiting, and best effort, which holds its
 
 from collections.abc import Sequence
 
-from penstock_core.replica_view import KvCache
+from penstock_core.domain.replica_view import KvCache
 
 from penstock_simulator.iteration import Iteration, Seat
 

@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import structlog
-from penstock_core.policy import Policy
-from penstock_core.replica_view import ReplicaView
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.iteration import Iteration

@@ -3,8 +3,8 @@
 from typing import Any
 
 from penstock_core import policies
+from penstock_core.domain.policy import Knobs, Policy
 from penstock_core.policies import UnknownPolicy
-from penstock_core.policy import Knobs, Policy
 
 from penstock_simulator.real_vllm import RealVllm
 from penstock_simulator.real_vllm.location import load

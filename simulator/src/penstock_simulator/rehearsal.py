@@ -9,12 +9,12 @@ What a policy remembers of it is thrown away. One that fails here would fail its
 
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_view import Limits
-from penstock_core.request import Job, Request, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.engine_state import EngineState
 

@@ -3,8 +3,8 @@
 import uuid
 from typing import NamedTuple
 
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 

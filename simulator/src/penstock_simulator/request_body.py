@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock_core.engine_fields import Scalar
+from penstock_core.domain.engine_fields import Scalar
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_simulator.json_fields import bad_field, flag, mapping, number, read_object, text, whole

@@ -9,7 +9,7 @@ somebody looks at them, or when something else happens to one of them. What come
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock_core.request import Job, RequestId, after_each
+from penstock_core.domain.request import Job, RequestId, after_each
 
 from penstock_simulator.batch_shape import BatchShape
 from penstock_simulator.iteration import Iteration, Seat

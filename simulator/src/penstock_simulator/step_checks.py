@@ -6,9 +6,9 @@ made room for (`making_room`), while newcomers are a policy's free choice and ha
 
 from collections.abc import Mapping, Sequence
 
-from penstock_core.policy import Step
-from penstock_core.replica_view import KvCache, Limits
-from penstock_core.request import RequestId
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import RequestId
 
 from penstock_simulator.iteration import Grant, ImpossibleStep, Iteration, Seat
 

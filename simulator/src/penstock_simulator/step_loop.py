@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from penstock_core.request import Job
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.request import Job
+from penstock_core.timing.time_model import BatchWork
 
 from penstock_simulator.answer import Answer
 from penstock_simulator.belief import Belief

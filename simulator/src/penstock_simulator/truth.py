@@ -1,9 +1,9 @@
 """How long an iteration really takes on the simulated engine, which no planner is ever told.
 
-A planner believes in two straight lines and two slopes (`penstock_core.time_model`). The truth is richer, so
-that what holds here can hold on a GPU: kernel times from tables of measurements, which step and bend
-(`kernel_times`), times what a machine adds to them (`disturbance`). Models without published tables, the
-SLOs-Serve paper's, take the paper's constants as their level and step by tiles likewise.
+A planner believes in two straight lines and two slopes (`penstock_core.timing.time_model`). The truth is
+richer, so that what holds here can hold on a GPU: kernel times from tables of measurements, which step and
+bend (`kernel_times`), times what a machine adds to them (`disturbance`). Models without published tables,
+the SLOs-Serve paper's, take the paper's constants as their level and step by tiles likewise.
 
 `ExactTruth` is the planner's model itself, for runs that ask whether promises hold when the model is right.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.time_model import TimeModel
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.batch_shape import BatchShape
 from penstock_simulator.disturbance import Disturbance

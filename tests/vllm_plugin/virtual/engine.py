@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock_core.builtin_time_models import time_model
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.real_vllm import scheduler as real_scheduler
 from penstock_simulator.real_vllm.location import importing
 from virtual import vllm_at

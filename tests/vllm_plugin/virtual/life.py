@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock_core.policy import Policy, Step
-from penstock_core.replica_view import ReplicaView
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import ReplicaView
 from virtual.engine import Engine, Kind
 
 TIERS: tuple[dict[str, Any], ...] = (

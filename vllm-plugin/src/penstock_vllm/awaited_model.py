@@ -7,8 +7,8 @@ place whole. Until it is there steps are vLLM's own, which is what is measured.
 import logging
 from pathlib import Path
 
-from penstock_core.engine_fields import measured_model_file
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.engine_fields import measured_model_file
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_vllm.settings import read_model
 

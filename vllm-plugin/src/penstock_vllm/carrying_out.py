@@ -6,7 +6,7 @@ Requests outside the plan keep their place, in lists that are put back when the 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from penstock_core.request import promoted
+from penstock_core.domain.request import promoted
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from penstock_vllm.caps import Capped

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock_core.acceptance import Drafted
-from penstock_core.request import RequestId
+from penstock_core.domain.request import RequestId
+from penstock_core.timing.acceptance_rate import Drafted
 
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.ledger import Held

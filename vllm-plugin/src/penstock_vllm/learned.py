@@ -6,12 +6,12 @@ plan stands nobody does.
 
 from collections.abc import Sequence
 
-from penstock_core.acceptance import Acceptance, Drafted
-from penstock_core.acceptance import observe as observe_drafts
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
-from penstock_core.time_model_correction import Correction, corrected
-from penstock_core.time_model_correction import observe as observe_step
+from penstock_core.timing.acceptance_rate import Acceptance, Drafted
+from penstock_core.timing.acceptance_rate import observe as observe_drafts
+from penstock_core.timing.correction import Correction, corrected
+from penstock_core.timing.correction import observe as observe_step
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_vllm.pipeline import Measured
 

@@ -17,8 +17,8 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock_core.engine_fields import Scalar, from_fields
-from penstock_core.request import Job, RequestId, advance, after_each, preempted
+from penstock_core.domain.engine_fields import Scalar, from_fields
+from penstock_core.domain.request import Job, RequestId, advance, after_each, preempted
 
 from penstock_vllm.engine import EngineRequest
 

@@ -7,7 +7,7 @@ from the end of the one before, where the engine worked on without a pause, else
 from collections import deque
 from typing import NamedTuple
 
-from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_vllm.engine import StepOutput
 from penstock_vllm.under_way import UnderWay

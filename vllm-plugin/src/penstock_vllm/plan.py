@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job, RequestId
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, RequestId
 
 from penstock_vllm.ledger import Held
 

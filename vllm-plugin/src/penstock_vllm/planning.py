@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import RequestId
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import RequestId
 
 from penstock_vllm.ledger import Held
 from penstock_vllm.plan import ImpossibleStep, Plan, plan_of

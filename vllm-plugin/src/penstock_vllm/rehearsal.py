@@ -9,12 +9,12 @@ raises.
 
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, Request, advance, new_job
-from penstock_core.slo import Targets
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 REQUESTS = 8
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 20

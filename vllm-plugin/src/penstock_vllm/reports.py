@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock_core.request import Job
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import BatchWork
+from penstock_core.domain.request import Job
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry import Drafting, PolicyFaults, StepReport
 

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from penstock_core.acceptance import Drafted
-from penstock_core.builtin_time_models import time_model
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
 from penstock_core.policies import build
-from penstock_core.replica_view import Limits, ReplicaView
-from penstock_core.request import Job
-from penstock_core.speculation import Speculation
+from penstock_core.timing.acceptance_rate import Drafted
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_proto.report_socket import ReportSocket
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock_core.builtin_time_models import BUILTINS, time_model
+from penstock_core.domain.policy import Knobs
 from penstock_core.policies import POLICIES
-from penstock_core.policy import Knobs
-from penstock_core.time_model import TimeModel, from_json
+from penstock_core.timing.builtin_models import BUILTINS, time_model
+from penstock_core.timing.time_model import TimeModel, from_json
 
 SECTION = "penstock"
 AUTO = "auto"

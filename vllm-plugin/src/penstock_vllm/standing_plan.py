@@ -9,7 +9,7 @@ looked at is a few numbers.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork
 
 from penstock_vllm.engine import EngineRequest
 from penstock_vllm.view import Memory

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock_core.request import Job
-from penstock_core.time_model import BatchWork, TimeModel, chunk_work
+from penstock_core.domain.request import Job
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.ledger import Held

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from penstock_core.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.request import Job, advance, after_each
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, advance, after_each
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_vllm.engine import EngineRequest
 from penstock_vllm.ledger import Held

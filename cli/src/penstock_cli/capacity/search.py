@@ -23,7 +23,7 @@ from itertools import islice
 from math import floor, sqrt
 from typing import TypeVar
 
-from penstock_core.builtin_time_models import time_model
+from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 
 from penstock_cli.capacity.question import Question

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.replica_view import Limits
-from penstock_core.speculation import Speculation
+from penstock_core.domain.replica_view import Limits
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 from penstock_simulator.simulation import Fleet, Lengths, Outcome, simulate

@@ -7,7 +7,7 @@ the two lines was promised and kept.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_core.slo import Slo, Tier
+from penstock_core.domain.slo import Slo, Tier
 
 from penstock_cli.plots.figure import COLOURS, MARKERS
 from penstock_cli.plots.series import Cloud, Spot

@@ -12,7 +12,7 @@ from time import monotonic
 
 import aiohttp
 import orjson
-from penstock_core.judgement import judge
+from penstock_core.domain.judgement import judge
 
 from penstock_cli.replay.answer import Answer, StreamError
 from penstock_cli.replay.outcome import Ending, Outcome

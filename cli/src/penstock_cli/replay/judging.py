@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock_core.slo import Judge, Slo
+from penstock_core.domain.slo import Judge, Slo
 from penstock_pool import Pool, load_pool, named_time_model, parse_duration_s
 
 from penstock_cli.failure import Failure

@@ -7,8 +7,8 @@ time on an idle replica, which the pool's time model tells.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_core.slo import Slo, Targets
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.slo import Slo, Targets
+from penstock_core.timing.time_model import TimeModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from penstock_core.slo import Judge, Slo
-from penstock_core.time_model import from_json
+from penstock_core.domain.slo import Judge, Slo
+from penstock_core.timing.time_model import from_json
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.promises import Promises

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_core.builtin_time_models import BUILTINS, kv_cache_tokens, time_model
-from penstock_core.replica_view import Limits
-from penstock_core.routing import Backup
-from penstock_core.speculation import Speculation
+from penstock_core.domain.replica_view import Limits
+from penstock_core.routing.walk import Backup
+from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
+from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
 from penstock_simulator.simulation import Fleet, Lengths
 from penstock_simulator.simulation.run import MOST_REPLICAS

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from penstock_core.policy import Knobs, Policy, Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.domain.policy import Knobs, Policy, Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
 from penstock_simulator import policies
 
 from penstock_cli.replay.report import PlannerTimes

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from penstock_core.autoscaling import decide_replicas
-from penstock_core.autoscaling_demand import Demand
-from penstock_core.autoscaling_memory import Memory
-from penstock_core.autoscaling_terms import Scaling
+from penstock_core.autoscaling.decision import decide_replicas
+from penstock_core.autoscaling.demand import Demand
+from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.terms import Scaling
 from penstock_pool import Pool
 from penstock_simulator.simulation import Steering
 from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock_core.policies.accelgen import AccelGen
+from penstock_core.domain.policy import Knobs, Policy
+from penstock_core.policies.accelgen.policy import AccelGen
 from penstock_core.policies.fastserve import FastServe
 from penstock_core.policies.fcfs import Fcfs
 from penstock_core.policies.fluidserve import FluidServe
@@ -11,22 +12,21 @@ from penstock_core.policies.orca import Orca
 from penstock_core.policies.qoserve import QoServe
 from penstock_core.policies.sarathi import Sarathi
 from penstock_core.policies.sjf import Sjf
-from penstock_core.policies.sola import Sola
+from penstock_core.policies.sola.policy import Sola
 from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
-from penstock_core.policy import Knobs, Policy
 
 
 def _slos_serve(knobs: Knobs) -> Policy[Any]:
     """Imported where it is built: its courses are compiled, and numba takes half a second to import."""
-    from penstock_core.policies.slos_serve import SlosServe
+    from penstock_core.policies.slos_serve.policy import SlosServe
 
     return SlosServe(aging_s=knobs.aging_s)
 
 
 def _annealing(knobs: Knobs) -> Policy[Any]:
     """Imported where it is built, as above."""
-    from penstock_core.policies.annealing import Annealing
+    from penstock_core.policies.annealing.policy import Annealing
 
     return Annealing(aging_s=knobs.aging_s)
 

@@ -14,14 +14,14 @@ starts again at the top; the engine's `limits.batch_tokens`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.feedback_queues import Queues, Standing, Standings, queues_of
-from penstock_core.open_batch import OpenBatch
-from penstock_core.ordered_batch import Victims, newcomer_tokens, run_on
-from penstock_core.policy import Knobs, Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import Victims, newcomer_tokens, run_on
+from penstock_core.domain.policy import Knobs, Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.feedback_queues import Queues, Standing, Standings, queues_of
+from penstock_core.policies.unconditional_admission import admit_everyone
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ how many make a batch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.ordered_batch import prompts_or_decodes
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job, RequestId
-from penstock_core.verdict import Verdict
+from penstock_core.batch.ordered_batch import prompts_or_decodes
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, RequestId
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.unconditional_admission import admit_everyone
 
 Members = frozenset[RequestId]
 """The requests of the batch that is being served, those that have left included."""

@@ -16,14 +16,14 @@ Knobs: `most_prompt_tokens` of a batch; the engine's `limits.batch_tokens`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.holding import Holding
-from penstock_core.policy import Step
-from penstock_core.relegation import Lost, Work, beat, divided, lost_of
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job, deadline_order
-from penstock_core.slack_batch import slack_batch
-from penstock_core.verdict import Verdict
+from penstock_core.batch.relegation import Lost, Work, beat, divided, lost_of
+from penstock_core.batch.slack_batch import slack_batch
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, deadline_order
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.admission_on_hold import Holding
+from penstock_core.policies.unconditional_admission import admit_everyone
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ Knobs: `work_weight`; `most_prompt_tokens`, past which longer chunks save nothin
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.policy import Step
-from penstock_core.relegation import Lost, Work, beat, divided, lost_of
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.slack_batch import slack_batch
-from penstock_core.time_model import BatchWork
-from penstock_core.verdict import Verdict
+from penstock_core.batch.relegation import Lost, Work, beat, divided, lost_of
+from penstock_core.batch.slack_batch import slack_batch
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.timing.time_model import BatchWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.open_batch import OpenBatch
-from penstock_core.ordered_batch import decodes_first, run_on, start
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.time_model import BatchWork, TimeModel
-from penstock_core.verdict import Verdict
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import decodes_first, run_on, start
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 USUAL_PROMPT_TOKENS = 1024
 """The size at which the cost of one more prompt token is taken from the time model."""

@@ -14,13 +14,13 @@ same turns as the rest. The budget is also the longest pause between two tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.open_batch import OpenBatch
-from penstock_core.ordered_batch import run_on, start
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import run_on, start
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.unconditional_admission import admit_everyone
 
 
 @dataclass(frozen=True, slots=True)

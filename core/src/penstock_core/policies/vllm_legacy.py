@@ -12,12 +12,12 @@ prompt tokens go together. A prompt longer than that, which that engine would ha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.everyone import admit_everyone
-from penstock_core.ordered_batch import prompts_or_decodes
-from penstock_core.policy import Step
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job
-from penstock_core.verdict import Verdict
+from penstock_core.batch.ordered_batch import prompts_or_decodes
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.unconditional_admission import admit_everyone
 
 WATERMARK = 0.01
 """Share of the blocks that a prompt leaves free for those that decode, that engine's own setting."""

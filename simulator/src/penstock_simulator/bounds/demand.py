@@ -10,8 +10,8 @@ from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
-from penstock_core.slo import WINDOW_TOKENS, Judge, Slo
-from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.domain.slo import WINDOW_TOKENS, Judge, Slo
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.bounds.setting import Setting

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from penstock_core.speculation import tokens_expected
+from penstock_core.timing.speculation import tokens_expected
 
 from penstock_simulator.bounds.linear_program import LinearProgram
 from penstock_simulator.bounds.setting import Setting

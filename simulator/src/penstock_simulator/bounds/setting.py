@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_core.builtin_time_models import time_model
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Tier
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.scenarios import Scenario
 

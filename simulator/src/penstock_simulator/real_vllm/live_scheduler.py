@@ -11,8 +11,8 @@ from its first step to its last.
 
 from typing import Any, NamedTuple
 
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Job, RequestId
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, RequestId
 
 from penstock_simulator.real_vllm.scheduler import build_scheduler, longest_tokens, shape_of
 

@@ -11,7 +11,7 @@ Drafts are configured as n-gram drafts, the kind that needs no memory of its own
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_core.replica_view import ReplicaView
+from penstock_core.domain.replica_view import ReplicaView
 
 from penstock_simulator.real_vllm.location import importing, load
 

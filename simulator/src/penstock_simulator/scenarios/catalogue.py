@@ -15,9 +15,9 @@ a token, loose is 5 times and 100 ms; the pace is judged by tens of tokens.
 
 from collections.abc import Mapping
 
-from penstock_core.builtin_time_models import kv_cache_tokens
-from penstock_core.slo import Judge, Slo, Tier
-from penstock_core.speculation import Speculation
+from penstock_core.domain.slo import Judge, Slo, Tier
+from penstock_core.timing.builtin_models import kv_cache_tokens
+from penstock_core.timing.speculation import Speculation
 
 from penstock_simulator.scenarios.asks import as_recorded, pairs, reasoning, tool_sessions
 from penstock_simulator.scenarios.recording import Window

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_core.replica_view import Limits
-from penstock_core.slo import Tier
-from penstock_core.speculation import Speculation
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.speculation import Speculation
 
 from penstock_simulator.scenarios.asks import Source
 from penstock_simulator.scenarios.recording import Window

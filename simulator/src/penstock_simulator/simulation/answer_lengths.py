@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock_core.length_predictor import LengthPredictor
-from penstock_core.request import Job, Request
+from penstock_core.domain.request import Job, Request
+from penstock_core.forecast.length_predictor import LengthPredictor
 
 from penstock_simulator.simulation.fleet import Lengths
 

@@ -7,11 +7,11 @@ targets of, and one that its session sends without a promise, though its tier ha
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from penstock_core.autoscaling_demand import TierDemand
-from penstock_core.routing import OUT_OF_SERVICE
-from penstock_core.slo import Tier
-from penstock_core.verdict import Admitted, BestEffort, Reason, Rejected
-from penstock_core.verdict import Verdict as Answer
+from penstock_core.autoscaling.demand import TierDemand
+from penstock_core.domain.slo import Tier
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
+from penstock_core.domain.verdict import Verdict as Answer
+from penstock_core.routing.walk import OUT_OF_SERVICE
 
 from penstock_simulator.simulation.journey import Journey
 from penstock_simulator.simulation.outcome import Outcome, Verdict

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock_core.routing import Try, Walk
+from penstock_core.routing.walk import Try, Walk
 
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.agenda import Agenda

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from penstock_core.policy import Knobs
-from penstock_core.replica_view import Limits
-from penstock_core.routing import Backup
-from penstock_core.slo import Tier
-from penstock_core.speculation import Speculation
-from penstock_core.time_model import TimeModel
+from penstock_core.domain.policy import Knobs
+from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.slo import Tier
+from penstock_core.routing.walk import Backup
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_simulator.truth import TruthKind
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from penstock_core.judgement import judge
-from penstock_core.request import Request
-from penstock_core.routing import Try, Walk
-from penstock_core.slo import Tier
+from penstock_core.domain.judgement import judge
+from penstock_core.domain.request import Request
+from penstock_core.domain.slo import Tier
+from penstock_core.routing.walk import Try, Walk
 
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.fleet import Fleet

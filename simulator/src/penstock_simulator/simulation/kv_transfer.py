@@ -1,6 +1,6 @@
 """How long the KV of a prompt takes from the GPU that computed it to the one that goes on with it."""
 
-from penstock_core.builtin_time_models import builtin
+from penstock_core.timing.builtin_models import builtin
 
 from penstock_simulator.simulation.fleet import Fleet
 

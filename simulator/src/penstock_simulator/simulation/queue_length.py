@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from penstock_core.autoscaling_demand import Demand, ReplicaState
-from penstock_core.snapshot import Snapshot
+from penstock_core.autoscaling.demand import Demand, ReplicaState
+from penstock_core.forecast.snapshot import Snapshot
 
 TOLERANCE = 0.1
 MOST_TIMES, MOST_MORE = 2, 4

@@ -10,11 +10,11 @@ A policy's fault is not caught here: it would flatter whoever stands in for it.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from penstock_core.policy import Policy
-from penstock_core.replica_admission import DECIDED_TOGETHER, Holds, Standing, decide
-from penstock_core.replica_view import ReplicaView, at_iteration_end
-from penstock_core.request import Job, RequestId, new_job
-from penstock_core.verdict import BestEffort, Rejected, Verdict
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_admission import DECIDED_TOGETHER, Holds, Standing, decide
+from penstock_core.domain.replica_view import ReplicaView, at_iteration_end
+from penstock_core.domain.request import Job, RequestId, new_job
+from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
 
 from penstock_simulator.drafter import Drafter
 from penstock_simulator.drafting import Drafting

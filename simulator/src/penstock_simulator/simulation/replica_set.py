@@ -8,8 +8,8 @@ has learned nothing.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock_core.autoscaling_demand import ReplicaDemand, ReplicaState
-from penstock_core.snapshot import snapshot
+from penstock_core.autoscaling.demand import ReplicaDemand, ReplicaState
+from penstock_core.forecast.snapshot import snapshot
 
 from penstock_simulator.simulation.replica import Replica
 

@@ -7,13 +7,13 @@ and know what they sent themselves, and where they share it, a little later what
 from collections.abc import Callable
 from math import inf
 
-from penstock_core.orders import ORDERS
-from penstock_core.prompt_length import BYTES_PER_TOKEN
-from penstock_core.replica_load import Asked, ReplicaLoad
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import Request
-from penstock_core.routing import Backup, Move, Try, Walk, next_move, refused
-from penstock_core.verdict import Rejected, Verdict
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Request
+from penstock_core.domain.verdict import Rejected, Verdict
+from penstock_core.forecast.prompt_length import BYTES_PER_TOKEN
+from penstock_core.routing.orders import ORDERS
+from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.walk import Backup, Move, Try, Walk, next_move, refused
 
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.journey import Journey

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from penstock_core.autoscaling_demand import Demand
-from penstock_core.policy import Knobs, Policy
-from penstock_core.routing import Try
-from penstock_core.verdict import Admitted, Rejected
-from penstock_core.verdict import Verdict as Answer
+from penstock_core.autoscaling.demand import Demand
+from penstock_core.domain.policy import Knobs, Policy
+from penstock_core.domain.verdict import Admitted, Rejected
+from penstock_core.domain.verdict import Verdict as Answer
+from penstock_core.routing.walk import Try
 
 from penstock_simulator import policies
 from penstock_simulator.arrival import Arrival

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock_core.replica_load import ReplicaLoad
-from penstock_core.replica_view import ReplicaView
-from penstock_core.request import RequestId
-from penstock_core.snapshot import snapshot
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import RequestId
+from penstock_core.forecast.snapshot import snapshot
+from penstock_core.routing.replica_load import ReplicaLoad
 
 UNDECIDED_S = float("inf")
 

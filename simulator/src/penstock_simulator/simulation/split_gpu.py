@@ -10,9 +10,9 @@ one's tokens again by itself.
 from collections import deque
 from dataclasses import replace
 
+from penstock_core.domain.request import Job, advance, new_job
 from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
-from penstock_core.request import Job, advance, new_job
 
 from penstock_simulator.drafter import Drafter
 from penstock_simulator.drafting import Drafting

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock_core.autoscaling_demand import Demand
+from penstock_core.autoscaling.demand import Demand
 
 
 class Stand(NamedTuple):

@@ -1,6 +1,6 @@
 """How long iterations take on one replica, and how long it believes that they will."""
 
-from penstock_core.time_model import BatchWork, TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.batch_shape import BatchShape
 from penstock_simulator.belief import Belief

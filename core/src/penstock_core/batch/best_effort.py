@@ -1,0 +1,92 @@
+"""Best effort: what has no promise runs on what is left, and still gets its turn [SLOs-Serve, §4.1].
+
+Its decodes and prefills fill a batch only within the length that accepted work allows, and only after all
+of it had its share. Its blocks and seats go to accepted jobs on demand, those of the job started last
+first; a preempted job keeps its tokens and later resumes with one prefill.
+
+So that nobody starves, the oldest best-effort job is protected once it has been there for `aging_s`.
+Admission then fits newcomers around it, as if it stood before all deadlines, and as soon as what was
+accepted before leaves the room, the engine serves it like accepted work until it ends. It is one job at a
+time: a flood of offline work cannot crowd out requests with SLOs, yet the oldest always moves.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.timing.time_model import chunk_work
+
+
+def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
+    """The best-effort job to protect, as planning sees it: before all deadlines, then without a pace."""
+    everyone, now_s = (*view.running, *view.waiting), view.now_s
+    old = [job for job in everyone if job.best_effort and now_s - job.request.arrival_s >= aging_s]
+    job = min([job for job in old if _can_ever_fit(view, job)], key=_age, default=None)
+    return None if job is None else job._replace(due_s=inf if job.decoding else -inf, pace_s=None)
+
+
+def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
+    """Running jobs in the order in which they give way: started last goes first."""
+    return (job for job in reversed(jobs) if job.computed_tokens > 0)
+
+
+def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
+    """Best-effort work into what is left of the batch: decodes, then prefills, the oldest first."""
+    there = [job for job in jobs if job.request.id not in batch.preempted]
+    _add_decodes(batch, [job for job in there if job.decoding], jobs, limit_s)
+    prefills = [job for job in there if not job.decoding]
+    for job in sorted(prefills, key=lambda job: (job.computed_tokens == 0, *_age(job))):
+        if job.request.id not in batch.preempted and not _add_chunk(batch, job, jobs, limit_s):
+            return
+
+
+def _add_decodes(batch: OpenBatch, decodes: Sequence[Job], jobs: Sequence[Job], limit_s: float) -> None:
+    """A token of each that has time and room, the oldest first: at once where that is all of them."""
+    context = sum([job.computed_tokens + 1 for job in decodes])
+    room = min(batch.left_tokens, batch.free_blocks)
+    if len(decodes) <= room and batch.seconds(len(decodes), context) <= limit_s:
+        batch.add_decodes(decodes)
+        return
+    for job in sorted(decodes, key=_age):
+        if job.request.id not in batch.preempted:
+            _add_decode(batch, job, jobs, limit_s)
+
+
+def _add_decode(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) -> None:
+    in_time = not batch.tokens or batch.seconds(1, job.computed_tokens + 1) <= limit_s
+    if batch.left_tokens and in_time and _make_room(batch, job, 1, jobs):
+        batch.add(job, 1)
+
+
+def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) -> bool:
+    """Whether those behind may have a chunk too. A job starts only where blocks suffice for all of it."""
+    if not batch.tokens:
+        limit_s = max(limit_s, 2 * batch.seconds(1, 0, chunk_work(1, job.computed_tokens)))
+    chunk = batch.largest_chunk(job, limit_s)
+    if chunk == 0:
+        return False
+    if job.computed_tokens == 0:
+        growth = len(batch.tokens)
+        if batch.free_seats < 1 or batch.blocks_wanted(job, job.pending_tokens) + growth > batch.free_blocks:
+            return not _can_ever_fit(batch.view, job)
+    elif not _make_room(batch, job, chunk, jobs):
+        chunk = min(chunk, batch.room_tokens(job))
+    if chunk:
+        batch.add(job, chunk)
+    return True
+
+
+def _make_room(batch: OpenBatch, job: Job, tokens: int, jobs: Sequence[Job]) -> bool:
+    """Blocks for this many more tokens, from younger best-effort jobs where none are free."""
+    younger = (other for other in newest_first(jobs) if _age(other) > _age(job))
+    return batch.make_room(batch.blocks_wanted(job, tokens), 0, younger)
+
+
+def _can_ever_fit(view: ReplicaView, job: Job) -> bool:
+    return view.kv.blocks_for(job.request.prompt_tokens + job.generated_tokens) <= view.kv.total_blocks
+
+
+def _age(job: Job) -> tuple[float, str]:
+    return job.request.arrival_s, job.request.id

@@ -1,0 +1,93 @@
+"""A batch as long as the tightest slack of its decodes allows [Niyama, dynamic chunking].
+
+A decode that is ahead of its pace can wait for a long batch, one that is not can't. So the prompt tokens
+beside decodes are not a fixed number but what fits until the first of their next tokens is due. Only decodes
+whose promise can still be kept count.
+
+Who has no promise left to keep comes after all others: decodes and then prompts, while the batch still ends
+in time, prompts only while nobody else's waits. Where others lack blocks or a seat they give theirs.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import Victims, add_chunk, add_running, run_on
+from penstock_core.batch.relegation import Beat, Work
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+
+MayStart = Callable[[Job], bool]
+"""Whether a newcomer may start now, blocks of the next batch aside."""
+
+
+class Bounds(NamedTuple):
+    """What prompts are held to: when the batch has to end, its tokens, and who gives way for blocks.
+
+    victims: to prompts under way. givers: to newcomers.
+    """
+
+    limit_s: float
+    batch_tokens: int
+    victims: Victims
+    givers: Victims
+
+
+def everybody(job: Job) -> bool:
+    """Any newcomer may start."""
+    return True
+
+
+def slack_batch(
+    view: ReplicaView,
+    live: Work,
+    behind: Work,
+    decodes: Beat,
+    *,
+    most_prompt_tokens: int,
+    may_start: MayStart = everybody,
+) -> OpenBatch:
+    """Decodes, then prompts in the order given while the batch ends in time; then those behind."""
+    batch = OpenBatch(view)
+    served = [*live.decodes, *live.prefills, *behind.decodes, *behind.prefills]
+    victims = Victims([job for job in served if job.computed_tokens])
+    run_on(batch, live.decodes, victims)
+    limit_s = decodes.slack_s(live.decodes, view.now_s) if batch.tokens else inf
+    givers = Victims([job for jobs in behind for job in jobs if job.computed_tokens])
+    bounds = Bounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, givers)
+    all_served = _add_prompts(batch, live.prefills, bounds, may_start)
+    tokens = batch.work.tokens
+    for job in behind.decodes:
+        in_time = not batch.tokens or batch.seconds(1, job.computed_tokens + 1) <= limit_s
+        if in_time and batch.left_tokens and job.request.id not in batch.preempted:
+            add_running(batch, job, victims)
+    if all_served:
+        most_tokens = bounds.batch_tokens + batch.work.tokens - tokens
+        _add_prompts(batch, behind.prefills, Bounds(limit_s, most_tokens, victims, Victims(())), everybody)
+    return batch
+
+
+def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: Bounds, may_start: MayStart) -> bool:
+    """Chunks of prompts in their order; whether nobody's is left waiting.
+
+    A newcomer without blocks for its whole prompt ends it for all behind.
+    """
+    all_served = True
+    for job in jobs:
+        if job.request.id in batch.preempted:
+            continue
+        tokens = min(batch.largest_chunk(job, bounds.limit_s), bounds.batch_tokens - batch.work.tokens)
+        if tokens <= 0:
+            return False
+        if job.computed_tokens:
+            add_chunk(batch, job, tokens, bounds.victims)
+        elif not may_start(job):
+            all_served = False
+            continue
+        elif bounds.givers.make_room(batch, batch.blocks_wanted(job, job.pending_tokens), 1):
+            batch.add(job, tokens)
+        else:
+            return False
+        all_served = all_served and tokens == job.pending_tokens
+    return all_served

@@ -1,0 +1,1 @@
+"""Machine-code compilation of inner loops: numba decorators and the compile cache of images."""

@@ -1,0 +1,72 @@
+"""Verdicts for newcomers that arrived together: the replica's own refusals first, then the policy's.
+
+Pure. A replica that drains or has lost its engine takes nobody; full bounds are full for everybody. Best
+effort needs no plan, only room in its backlog. The rest is the policy's to decide, all at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
+
+DECIDED_TOGETHER = 32
+"""Newcomers decided by one call. A policy's time grows faster than their number, and 32 keep it within
+milliseconds; the rest is decided right after."""
+
+MOST_SEQUENCES = DECIDED_TOGETHER
+"""Answers that one request may ask for, over its prompts and its `n` or `best_of`: each is a job of its own,
+and they are admitted by one call of the planner, all or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Most requests that a replica accepts and has not ended: all of them, and best effort among them."""
+
+    carried: int
+    best_effort: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the replica itself brings to a verdict, beside its view."""
+
+    draining: bool
+    engine_ready: bool
+    carried: int
+    best_effort: int
+
+
+def decide(
+    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: Standing, bounds: Holds
+) -> list[Verdict]:
+    """One verdict for each newcomer, in their order."""
+    verdicts: list[Verdict | None] = []
+    for job in new:
+        refused = refusal(job, standing, bounds)
+        if refused is None:
+            standing = _with_one_more(standing, job)
+        verdicts.append(refused or (BestEffort() if job.best_effort else None))
+    asked = [job for job, said in zip(new, verdicts, strict=True) if said is None]
+    planned = iter(policy.admit(view, asked) if asked else ())
+    return [next(planned) if said is None else said for said in verdicts]
+
+
+def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
+    """Why this replica takes nobody like this job, whatever the policy would say; None where it may."""
+    if standing.draining:
+        return Rejected(Reason.DRAINING)
+    if not standing.engine_ready:
+        return Rejected(Reason.ENGINE_DOWN)
+    full = job.best_effort and standing.best_effort >= bounds.best_effort
+    if full or standing.carried >= bounds.carried:
+        return Rejected(Reason.QUEUE_FULL)
+    return None
+
+
+def _with_one_more(standing: Standing, job: Job) -> Standing:
+    best_effort = standing.best_effort + job.best_effort
+    return replace(standing, carried=standing.carried + 1, best_effort=best_effort)

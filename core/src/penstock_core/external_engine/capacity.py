@@ -1,0 +1,117 @@
+"""Whether an engine that is not ours has room for one more, so that everybody inside fares as promised.
+
+Four things are asked:
+
+- A seat, so that nobody waits in the engine's own queue, which knows no policy.
+- Memory at the future peak of all that is inside (`kv_peak`): an engine out of blocks throws somebody out.
+- The pace of those who decode inside. The engine computes the prompt as fast as it can, and until then each
+  of its iterations is as long as a full batch takes; tokens due meanwhile must still be in time, those that
+  run ahead of their pace lending what they are ahead. Who cannot keep the pace whatever happens is not
+  asked.
+- For best effort, a share of seats and memory: it cannot be paused there when somebody with a promise
+  comes.
+
+The third gives way to time. A request whose own first token can only just be in time goes in, since its
+promise counts as much; and so does one that has waited for `patience_s`, which nobody's pace may keep out
+for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.domain.replica_view import KvCache, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.external_engine.outlook import Inside, course_of
+from penstock_core.forecast import kv_peak
+from penstock_core.forecast.job_columns import columns
+from penstock_core.timing.time_model import BatchWork
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much is kept in an engine that is not ours.
+
+    lead_s: how long before the prompts inside are done the next may go in, beside one iteration: the way to
+        the engine, so that it never waits for work that is there.
+    best_effort_share: most of the seats and of the memory that best effort may hold inside.
+    patience_s: from its arrival, until which a request is kept out for the sake of others' pace.
+    """
+
+    lead_s: float = 0.02
+    best_effort_share: float = 0.5
+    patience_s: float = 10.0
+
+
+class Refusal(NamedTuple):
+    """Why a request stays outside. passed_over: whether those behind it may go in before it."""
+
+    passed_over: bool
+
+
+def refusal(view: ReplicaView, inside: Inside, job: Job, window: Window) -> Refusal | None:
+    """What keeps this job outside now; None where it may go in."""
+    jobs = (*inside.jobs, job)
+    if job.best_effort and not _shared(view, [one for one in jobs if one.best_effort], window):
+        return Refusal(passed_over=True)
+    if len(jobs) > view.limits.running or _peak_blocks(jobs, view.kv) > view.kv.total_blocks:
+        return Refusal(passed_over=False)
+    if _in_time(view, inside, job, window):
+        return None
+    return Refusal(passed_over=job.best_effort)
+
+
+def iteration_s(view: ReplicaView, decodes: Sequence[Job]) -> float:
+    """An iteration of these decodes alone."""
+    context_tokens = sum(job.computed_tokens + 1 for job in decodes)
+    return view.model.seconds(BatchWork(len(decodes), context_tokens))
+
+
+def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
+    """Whether so much best effort leaves the others their share. One may be there in any case."""
+    seats, blocks = view.limits.running, view.kv.total_blocks
+    share = window.best_effort_share
+    return len(surplus) == 1 or (
+        len(surplus) <= share * seats and _peak_blocks(surplus, view.kv) <= share * blocks
+    )
+
+
+def _peak_blocks(jobs: Sequence[Job], kv: KvCache) -> int:
+    """Blocks that they hold together at most, if all go on from now to their predicted ends."""
+    of = columns(jobs)
+    ends = kv_peak.ends_of_buckets(of.output_tokens_left - 1)
+    at_once = np.zeros(len(jobs), np.int64)
+    usage = kv_peak.usage(of.size_tokens, of.output_tokens_left, at_once, ends, kv.block_tokens)
+    return int(usage.sum(axis=0).max())
+
+
+def _in_time(view: ReplicaView, inside: Inside, job: Job, window: Window) -> bool:
+    """Whether the paces inside are kept though this prompt is computed, or must not be minded."""
+    if view.now_s - job.request.arrival_s >= window.patience_s:
+        return True
+    alone_s = iteration_s(view, inside.decodes)
+    course = course_of(view, inside.joined_by(job, view.now_s))
+    last_call_s = course.done_s + alone_s + window.lead_s
+    if course.done_s <= job.due_s < last_call_s:
+        return True
+    iterations = max(ceil((course.done_s - view.now_s) / course.iteration_s), 1)
+    return all(
+        _pace_kept(decode, decode.pace_s, view.now_s, iterations, course.done_s)
+        for decode in inside.decodes
+        if decode.pace_s is not None and not decode.best_effort and _can_keep(decode, view.now_s, alone_s)
+    )
+
+
+def _pace_kept(job: Job, pace_s: float, now_s: float, iterations: int, done_s: float) -> bool:
+    """Whether each of the tokens that come with these iterations is in time: the first and the last tell."""
+    first_s = now_s + (done_s - now_s) / iterations
+    return first_s <= job.due_s and done_s <= job.due_s + (iterations - 1) * pace_s
+
+
+def _can_keep(job: Job, now_s: float, alone_s: float) -> bool:
+    """Whether its last token can still be in time if nothing but decodes is computed from now on."""
+    left = job.output_tokens_left
+    return now_s + left * alone_s <= job.due_s + (left - 1) * (job.pace_s or 0.0)

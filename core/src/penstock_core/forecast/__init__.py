@@ -1,0 +1,1 @@
+"""Forecasts that several policies and routers share: lengths, KV memory, decode load, snapshots."""

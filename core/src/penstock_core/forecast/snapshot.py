@@ -1,0 +1,164 @@
+"""What a replica says of itself: how much it holds, and what its planner expects of one request more.
+
+A router cannot ask every replica for a verdict, so each sends a few numbers along with its frames. Counts say
+what is there. The forecast says what that means for a newcomer, in the planner's own terms: how long it would
+wait for its prefill, how fast that would go, how long an iteration takes, how much memory is left at the
+future peak. It is a forecast, not a promise; admission still decides.
+
+The prefill queue is a fluid, as in `admission`: prefills one after the other by deadline, at the rate that is
+left beside the decodes which run by then. A forecast may take this rate as what one period's batch has room
+for; where the engine speculates, with as many drafts as leave most. Best effort is counted and not forecast,
+since it gives way. Durations count from the moment of the snapshot, so they cross to another clock unharmed.
+
+Sidecar and simulated replicas make theirs here, in one pass over columns.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.forecast import kv_peak
+from penstock_core.forecast.decode_load import Bools, Floats, Pacing
+from penstock_core.forecast.job_columns import JobColumns, columns
+from penstock_core.timing.speculation import tokens_expected
+from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, BatchWork, TimeModel
+
+ORDINARY = Pacing()
+"""How long batches are taken to be, whatever the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A replica in numbers. The defaults are what is known of one that has said nothing.
+
+    running, waiting, best_effort: requests; those without a promise are among the first two as well.
+    prefill_tokens_left: prompt tokens of its requests that are still to be computed.
+    work_s: what everything it has accepted takes an engine whose batches are full.
+    prefill_wait_s: until a prefill behind all others would begin; infinite where decodes leave nothing.
+    prefill_slack_s: how much longer all prefills there may take without any of them being late.
+    prefill_tokens_s: prompt tokens a second, beside what decodes by then.
+    step_s: an iteration of its decodes alone.
+    tightest_pace_s: the pace that its iterations are held to; infinite for none.
+    kv_tokens_headroom: free at the future peak of what was accepted.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    best_effort: int = 0
+    prefill_tokens_left: int = 0
+    kv_tokens_free: int = 0
+    kv_tokens_total: int = 0
+    work_s: float = 0.0
+    prefill_wait_s: float = 0.0
+    prefill_slack_s: float = inf
+    prefill_tokens_s: float = inf
+    step_s: float = 0.0
+    tightest_pace_s: float = inf
+    kv_tokens_headroom: int = 0
+
+
+def snapshot(view: ReplicaView) -> Snapshot:
+    """The replica of this view."""
+    everybody = (*view.running, *view.waiting)
+    jobs = columns(everybody)
+    promised = np.fromiter([not job.best_effort for job in everybody], np.bool_, len(everybody))
+    free_in_s = max(view.busy_until_s - view.now_s, 0.0)
+    queue = _queue(view, jobs, promised, free_in_s)
+    decoding = jobs.decoding
+    return Snapshot(
+        running=len(view.running),
+        waiting=len(view.waiting),
+        best_effort=len(everybody) - int(promised.sum()),
+        prefill_tokens_left=int(jobs.pending_tokens[~decoding].sum()),
+        kv_tokens_free=view.kv.free_blocks * view.kv.block_tokens,
+        kv_tokens_total=view.kv.total_blocks * view.kv.block_tokens,
+        work_s=free_in_s + _work_s(view.model, jobs),
+        prefill_wait_s=queue.wait_s,
+        prefill_slack_s=queue.slack_s,
+        prefill_tokens_s=queue.pace.prefill_tokens_s,
+        step_s=view.model.seconds(_decodes(jobs, decoding & promised)),
+        tightest_pace_s=queue.tightest_pace_s,
+        kv_tokens_headroom=_headroom_blocks(view, jobs.of(promised), queue) * view.kv.block_tokens,
+    )
+
+
+class _Pace(NamedTuple):
+    """Periods beside some decodes, and prompt tokens a second in them."""
+
+    period_s: float
+    prefill_tokens_s: float
+
+
+class _Queue(NamedTuple):
+    """The prefills with a promise, one after the other by deadline."""
+
+    pace: _Pace
+    tightest_pace_s: float
+    wait_s: float
+    slack_s: float
+
+
+def _queue(view: ReplicaView, jobs: JobColumns, promised: Bools, free_in_s: float) -> _Queue:
+    decoding = jobs.decoding & promised
+    prefills = jobs.of(~jobs.decoding & promised)
+    prefills = prefills.of(np.argsort(prefills.due_s, kind="stable"))
+    paces_s = jobs.pace_s[promised]
+    kept_s = paces_s[paces_s >= view.model.seconds(BatchWork(1))]  # of the others nobody can be kept
+    tightest_s = float(kept_s.min(initial=inf))
+    by_then = _decodes(jobs, decoding)._replace(tokens=int(decoding.sum()) + len(prefills.due_s))
+    pace = _pace(view, by_then, tightest_s)
+    done_s = free_in_s + np.cumsum(_prefills_s(view.model, prefills, pace))
+    slack_s = prefills.due_s - view.now_s - pace.period_s - done_s
+    wait_s = float(done_s[-1]) if len(done_s) else free_in_s
+    return _Queue(pace, tightest_s, wait_s, max(float(slack_s.min(initial=inf)), 0.0))
+
+
+def _decodes(jobs: JobColumns, decoding: Bools) -> BatchWork:
+    count = int(decoding.sum())
+    return BatchWork(count, int(jobs.computed_tokens[decoding].sum()) + count)
+
+
+def _pace(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> _Pace:
+    """Periods with most room for prefill, whatever number of drafts that takes."""
+    speculation = view.speculation
+    most = speculation.max_tokens if speculation is not None and decodes.tokens else 0
+    paces = []
+    for drafts in range(most + 1):
+        tokens = decodes.tokens * (1 + drafts)
+        alone_s = view.model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))
+        accepted = tokens_expected(speculation.acceptance, drafts) if speculation is not None else 1.0
+        period_s = min(tightest_s * accepted, ORDINARY.longest_s(alone_s))
+        fits = view.model.tokens_within(period_s, decodes.context_tokens, 0.0, drafts)
+        room = max(min(fits, view.limits.batch_tokens) - tokens, 0)
+        paces.append(_Pace(period_s, room / period_s))
+    return max(paces, key=lambda pace: pace.prefill_tokens_s)
+
+
+def _prefills_s(model: TimeModel, prefills: JobColumns, pace: _Pace) -> Floats:
+    """How long each takes; infinite where decodes leave nothing."""
+    pending = prefills.pending_tokens
+    pairs = np.maximum(pending, SHORTEST_CHUNK_TOKENS) * (prefills.computed_tokens + pending / 2)
+    attention_s: Floats = model.scale * model.prefill_work_s * pairs
+    tokens_s = pace.prefill_tokens_s
+    return attention_s + (pending / tokens_s if tokens_s else inf)
+
+
+def _work_s(model: TimeModel, jobs: JobColumns) -> float:
+    """Every token still to be computed, at what one more costs in a large batch."""
+    token_s = max(term.token_s for term in model.terms)
+    tokens = jobs.pending_tokens.sum() + jobs.output_tokens_left.sum() - len(jobs.due_s)
+    return model.scale * token_s * float(tokens)
+
+
+def _headroom_blocks(view: ReplicaView, promised: JobColumns, queue: _Queue) -> int:
+    """Blocks that stay free if nobody else comes. A prefill may start as late as the queue is long."""
+    step_s, queued = queue.pace.period_s, ~promised.decoding
+    longest = queue.wait_s / step_s if queue.wait_s < inf else kv_peak.FOREVER_STEPS
+    delay = np.where(queued, int(longest), 0)
+    left = promised.output_tokens_left
+    ends = kv_peak.ends_of_buckets(left - 1 + delay)
+    blocks = kv_peak.usage(promised.size_tokens, left, delay, ends, view.kv.block_tokens)
+    return max(view.kv.total_blocks - int(blocks.sum(axis=0).max()), 0)

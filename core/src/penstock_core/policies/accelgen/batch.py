@@ -1,0 +1,186 @@
+"""AccelGen's batching on two resources [AccelGen, §4.4, Algorithms 1 and 2].
+
+Algorithm 1: urgent requests and running decodes first, in ascending remaining time. Where they want more
+tokens or blocks than there are, those with the most remaining time give way: of tokens by sitting the
+iteration out, of blocks by preemption. A decode that would be late for sitting out is served before prompts:
+it takes one token, and a prompt can be cut.
+
+Algorithm 2: of the other prompts, those whose remaining time is within γ of the first. A prompt that does not
+fit whole is cut to what is left of tokens or of blocks. Again and again the one is added whose demand is
+nearest to what is left, both scaled to their totals, until none fits. If there is room then, the next γ.
+
+Exclusive allocation (§4.2): a prompt is only cut while no other is unfinished, unless it is urgent. One long
+prompt at a time has the KV cache to itself and frees it sooner; whole prompts pass it by.
+
+Two rules keep preemption from feeding itself; without them it does, once the cache is full. A prompt starts
+only where blocks are free for all of it beside what unfinished ones still need, as the paper's engine
+allocated them; its pseudocode would start it with the blocks there are, and prompts that fill the cache half
+done end only by preemption. And an urgent prompt takes blocks from a decode only where that one has the time
+to be computed again: else one target is saved by breaking another.
+"""
+
+from collections.abc import Sequence
+from math import hypot
+from typing import NamedTuple
+
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import Victims, add_running
+from penstock_core.domain.request import Job, RequestId
+from penstock_core.policies.accelgen.remaining_time import Claim
+from penstock_core.policies.accelgen.token_budget import Budget
+
+
+class Demand(NamedTuple):
+    """What a prompt would take of an iteration."""
+
+    tokens: int
+    blocks: int
+
+
+class Prompt(NamedTuple):
+    """A prompt in the group. whole: what all of it would take."""
+
+    job: Job
+    whole: Demand
+
+
+def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_effort: Sequence[Job]) -> None:
+    """Decodes that cannot wait; urgent prompts and other decodes by time left [Algorithm 1, lines 1-4].
+
+    claims: everybody's. A decode that needs a block takes it from whoever has the most remaining time; an
+    urgent prompt only from decodes that have enough.
+    """
+    in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
+    idle = [job for job in best_effort if job.computed_tokens > 0]
+    victims = Victims([*(c.job for c in in_order if c.job.computed_tokens > 0), *idle])
+    patient = [c.job for c in in_order if c.job.decoding and c.remaining_s > c.recompute_s]
+    for claim in in_order:
+        job, left = claim.job, room.tokens - batch.work.tokens
+        if left <= 0:
+            return
+        if job.request.id in batch.preempted:
+            continue
+        if job.decoding:
+            add_running(batch, job, victims)
+        elif claim.urgent:
+            tokens = min(left, batch.largest_chunk(job, room.limit_s))
+            owed = _owed(batch, claims)
+            others = sum(owed.values()) - owed.get(job.request.id, 0)
+            _add_urgent(batch, job, tokens, others, [*patient, *idle])
+
+
+def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: Sequence[Job]) -> None:
+    """The prompt, where those with time left can give it the blocks that it lacks."""
+    seats, blocks = int(job.computed_tokens == 0), batch.blocks_wanted(job, job.pending_tokens) + spared
+    others = [v for v in reversed(patient) if not _served(batch, v)]
+    could_be_free = batch.free_blocks + sum([batch.view.kv.blocks_for(v.computed_tokens) for v in others])
+    if tokens > 0 and blocks <= could_be_free and seats <= batch.free_seats + len(others):
+        batch.make_room(blocks, seats, others)
+        batch.add(job, tokens)
+
+
+def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: float) -> None:
+    """Prompts into what is left, those with the least remaining time first [Algorithm 1, lines 5-7]."""
+    owed = _owed(batch, claims)
+    queue = sorted([c for c in claims if not _served(batch, c.job)], key=_patience)
+    while queue and _left_tokens(batch, room) > 0:
+        last_s = queue[0].remaining_s + gamma_s
+        group = [_prompt(batch, claim.job) for claim in queue if claim.remaining_s <= last_s]
+        queue = queue[len(group) :]
+        _fill_with_nearest(batch, group, room, owed)
+
+
+def _fill_with_nearest(
+    batch: OpenBatch, group: list[Prompt], room: Budget, owed: dict[RequestId, int]
+) -> None:
+    """The one nearest to what is left, until none fits [Algorithm 2]. Keeps `owed` up to date."""
+    while group:
+        left = Demand(_left_tokens(batch, room), max(batch.free_blocks, 0))
+        unowed = left.blocks - sum(owed.values())
+        demands = {
+            i: demand
+            for i, prompt in enumerate(group)
+            if (demand := _demand(batch, prompt, Demand(left.tokens, unowed), owed))
+        }
+        if not demands:
+            return
+        nearest = min(demands, key=lambda i: _wasted(batch, group[i], demands[i], left, room.tokens))
+        job, whole = group.pop(nearest)
+        tokens = min(demands[nearest].tokens, batch.largest_chunk(job, room.limit_s))
+        if tokens == whole.tokens or (tokens > 0 and _may_be_cut(job, owed)):
+            batch.add(job, tokens)
+            owed.pop(job.request.id, None)
+            if tokens < whole.tokens:
+                owed[job.request.id] = _blocks_after(batch, job, tokens)
+
+
+def _wasted(
+    batch: OpenBatch, prompt: Prompt, demand: Demand, left: Demand, all_tokens: int
+) -> tuple[float, int]:
+    """Less is nearer; of two alike one that need not be cut."""
+    unused = distance(demand, left, all_tokens, batch.view.kv.total_blocks)
+    return unused, prompt.whole.tokens - demand.tokens
+
+
+def distance(demand: Demand, left: Demand, all_tokens: int, all_blocks: int) -> float:
+    """How much of both resources would still be unused, as shares of all there is."""
+    return hypot((left.tokens - demand.tokens) / all_tokens, (left.blocks - demand.blocks) / all_blocks)
+
+
+def _prompt(batch: OpenBatch, job: Job) -> Prompt:
+    pending = job.pending_tokens
+    return Prompt(job, Demand(pending, batch.blocks_wanted(job, pending)))
+
+
+def _left_tokens(batch: OpenBatch, room: Budget) -> int:
+    return min(room.tokens - batch.work.tokens, batch.left_tokens)
+
+
+def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[RequestId, int]) -> Demand | None:
+    """What the prompt takes, cut to what is left where it may be; None where it does not fit.
+
+    unowed: what is left beside the blocks that prompts under way still need, its own included.
+    """
+    job, whole = prompt
+    blocks = unowed.blocks + owed.get(job.request.id, 0)
+    if job.computed_tokens == 0 and (whole.blocks > blocks or batch.free_seats < 1):
+        return None
+    if whole.tokens <= unowed.tokens and whole.blocks <= blocks:
+        return whole
+    if not _may_be_cut(job, owed):
+        return None
+    tokens = min(whole.tokens, unowed.tokens, batch.room_tokens(job))
+    return Demand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None
+
+
+def _may_be_cut(job: Job, owed: dict[RequestId, int]) -> bool:
+    """Whether it is under way already, or nobody else is."""
+    return not owed or job.request.id in owed
+
+
+def _owed(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]:
+    """Blocks still to come of the prompts that will be half done after this iteration, as it stands."""
+    owed: dict[RequestId, int] = {}
+    for job in [claim.job for claim in claims if not claim.job.decoding]:
+        tokens = batch.tokens.get(job.request.id, 0)
+        under_way = (job.computed_tokens > 0 or tokens > 0) and job.request.id not in batch.preempted
+        if under_way and tokens < job.pending_tokens:
+            owed[job.request.id] = _blocks_after(batch, job, tokens)
+    return owed
+
+
+def _blocks_after(batch: OpenBatch, job: Job, tokens: int) -> int:
+    """Blocks that the rest of a prompt needs after so many more of its tokens."""
+    return batch.blocks_wanted(job, job.pending_tokens) - batch.blocks_wanted(job, tokens)
+
+
+def _served(batch: OpenBatch, job: Job) -> bool:
+    return job.request.id in batch.tokens or job.request.id in batch.preempted
+
+
+def _can_sit_out(claim: Claim, room: Budget) -> bool:
+    return not claim.job.decoding or claim.remaining_s > room.longest_s
+
+
+def _patience(claim: Claim) -> tuple[float, str]:
+    return claim.remaining_s, claim.job.request.id

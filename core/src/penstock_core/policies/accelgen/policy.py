@@ -1,0 +1,103 @@
+"""**accelgen.** Fills every iteration to the tightest time between tokens, and memory along with it.
+
+Choose it where prompts of a few hundred tokens and of many thousands share a replica, tiers differ widely in
+pace, and nobody may be refused. The budget of a batch follows the tightest decode in it, never beyond where
+throughput saturates. Who is about to miss a target comes first; among those with alike time left it takes
+prompts that together use up both tokens and KV blocks. One long prompt at a time is cut into chunks, so it
+ends sooner and short ones pass it by.
+
+Costs: refuses nothing, and whoever is past saving still stands first in the queue. Memory is taken as it is
+free, not as it will be needed, so answers that grow preempt one another under load. A tier with a very tight
+pace makes every batch small while one of its requests decodes.
+
+Knobs: `gamma_s`, how alike remaining times count as equal; `reading_tbt_s`, the pace of those promised none;
+`aging_s`, the TTFT of those promised none, and how long best effort waits for its turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.batch.best_effort import fill_surplus, oldest_waiting_too_long
+from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import add_all_decodes
+from penstock_core.domain.policy import Knobs, Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.accelgen.batch import select, serve_urgent
+from penstock_core.policies.accelgen.remaining_time import (
+    LEARNING_RATE,
+    Claim,
+    Pauses,
+    Tempo,
+    claim,
+    pauses_after,
+)
+from penstock_core.policies.accelgen.token_budget import READING_TBT_S, budget
+from penstock_core.policies.unconditional_admission import admit_everyone
+
+
+class Remembered(NamedTuple):
+    """Between two steps: mean tokens of a prompt's chunk, 0 before the first; preemptions."""
+
+    chunk_tokens: float = 0.0
+    pauses: Pauses = Pauses()
+
+
+@dataclass(frozen=True, slots=True)
+class AccelGen:
+    """Dynamic chunking and batching on two resources [AccelGen]."""
+
+    gamma_s: float = 0.75
+    reading_tbt_s: float = READING_TBT_S
+    aging_s: float = Knobs().aging_s
+
+    def start(self) -> Remembered:
+        """Nothing seen yet."""
+        return Remembered()
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        """Everybody."""
+        return admit_everyone(view, new)
+
+    def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
+        """Token budget, order, then both algorithms; best effort in what is left."""
+        served, best_effort = self._sorted_out(view)
+        decodes = [job for job in served if job.decoding]
+        room = budget(view, decodes, self.reading_tbt_s)
+        pauses = pauses_after(memory.pauses, view, len(decodes))
+        tempo = Tempo(memory.chunk_tokens or max(room.tokens, 1), room.longest_s, pauses.per_token_s)
+        prompts = [self._claim(job, view, tempo) for job in served if not job.decoding]
+        batch = OpenBatch(view)
+        if any(claim.urgent for claim in prompts) or not add_all_decodes(batch, decodes):
+            everybody = [*(self._claim(job, view, tempo) for job in decodes), *prompts]
+            serve_urgent(batch, everybody, room, best_effort)
+        select(batch, prompts, room, self.gamma_s)
+        fill_surplus(batch, best_effort, min(room.longest_s, room.limit_s))
+        let_oldest_move(batch)
+        return batch.step(), Remembered(_mean_chunk(memory.chunk_tokens, batch), pauses)
+
+    def _claim(self, job: Job, view: ReplicaView, tempo: Tempo) -> Claim:
+        return claim(job, view.now_s, tempo, self.reading_tbt_s, self.aging_s)
+
+    def _sorted_out(self, view: ReplicaView) -> tuple[list[Job], list[Job]]:
+        """Those with their turn, the oldest best effort among them once it has waited long; and the rest."""
+        oldest = oldest_waiting_too_long(view, self.aging_s)
+        everybody = (*view.running, *view.waiting)
+        best_effort = [job for job in everybody if job.best_effort and not _is(job, oldest)]
+        return [job for job in everybody if not job.best_effort or _is(job, oldest)], best_effort
+
+
+def _is(job: Job, other: Job | None) -> bool:
+    return other is not None and job.request.id == other.request.id
+
+
+def _mean_chunk(mean: float, batch: OpenBatch) -> float:
+    """L_c after this batch. A chunk of a single token passes for a decode."""
+    chunks = [tokens for tokens in batch.tokens.values() if tokens > 1]
+    if not chunks:
+        return mean
+    here = sum(chunks) / len(chunks)
+    return mean + LEARNING_RATE * (here - mean) if mean else here

@@ -1,0 +1,126 @@
+"""AccelGen's order: how long a request can still wait [AccelGen, §4.3].
+
+A request's remaining time is what its target leaves after the wait so far and the work still to do:
+
+    T_r = SLO − T_w − T_e        T_e = N_ck · T_max        N_ck = ⌈S_r / L_c⌉, 1 for a decode
+
+With due times that is `due − now − T_e`. A decode's due time follows the judgement of its tier, so one that
+is judged by a mean may wait on what it has run ahead.
+
+A target for the whole job is spread evenly over its N_ck chunks and S_g tokens:
+
+    T_e = N_ck · T_max + S_g · (T_max + P_max · P)        T_r = (SLO_JCT − T_e) / (N_ck + S_g)
+
+What an iteration over- or under-uses is carried to the next in full. The sum of what was allowed and what was
+used is then a fixed time table: iteration j has to start by arrival + (j + 1) · SLO_JCT / (N_ck + S_g) less
+its own length. So nothing needs to be remembered of a job to carry its allowance over.
+
+P_max · P is the time lost to preemption per token: how long one lasted at most, times how often one happens.
+"""
+
+from collections.abc import Mapping
+from math import ceil, inf
+from typing import NamedTuple
+
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, RequestId
+from penstock_core.domain.slo import next_token_due_s
+
+LEARNING_RATE = 0.05
+"""Of the mean chunk and of how often requests are preempted: twenty iterations, about a second."""
+
+
+class Pauses(NamedTuple):
+    """Preemptions as they are seen: a request with tokens that waits is paused.
+
+    since: when each that is paused now was first seen so. longest_s: P_max. share: P, per token generated.
+    """
+
+    since: Mapping[RequestId, float] = {}
+    longest_s: float = 0.0
+    share: float = 0.0
+
+    @property
+    def per_token_s(self) -> float:
+        """P_max · P."""
+        return self.longest_s * self.share
+
+
+class Tempo(NamedTuple):
+    """What a job's own work is expected to take.
+
+    chunk_tokens: L_c. iteration_s: T_max. pause_s: lost to preemption per token.
+    """
+
+    chunk_tokens: float
+    iteration_s: float
+    pause_s: float = 0.0
+
+    def chunks(self, tokens: int) -> int:
+        """N_ck of so many prompt tokens."""
+        return ceil(tokens / self.chunk_tokens)
+
+
+class Claim(NamedTuple):
+    """A request in the queue.
+
+    urgent: it keeps its target only if it is in the next iteration.
+    recompute_s: all its chunks, if it were preempted.
+    """
+
+    remaining_s: float
+    urgent: bool
+    recompute_s: float
+    job: Job
+
+
+def claim(job: Job, now_s: float, tempo: Tempo, reading_s: float, patience_s: float) -> Claim:
+    """The request with its remaining time.
+
+    reading_s: pace of a decode that was promised none. patience_s: TTFT of a prompt that was promised none.
+    """
+    targets = job.request.targets
+    chunks = 1 if job.decoding else tempo.chunks(job.pending_tokens)
+    if targets.e2e_s is None:
+        due_s = _due_s(job, reading_s, patience_s)
+        remaining_s = due_s - now_s - chunks * tempo.iteration_s
+    else:
+        due_s = job.request.arrival_s + targets.e2e_s
+        remaining_s = _jct_remaining_s(job, targets.e2e_s, now_s, tempo)
+        if targets.ttft_s is not None or targets.tpot_s is not None:
+            remaining_s = min(remaining_s, job.due_s - now_s - chunks * tempo.iteration_s)
+    recompute_s = tempo.iteration_s * tempo.chunks(job.request.prompt_tokens + job.generated_tokens)
+    return Claim(remaining_s, due_s > now_s and remaining_s <= tempo.iteration_s, recompute_s, job)
+
+
+def _due_s(job: Job, reading_s: float, patience_s: float) -> float:
+    if job.due_s < inf:
+        return job.due_s
+    if job.anchor is None:
+        return job.request.arrival_s + patience_s
+    return next_token_due_s(job.anchor, job.generated_tokens, reading_s)
+
+
+def _jct_remaining_s(job: Job, jct_s: float, now_s: float, tempo: Tempo) -> float:
+    """By the time table of the whole job, as it was laid out on its arrival."""
+    prompt_chunks = tempo.chunks(job.request.prompt_tokens)
+    chunks_done = prompt_chunks if job.decoding else prompt_chunks - tempo.chunks(_prompt_tokens_left(job))
+    iterations = prompt_chunks + max(job.output_tokens, 1)
+    own_s = tempo.iteration_s + (tempo.pause_s if job.decoding else 0.0)
+    start_by_s = (chunks_done + job.generated_tokens + 1) * jct_s / iterations - own_s
+    return job.request.arrival_s + start_by_s - now_s
+
+
+def _prompt_tokens_left(job: Job) -> int:
+    return max(job.request.prompt_tokens - job.computed_tokens, 0)
+
+
+def pauses_after(pauses: Pauses, view: ReplicaView, tokens: int) -> Pauses:
+    """Pauses with what this view shows, `tokens` being decoded in it."""
+    paused = [job.request.id for job in view.waiting if job.generated_tokens > 0]
+    new = len([job_id for job_id in paused if job_id not in pauses.since])
+    return Pauses(
+        {job_id: pauses.since.get(job_id, view.now_s) for job_id in paused},
+        max([pauses.longest_s, *[view.now_s - at_s for at_s in pauses.since.values()]]),
+        pauses.share + LEARNING_RATE * (min(new / max(tokens, 1), 1.0) - pauses.share),
+    )

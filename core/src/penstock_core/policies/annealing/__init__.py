@@ -1,0 +1,1 @@
+"""SLO-aware annealing: the order and batches of a queue, searched by simulated annealing."""

@@ -1,0 +1,246 @@
+"""The best order and batches, by simulated annealing [annealing, §4.3, Algorithm 1].
+
+Two plans to start from, both in full batches: the order given, and ascending predicted latency. If everybody
+keeps their SLO in the second, it is taken. Otherwise the better of the two is disturbed, move by move: a
+request is squeezed into the batch before, or delayed into the next, or two change places. A better plan is
+always taken, a worse one with a chance that falls with the temperature, from 500 to 20 by a twentieth a
+level, 100 moves a level. The best plan seen is the result.
+
+Two slips of the paper are mended. Its rule takes the worse plans more readily the worse they are (the sign
+and the comparison are both turned); here it is `exp((f_new − f) / T)`. And its temperatures stand far above
+any G, so that everything would be taken; here they are thousandths of the best G seen, so at 500 a loss of
+half of it is taken in one of e times, and at 20 a loss of a fiftieth.
+
+A sweep ends in a local optimum now and then, and the plan in which everybody is in time may have batches that
+are larger than the latencies like. Up to `PROVED_REQUESTS` requests there is a way that knows neither, and
+takes a third of the time: branch and bound from the better start (`exhaustive_search`). So few requests get
+the best plan there is, and annealing is for more.
+
+Compiled: a sweep is 6,300 moves. A move costs a few operations a request, for only two tables are read
+(`plan_tables`). Random numbers are xorshift's, 32 bits in 64, so that they never overflow.
+"""
+
+from math import exp
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.compilation.jit import FLOAT, INT, INTS, compiled, part, results
+from penstock_core.forecast.decode_load import Ints
+from penstock_core.policies.annealing.exhaustive_search import improve
+from penstock_core.policies.annealing.plan_tables import TABLES, Prospects
+
+HOTTEST, COLDEST, COOLING, MOVES_A_LEVEL = 500.0, 20.0, 0.95, 100
+PER_BEST = 1000.0
+"""Temperatures are in this share of the best G seen."""
+
+PROVED_REQUESTS = 8
+"""Up to so many the result is the optimum."""
+
+LOW_BITS = 0xFFFFFFFF
+ALL_BITS = 2.0**32
+
+
+class Plan(NamedTuple):
+    """An order of requests in batches.
+
+    order: requests by their columns, first served first. sizes: of the batches, in the same order.
+    value: its G. moves: of annealing, to find it; 0 where there was no need to anneal.
+    """
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    value: float
+    moves: int
+
+
+def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQUESTS) -> Plan:
+    """The best plan that is found, for at least one request; the same for the same seed.
+
+    proved_requests: up to so many it is the optimum; with 0 it is always what annealing finds.
+    """
+    count = prospects.requests
+    order = np.argsort(prospects.exec_s[-1], kind="stable")
+    ends = np.zeros(count + 2, dtype=np.int64)
+    value, batches, moves = search(prospects, order, ends, seeded(seed), int(count <= proved_requests))
+    return Plan(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
+
+
+def first_turn_s(prospects: Prospects, plan: Plan) -> float:
+    """From the start of a plan's first batch until it is the next one's turn."""
+    row = plan.sizes[0] - 1
+    return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())
+
+
+def seeded(seed: int) -> int:
+    """A state of the generator: 32 bits, not all zero, far apart for seeds in a row."""
+    return (seed * 0x9E3779B1 + 0x7F4A7C15 & LOW_BITS) or 1
+
+
+@part
+def next_random(state: int) -> int:
+    """The next 32 bits (xorshift)."""
+    state ^= (state << 13) & LOW_BITS
+    state ^= state >> 17
+    state ^= (state << 5) & LOW_BITS
+    return state
+
+
+@part
+def worth(
+    prospects: Prospects,
+    order: Ints,
+    ends: Ints,
+    batches: int,
+) -> tuple[float, int]:
+    """G of a plan, and how many keep their SLO in it."""
+    exec_s, latest_s, turn = prospects.exec_s, prospects.latest_s, prospects.turn
+    latency_s, met, wait_s = prospects.base_s[ends[1] - 1], prospects.base_met, 0.0
+    for batch in range(batches):
+        row = ends[batch + 1] - ends[batch] - 1
+        longest_s = 0.0
+        for place in range(ends[batch], ends[batch + 1]):
+            request = order[place]
+            own_s = exec_s[row, request]
+            latency_s += wait_s + own_s
+            met += wait_s <= latest_s[row, request]
+            if own_s > longest_s:  # noqa: PLR1730 (`max` minds NaN, which takes longer)
+                longest_s = own_s
+        wait_s += turn[row] * longest_s
+    return met / latency_s, met
+
+
+@part
+def fill(ends: Ints, most: int) -> int:
+    """Full batches, the last one of what is left; how many."""
+    count, batches = len(ends) - 2, 0
+    while ends[batches] < count:
+        ends[batches + 1] = min(ends[batches] + most, count)
+        batches += 1
+    return batches
+
+
+@part
+def batch_of(ends: Ints, place: int) -> int:
+    """The batch that a place in the order is in."""
+    batch = 0
+    while ends[batch + 1] <= place:
+        batch += 1
+    return batch
+
+
+@part
+def without(ends: Ints, batch: int, batches: int) -> int:
+    """Take an empty batch out; how many are left."""
+    for later in range(batch, batches):
+        ends[later] = ends[later + 1]
+    return batches - 1
+
+
+@part
+def squeeze(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
+    """Move a request into the batch before. How many batches there are then; 0 where it cannot be."""
+    batch = batch_of(ends, place)
+    if batch == 0 or ends[batch] - ends[batch - 1] == most:
+        return 0
+    first = ends[batch]
+    order[place], order[first] = order[first], order[place]
+    ends[batch] = first + 1
+    return without(ends, batch, batches) if ends[batch] == ends[batch + 1] else batches
+
+
+@part
+def delay(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
+    """Move a request into the next batch, a new one after the last. As `squeeze`."""
+    batch = batch_of(ends, place)
+    last = ends[batch + 1] - 1
+    if batch == batches - 1:
+        if last == ends[batch]:
+            return 0
+        ends[batches + 1] = last + 1
+        batches += 1
+    elif ends[batch + 2] - ends[batch + 1] == most:
+        return 0
+    order[place], order[last] = order[last], order[place]
+    ends[batch + 1] = last
+    return without(ends, batch, batches) if last == ends[batch] else batches
+
+
+@part
+def disturb(order: Ints, ends: Ints, batches: int, most: int, random: int) -> int:
+    """One of the three moves, at a place; both told by 32 random bits. As `squeeze`."""
+    count = len(order)
+    drawn = random * 3
+    move = drawn >> 32
+    drawn = (drawn & LOW_BITS) * count
+    place = drawn >> 32
+    if move == 0:
+        return squeeze(order, ends, batches, place, most)
+    if move == 1:
+        return delay(order, ends, batches, place, most)
+    other = ((drawn & LOW_BITS) * count) >> 32
+    order[place], order[other] = order[other], order[place]
+    return batches if other != place else 0
+
+
+@part
+def copy(order: Ints, ends: Ints, to_order: Ints, to_ends: Ints, batches: int) -> None:
+    """One plan over another. Number by number: plans are shorter than a slice takes to set up."""
+    for place in range(len(order)):
+        to_order[place] = order[place]
+    for batch in range(1, batches + 1):
+        to_ends[batch] = ends[batch]
+
+
+@part
+def sweep(prospects: Prospects, order: Ints, ends: Ints, batches: int, random: int) -> tuple[float, int, int]:
+    """Anneal from a plan; the best seen is left in `order` and `ends`. Its G, its batches, the moves made."""
+    most = len(prospects.exec_s)
+    value = worth(prospects, order, ends, batches)[0]
+    best, best_batches = value, batches
+    at_order, at_ends = order.copy(), ends.copy()
+    new_order, new_ends = order.copy(), ends.copy()
+    moves, temperature = 0, HOTTEST
+    while temperature >= COLDEST:
+        per_loss = PER_BEST / (temperature * best) if best > 0 else 0.0
+        for _ in range(MOVES_A_LEVEL):
+            moves += 1
+            random = next_random(random)
+            new_batches = disturb(new_order, new_ends, batches, most, random)
+            if new_batches == 0:
+                continue
+            new = worth(prospects, new_order, new_ends, new_batches)[0]
+            taken = new >= value
+            if not taken:
+                random = next_random(random)
+                taken = random < exp((new - value) * per_loss) * ALL_BITS
+            if not taken:
+                copy(at_order, at_ends, new_order, new_ends, batches)
+                continue
+            value, batches = new, new_batches
+            copy(new_order, new_ends, at_order, at_ends, batches)
+            if value > best:
+                best, best_batches = value, batches
+                copy(new_order, new_ends, order, ends, batches)
+        temperature *= COOLING
+    return best, best_batches, moves
+
+
+@compiled(results(FLOAT, INT, INT), TABLES, INTS, INTS, INT, INT)
+def search(prospects: Prospects, order: Ints, ends: Ints, random: int, prove: int) -> tuple[float, int, int]:
+    """Algorithm 1, or the optimum where `prove` is not 0. G, batches, moves made; the plan is left in place.
+
+    order: the requests by predicted latency. ends: zeros, two more than requests.
+    """
+    batches = fill(ends, len(prospects.exec_s))
+    value, met = worth(prospects, order, ends, batches)
+    if met == len(order) + prospects.base_met and not prove:
+        return value, batches, 0
+    given = np.arange(len(order))
+    given_value = worth(prospects, given, ends, batches)[0]
+    if value < given_value:
+        value, order[:] = given_value, given
+    if prove:
+        value, batches = improve(prospects, order, ends, value)
+        return value, batches, 0
+    return sweep(prospects, order, ends, batches, random)

@@ -1,0 +1,66 @@
+"""Skip-join multi-level feedback queues [FastServe, §4].
+
+Shortest job first without knowing lengths: a job that has had much time is likely to need more, so it sinks
+from queue to queue, and those above are served first. A queue's quantum is the time that a job may take in it
+before it sinks; the first queue's is the shortest iteration there is, each further one's twice the one above.
+
+Joining the first queue would make every long prompt sink before its first token. Its length is known, so a
+newcomer *skips* to the first queue whose quantum covers its prefill. A job that nobody served for
+`starvation_s` starts again in the first queue.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock_core.domain.request import Job, RequestId
+from penstock_core.timing.time_model import BatchWork, TimeModel
+
+
+class Standing(NamedTuple):
+    """A job's place: its queue, the time it has had in it, and when it was served last."""
+
+    queue: int
+    used_s: float
+    served_s: float
+
+
+Standings = Mapping[RequestId, Standing]
+"""Of jobs that have been served; the others stand where they would join."""
+
+
+class Queues(NamedTuple):
+    """The queues of one moment.
+
+    quanta_s: one for each. prompt_tokens: the longest prompt that joins it, of all but the last.
+    """
+
+    quanta_s: tuple[float, ...]
+    prompt_tokens: tuple[int, ...]
+    starvation_s: float
+    now_s: float
+
+    def standing(self, job: Job, standings: Standings) -> Standing:
+        """Where a job stands now."""
+        known = standings.get(job.request.id)
+        if known is None:
+            queue, used_s = bisect_left(self.prompt_tokens, job.pending_tokens), 0.0
+            known = Standing(queue, used_s, job.request.arrival_s)
+        if self.now_s - known.served_s >= self.starvation_s:
+            return Standing(0, 0.0, self.now_s)
+        return known
+
+    def served(self, standing: Standing, duration_s: float) -> Standing:
+        """The standing after an iteration of this length that the job was part of."""
+        queue, used_s = standing.queue, standing.used_s + duration_s
+        if used_s >= self.quanta_s[queue] and queue + 1 < len(self.quanta_s):
+            queue, used_s = queue + 1, 0.0
+        return Standing(queue, used_s, self.now_s + duration_s)
+
+
+def queues_of(model: TimeModel, count: int, starvation_s: float, now_s: float) -> Queues:
+    """So many queues for an engine of this speed."""
+    shortest_s = model.seconds(BatchWork(1))
+    quanta_s = tuple([shortest_s * 2**i for i in range(count)])
+    prompt_tokens = tuple([model.tokens_within(quantum_s) for quantum_s in quanta_s[:-1]])
+    return Queues(quanta_s, prompt_tokens, starvation_s, now_s)

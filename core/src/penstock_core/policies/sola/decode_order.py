@@ -1,0 +1,39 @@
+"""The order of SOLA's decodes, for iterations that have no room for all of them [SOLA, §4.4.2].
+
+By descending predicted TPOT over target: the pace that a request would have at its end if it went on at the
+decodes' own speed from now on,
+
+    (TPOT_r · l_out + C_d · l_left) / (l_out + l_left)
+
+The end is where its judgement ends: the predicted end of the answer for a mean, the end of the window for a
+window, the next token for single gaps.
+"""
+
+from collections.abc import Sequence
+
+from penstock_core.domain.request import Job
+from penstock_core.domain.slo import WINDOW_TOKENS, Judge
+
+
+def worst_first(decodes: Sequence[Job], now_s: float, decode_s: float) -> list[Job]:
+    """Decodes by descending predicted pace over target; an iteration of all of them takes `decode_s`."""
+    return sorted(decodes, key=lambda job: -predicted_ratio(job, now_s, decode_s))
+
+
+def predicted_ratio(job: Job, now_s: float, decode_s: float) -> float:
+    """Predicted TPOT over target; 0 for a decode without a pace."""
+    if not job.pace_s or job.anchor is None:
+        return 0.0
+    out_tokens = job.generated_tokens - job.anchor.tokens
+    left_tokens = _judged_tokens_left(job, out_tokens)
+    elapsed_s = now_s - job.anchor.at_s
+    return (elapsed_s + decode_s * left_tokens) / ((out_tokens + left_tokens) * job.pace_s)
+
+
+def _judged_tokens_left(job: Job, out_tokens: int) -> int:
+    judge = job.request.targets.judge
+    if judge is Judge.MAX:
+        return 1
+    if judge is Judge.WINDOW:
+        return min(job.output_tokens_left, WINDOW_TOKENS - out_tokens)
+    return job.output_tokens_left

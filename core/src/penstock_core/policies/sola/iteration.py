@@ -1,0 +1,122 @@
+"""SOLA's two kinds of iteration [SOLA, §4.4.3, Fig. 6], and who takes part in which phase.
+
+Where TTFT is minimised, prompts come first, as many tiles as eq. 1 allows, and decodes fill the batch up to
+the same bound. Where not even one tile fits, or no prompt can move, it is a batch of decodes. Where TPOT is
+minimised, all decodes come first, then the prompts that eq. 2 asks for, whole as far as the engine's bound
+on tokens goes.
+
+A prompt without a target for its first token presses nobody: it is served from what targets leave, like best
+effort, and stands in the order as if it were due `aging_s` after its arrival. So does the oldest best-effort
+prompt once it has waited that long.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from penstock_core.batch.best_effort import newest_first, oldest_waiting_too_long
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import Victims, add_running, run_on
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.policies.sola.cost import Costs
+from penstock_core.policies.sola.decode_order import worst_first
+from penstock_core.policies.sola.monitor import Pressure, latency_ratios, pressure
+from penstock_core.policies.sola.workload import Prompts, fewest_prompts, most_tokens
+from penstock_core.timing.time_model import BatchWork
+
+
+class Phases(NamedTuple):
+    """Everybody in a view, by what is done with them.
+
+    decodes: with a promise or not, best effort apart. prompts: first tokens, or next ones, that are due.
+    unhurried: prompts without a target, with the due time that their patience gives them.
+    best_effort: serves as room for all others.
+    """
+
+    decodes: list[Job]
+    prompts: list[Job]
+    unhurried: list[Job]
+    best_effort: list[Job]
+
+
+def phases(view: ReplicaView, aging_s: float) -> Phases:
+    """Who is what."""
+    oldest = oldest_waiting_too_long(view, aging_s)
+    protected = oldest.request.id if oldest else None
+    found = Phases([], [], [], [])
+    for job in (*view.running, *view.waiting):
+        if job.best_effort and job.request.id != protected:
+            found.best_effort.append(job)
+        elif job.decoding:
+            found.decodes.append(job)
+        elif job.due_s < inf and not job.best_effort:
+            found.prompts.append(job)
+        else:
+            found.unhurried.append(job._replace(due_s=job.request.arrival_s + aging_s))
+    return found
+
+
+def pressure_of(people: Phases, now_s: float) -> Pressure:
+    """How near either latency is to breaking. A resumed prompt's latency is its pace."""
+    new = [job for job in people.prompts if job.anchor is None]
+    resumed = [job for job in people.prompts if job.anchor is not None]
+    return pressure(latency_ratios(new, now_s), latency_ratios([*resumed, *people.decodes], now_s))
+
+
+def minimise_ttft(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs, loosened: bool) -> None:
+    """Prompts by eq. 1, then decodes up to as many tokens."""
+    limit_s = to_spare_s(people.decodes, batch.view.now_s, loosened)
+    tokens = most_tokens(prompts, costs, limit_s, batch.left_tokens)
+    growth = sum([batch.blocks_wanted(job, 1) for job in people.decodes])
+    _add_prompts(batch, prompts.jobs, tokens, growth, people.best_effort)
+    _add_decodes(batch, people, tokens if batch.tokens else batch.left_tokens, costs)
+
+
+def minimise_tpot(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs) -> None:
+    """All decodes, then prompts by eq. 2."""
+    _add_decodes(batch, people, batch.left_tokens, costs)
+    first = fewest_prompts(prompts, costs, batch.work)
+    _add_prompts(batch, prompts.jobs[:first], batch.work.tokens + batch.left_tokens, 0, people.best_effort)
+
+
+def to_spare_s(decodes: Sequence[Job], now_s: float, loosened: bool) -> float:
+    """How long these decodes can go without a token, the late ones aside where the constraint is loosened."""
+    return min([job.due_s for job in decodes if job.due_s >= now_s or not loosened], default=inf) - now_s
+
+
+def _add_prompts(
+    batch: OpenBatch, prompts: Sequence[Job], most_tokens: int, growth_blocks: int, best_effort: Sequence[Job]
+) -> None:
+    """Prompts in their order up to `most_tokens` in the batch; `growth_blocks` stay free for decodes."""
+    for job in prompts:
+        if job.request.id in batch.preempted:  # it gave way to a decode
+            continue
+        tokens = min(job.pending_tokens, most_tokens - batch.work.tokens)
+        if tokens <= 0:
+            return
+        newcomer = job.computed_tokens == 0
+        blocks = batch.blocks_wanted(job, tokens) + growth_blocks
+        if batch.make_room(blocks, int(newcomer), newest_first(best_effort)):
+            batch.add(job, tokens)
+        elif not newcomer and (room_tokens := min(batch.room_tokens(job), tokens)) > 0:
+            batch.add(job, room_tokens)
+
+
+def _add_decodes(batch: OpenBatch, people: Phases, most_tokens: int, costs: Costs) -> None:
+    """Decodes with their drafts while the batch is below `most_tokens`, worst first where not all fit."""
+    view, decodes = batch.view, people.decodes
+    drafts = view.speculation.max_tokens if view.speculation else 0
+    waiting = (*people.prompts, *people.unhurried, *people.best_effort)
+    others = [job for job in waiting if job.computed_tokens > 0]
+    if batch.work.tokens + (1 + drafts) * len(decodes) <= most_tokens:
+        run_on(batch, decodes, Victims([*decodes, *others]))
+        return
+    context = sum([job.computed_tokens + 1 for job in decodes])
+    in_order = worst_first(decodes, view.now_s, costs.decode_s(BatchWork(len(decodes), context)))
+    victims = Victims([*in_order, *others])
+    for job in in_order:
+        if batch.work.tokens >= most_tokens:
+            return
+        if job.request.id not in batch.preempted:
+            add_running(batch, job, victims)
