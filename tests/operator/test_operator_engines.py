@@ -209,6 +209,24 @@ def test_a_templates_word_for_the_engine_adds_and_keeps(pod_of: PodOf) -> None:
     assert {"name": "engine-cache", "persistentVolumeClaim": {"claimName": "c"}} in patched["volumes"]
 
 
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+@pytest.mark.parametrize("restart", [{}, {"restartPolicy": "Always"}], ids=["ends", "keeps running"])
+def test_init_containers_of_a_template_start_before_the_engine(
+    pod_of: PodOf, kind: str, restart: dict[str, str]
+) -> None:
+    fetch = {"name": "fetch", "image": "fetch:1", **restart}
+    patch = {"spec": {"initContainers": [{"name": "engine", "tty": True}, fetch, {"name": "unpack"}]}}
+    plain = [container["name"] for container in pod_of(kind, image="e:1")["initContainers"]]
+    patched = pod_of(kind, image="e:1", podTemplate=patch)["initContainers"]
+    assert [container["name"] for container in patched] == [*plain[:-1], "fetch", "unpack", "engine"]
+    assert patched[-1]["tty"]
+
+
+def test_init_container_without_a_name_is_left_to_the_api_server(pod_of: PodOf) -> None:
+    patched = pod_of("vllm", image="e:1", podTemplate={"spec": {"initContainers": [{"image": "fetch:1"}]}})
+    assert patched["initContainers"] == [{"image": "fetch:1"}]
+
+
 def test_without_tls_engines_are_the_same(pod_of: PodOf, want: Want, settings: Settings) -> None:
     plain = want(settings=dataclasses.replace(settings, tls=False))["StatefulSet/llama-replica"]
     assert engine_of(plain["spec"]["template"]["spec"]) == engine_of(pod_of("simulated"))

@@ -2,9 +2,10 @@
 
 It is an init container that keeps running (`restartPolicy: Always`). Kubernetes starts such a container
 before the pod's main one and stops it after: so the sidecar finds an engine that serves, and on termination
-drains while its engine still works, whatever image the engine is and however it takes a SIGTERM. It listens
-on the pod's address for the kubelet's probes; the NetworkPolicy keeps everybody else out, for a request that
-comes around the sidecar is a request that nobody admitted.
+drains while its engine still works, whatever image the engine is and however it takes a SIGTERM. It is the
+last init container: what a `podTemplate` adds may be what the engine waits for, such as its weights. It
+listens on the pod's address for the kubelet's probes; the NetworkPolicy keeps everybody else out, for a
+request that comes around the sidecar is a request that nobody admitted.
 
 `vllm` gets its scheduler beside it: vLLM's image stays as it is, an init container copies the plug-in into a
 folder that both see, and PYTHONPATH names it. `openai` gets its arguments and nothing else. `simulated` is
@@ -73,6 +74,17 @@ class Engine:
 def engine(inputs: Inputs) -> Engine:
     """The pool's engine. Raises UnfitPool where it has no image to run."""
     return _TYPES[inputs.pool.spec.engine.type](inputs)
+
+
+def engine_last(template: Json) -> Json:
+    """A replica's pod template whose engine starts after every other init container.
+
+    Kubernetes starts init containers in order: the next one when a container that ends has ended, or when one
+    that keeps running has started, which an engine has once its model is loaded.
+    """
+    containers = template["spec"]["initContainers"]
+    ordered = sorted(containers, key=lambda each: isinstance(each, dict) and each.get("name") == ENGINE)
+    return {**template, "spec": {**template["spec"], "initContainers": ordered}}
 
 
 def _simulated(inputs: Inputs) -> Engine:

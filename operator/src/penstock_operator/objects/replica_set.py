@@ -17,7 +17,7 @@ from penstock_operator.names import (
 )
 from penstock_operator.objects.child import child
 from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume, time_model_source, tls_volume
-from penstock_operator.objects.engines import engine
+from penstock_operator.objects.engines import engine, engine_last
 from penstock_operator.objects.pods import pod_template
 from penstock_operator.objects.sidecar import SERVER_ENTRIES, TEMPORARY, sidecar
 from penstock_operator.rollout import SETTLE_S, replica_digest, replica_grace_s
@@ -54,6 +54,6 @@ def replica_set(inputs: Inputs) -> Manifest:
         "minReadySeconds": SETTLE_S,
         "revisionHistoryLimit": 5,
         "selector": {"matchLabels": selector(inputs.name, Component.REPLICA)},
-        "template": template,
+        "template": engine_last(template),
     }
     return child(inputs, "apps/v1", "StatefulSet", name, component=Component.REPLICA, spec=spec)
