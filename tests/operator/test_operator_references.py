@@ -5,6 +5,7 @@ from typing import Any
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component
 from penstock_operator.references import references
+from penstock_operator.settings import Settings
 from penstock_pool import Pool, parse_pool
 
 
@@ -33,8 +34,19 @@ def pods(component: str, **spec: Any) -> Manifest:
     }
 
 
+SETTINGS = Settings(
+    router_image="router:1",
+    sidecar_image="sidecar:1",
+    simulator_image="simulator:1",
+    vllm_image="vllm:1",
+    vllm_plugin_image="plugin:1",
+    image_pull_secrets=("registry",),
+    redis_url_secret="redis",
+)
+
+
 def named(pool: Pool, *wanted: Manifest) -> list[tuple[str, str, str]]:
-    return [(found.ref.kind, found.ref.name, found.field) for found in references(pool, wanted)]
+    return [(found.ref.kind, found.ref.name, found.field) for found in references(pool, SETTINGS, wanted)]
 
 
 def test_claim_and_keys_are_named_by_their_fields() -> None:
@@ -48,7 +60,7 @@ def test_claim_and_keys_are_named_by_their_fields() -> None:
         ("PersistentVolumeClaim", "weights", "spec.model.source.persistentVolumeClaim"),
         ("Secret", "ide-keys", "spec.applications[0].keys.secret"),
     ]
-    assert [found.component for found in references(with_both, [weights, keys])] == [
+    assert [found.component for found in references(with_both, SETTINGS, [weights, keys])] == [
         Component.REPLICA,
         Component.ROUTER,
     ]
@@ -78,6 +90,39 @@ def test_all_ways_to_refer_count_and_what_is_optional_does_not() -> None:
         ("ConfigMap", "settings", "spec.engine.podTemplate"),
         ("Secret", "projected", "spec.engine.podTemplate"),
         ("Secret", "token", "spec.engine.podTemplate"),
+    ]
+
+
+def test_whole_environments_are_referred_to_too() -> None:
+    wanted = pods(
+        "router",
+        containers=[
+            {
+                "envFrom": [
+                    {"secretRef": {"name": "token"}},
+                    {"prefix": "A_", "configMapRef": {"name": "settings"}},
+                    {"secretRef": {"name": "perhaps", "optional": True}},
+                ]
+            }
+        ],
+    )
+    assert named(pool(), wanted) == [
+        ("Secret", "token", "spec.router.podTemplate"),
+        ("ConfigMap", "settings", "spec.router.podTemplate"),
+    ]
+
+
+def test_secrets_of_the_installation_are_named_by_its_settings() -> None:
+    url = {"name": "URL", "valueFrom": {"secretKeyRef": {"name": "redis", "key": "url"}}}
+    wanted = pods(
+        "router",
+        imagePullSecrets=[{"name": "registry"}, {"name": "of-the-template"}, {}],
+        containers=[{"env": [url]}],
+    )
+    assert named(pool(), wanted) == [
+        ("Secret", "registry", "PENSTOCK_IMAGE_PULL_SECRETS"),
+        ("Secret", "of-the-template", "spec.router.podTemplate"),
+        ("Secret", "redis", "PENSTOCK_REDIS_URL_SECRET"),
     ]
 
 

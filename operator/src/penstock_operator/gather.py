@@ -19,6 +19,7 @@ from penstock_operator.manifest import Manifest, Ref
 from penstock_operator.names import authority_name, replica_name, tls_name
 from penstock_operator.references import references
 from penstock_operator.routers import is_ready
+from penstock_operator.settings import Settings
 
 MOST_PODS_ASKED = 3
 """Pods whose Warnings are read at once: they mostly say the same."""
@@ -43,9 +44,9 @@ async def own_secrets(api: Api, key: PoolKey) -> Secrets:
     return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
 
 
-async def absent(api: Api, pool: Pool, wanted: Sequence[Manifest]) -> tuple[Problem, ...]:
-    """What the pool's pods refer to and does not exist."""
-    named = references(pool, wanted)
+async def absent(api: Api, pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tuple[Problem, ...]:
+    """Problems of references: objects that the pool's pods refer to and that do not exist."""
+    named = references(pool, settings, wanted)
     there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))
     return tuple(
         absence(reference.ref, reference.field, reference.component)

@@ -145,7 +145,7 @@ class Reconciler:
 
     async def _problems(self, key: PoolKey, scene: Scene, failed: Sequence[Problem]) -> tuple[Problem, ...]:
         gone, events = await asyncio.gather(
-            absent(self.api, scene.pool, scene.planned.wanted or ()),
+            absent(self.api, scene.pool, self.settings, scene.planned.wanted or ()),
             warnings(self.api, key, scene.children, scene.planned.replicas),
         )
         return diagnose(scene.children, events, [*scene.planned.problems, *failed, *gone], time.time())

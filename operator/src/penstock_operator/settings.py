@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+PULL_SECRETS = "PENSTOCK_IMAGE_PULL_SECRETS"
+REDIS_SECRET = "PENSTOCK_REDIS_URL_SECRET"
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -50,9 +52,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         vllm_image=_required(environment, "PENSTOCK_VLLM_IMAGE"),
         vllm_plugin_image=_required(environment, "PENSTOCK_VLLM_PLUGIN_IMAGE"),
         image_pull_policy=_pull_policy(environment.get("PENSTOCK_IMAGE_PULL_POLICY") or "IfNotPresent"),
-        image_pull_secrets=_names(environment.get("PENSTOCK_IMAGE_PULL_SECRETS", "")),
+        image_pull_secrets=_names(environment.get(PULL_SECRETS, "")),
         tls=_on_or_off("PENSTOCK_TLS", environment.get("PENSTOCK_TLS") or "on"),
-        redis_url_secret=environment.get("PENSTOCK_REDIS_URL_SECRET") or None,
+        redis_url_secret=environment.get(REDIS_SECRET) or None,
     )
 
 
