@@ -45,6 +45,7 @@ def test_the_operator_understands_what_it_is_told() -> None:
     assert settings.router_image == "registry.example/mirror/penstock/router:0.1.0"
     assert settings.image_pull_secrets == ("mirror",)
     assert settings.redis_url_secret == "penstock-redis"
+    assert settings.gpu_runtime_class == "nvidia"
     assert settings.tls
     off = ["--set", "pools.tls=false,images.pullPolicy=Never,images.tag=dev"]
     settings = read_settings(environment(rendered(flags=off)))
@@ -52,6 +53,7 @@ def test_the_operator_understands_what_it_is_told() -> None:
     assert settings.image_pull_policy == "Never"
     assert settings.sidecar_image == "localhost/penstock/sidecar:dev"
     assert settings.redis_url_secret is None
+    assert settings.gpu_runtime_class is None
 
 
 def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:

@@ -26,6 +26,12 @@ VALUES: dict[str, list[object]] = {
     "spec/engine/type": ["simulated", "vlm", 1],
     "spec/engine/timeModel": ["llama-3-8b-h100", "auto", "mine", REMOVED],
     "spec/engine/tensorParallelSize": [1, 8, 0, 1.5, "2", 2**31 - 1, 2**31, 10**30],
+    "spec/engine": [
+        {"type": "vllm", "tensorParallelSize": spans, "args": args, "resources": {"limits": limits}}
+        for spans in (1, 2)
+        for limits in ({}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": "0"})
+        for args in ([], ["-v"], ["-v", "--pipeline-parallel-size=2"], ["-pp", "2"])
+    ],
     "spec/engine/speculation": [{}, {"acceptance": 0}, {"acceptance": 1}, {"maxTokens": 17}, {"x": 1}],
     "spec/engine/args": [[], ["-v"], [1], "-v", ["-v"] * 256, ["-v"] * 257],
     "spec/engine/resources": [

@@ -41,6 +41,15 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ],
     ),
     (
+        "spec/engine",
+        {"type": "vllm", "tensorParallelSize": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+        [
+            f"spec.engine.resources.limits: {OBJECT}nvidia.com/gpu is not tensorParallelSize, the number of "
+            "GPUs that one replica spans: write the same number, leave nvidia.com/gpu out, or write "
+            '"0" for an engine that uses none of them'
+        ],
+    ),
+    (
         "spec/engine/timeModel",
         REMOVED,
         [

@@ -209,6 +209,57 @@ def test_a_templates_word_for_the_engine_adds_and_keeps(pod_of: PodOf) -> None:
     assert {"name": "engine-cache", "persistentVolumeClaim": {"claimName": "c"}} in patched["volumes"]
 
 
+@pytest.mark.parametrize(
+    ("resources", "limits"),
+    [
+        ({}, {"nvidia.com/gpu": "2"}),
+        (
+            {"limits": {"memory": "64Gi"}, "requests": {"cpu": "8"}},
+            {"memory": "64Gi", "nvidia.com/gpu": "2"},
+        ),
+        ({"limits": {"nvidia.com/gpu": 2}}, {"nvidia.com/gpu": 2}),
+        ({"limits": {"nvidia.com/gpu": "0"}}, {"nvidia.com/gpu": "0"}),
+        ({"limits": {"google.com/tpu": "4"}}, {"google.com/tpu": "4"}),
+        ({"limits": {"nvidia.com/mig-3g.40gb": 2}}, {"nvidia.com/mig-3g.40gb": 2}),
+    ],
+    ids=["nothing", "memory", "as many", "none", "another device", "parts of GPUs"],
+)
+def test_vllm_gets_the_gpus_that_it_spans_where_no_device_is_named(
+    pod_of: PodOf, resources: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    engine = engine_of(pod_of("vllm", tensorParallelSize=2, resources=resources))
+    assert engine["resources"]["limits"] == limits
+    assert engine["resources"]["requests"] == resources.get("requests")
+
+
+@pytest.mark.parametrize("kind", ["simulated", "openai"])
+def test_engines_that_are_not_told_their_gpus_get_none(pod_of: PodOf, kind: str) -> None:
+    assert "limits" not in {k: v for k, v in engine_of(pod_of(kind, image="e:1"))["resources"].items() if v}
+
+
+@pytest.mark.parametrize(
+    ("engine", "runtime_class"),
+    [
+        ({"type": "vllm"}, "nvidia"),
+        ({"type": "openai", "image": "e:1", "resources": {"limits": {"nvidia.com/gpu": 1}}}, "nvidia"),
+        ({"type": "vllm", "resources": {"limits": {"nvidia.com/gpu": "0"}}}, None),
+        ({"type": "vllm", "resources": {"limits": {"google.com/tpu": "4"}}}, None),
+        ({"type": "simulated"}, None),
+        ({"type": "vllm", "podTemplate": {"spec": {"runtimeClassName": "other"}}}, "other"),
+        ({"type": "vllm", "podTemplate": {"spec": {"runtimeClassName": None}}}, None),
+    ],
+    ids=["spans", "asks", "none", "another device", "simulated", "its own", "removed"],
+)
+def test_replicas_with_gpus_have_the_runtime_class_of_the_installation(
+    want: Want, settings: Settings, engine: dict[str, Any], runtime_class: str | None
+) -> None:
+    told = dataclasses.replace(settings, gpu_runtime_class="nvidia")
+    objects = want(settings=told, engine={**TIME, **engine})
+    pod = objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"]
+    assert pod.get("runtimeClassName") == runtime_class
+    assert "runtimeClassName" not in objects["Deployment/llama-router"]["spec"]["template"]["spec"]
+
+
 @pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
 @pytest.mark.parametrize("restart", [{}, {"restartPolicy": "Always"}], ids=["ends", "keeps running"])
 def test_init_containers_of_a_template_start_before_the_engine(

@@ -24,14 +24,17 @@ def test_everything_can_be_said() -> None:
             "PENSTOCK_IMAGE_PULL_SECRETS": "one, two,",
             "PENSTOCK_TLS": "off",
             "PENSTOCK_REDIS_URL_SECRET": "redis",
+            "PENSTOCK_GPU_RUNTIME_CLASS": "nvidia",
         }
     )
     assert (told.image_pull_policy, told.tls) == ("Never", False)
     assert (told.image_pull_secrets, told.redis_url_secret) == (("one", "two"), "redis")
+    assert told.gpu_runtime_class == "nvidia"
 
 
 def test_empty_variables_are_no_variables() -> None:
-    empty = dict.fromkeys(("PENSTOCK_TLS", "PENSTOCK_IMAGE_PULL_POLICY", "PENSTOCK_REDIS_URL_SECRET"), "")
+    named = ("TLS", "IMAGE_PULL_POLICY", "REDIS_URL_SECRET", "GPU_RUNTIME_CLASS")
+    empty = {f"PENSTOCK_{name}": "" for name in named}
     assert read_settings({**LEAST, **empty}) == read_settings(LEAST)
 
 

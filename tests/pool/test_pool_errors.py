@@ -56,6 +56,13 @@ def test_the_good_pool_is_good() -> None:
 
 
 TABLE: list[tuple[str, object, str]] = [
+    (
+        "spec/engine",
+        {"type": "vllm", "tensorParallelSize": 2, "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+        "spec.engine.resources.limits: nvidia.com/gpu is not tensorParallelSize, the number of GPUs that one "
+        "replica spans: write the same number, leave nvidia.com/gpu out, or write "
+        '"0" for an engine that uses none of them',
+    ),
     ("spec/tiers/1/slo/tpot", 50, 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "50", 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "0ms", 'spec.tiers[1].slo.tpot: "0ms" is zero; it has to be positive'),

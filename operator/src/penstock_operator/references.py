@@ -18,7 +18,7 @@ from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, Settings
 
 
 class Reference(NamedTuple):
-    """An object that somebody else has to make. field: where the pool, or the operator's settings, name it."""
+    """An object that somebody else has to make. field: of the pool or of the operator's settings."""
 
     ref: Ref
     field: str

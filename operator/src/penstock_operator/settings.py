@@ -42,6 +42,9 @@ class Settings:
     redis_url_secret: str | None = None
     """Secret in each pool's namespace, its key `url` the Redis that routers share; None: they share none."""
 
+    gpu_runtime_class: str | None = None
+    """RuntimeClass of replicas that use NVIDIA's GPUs; None: the nodes' default runtime can."""
+
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings in an environment. Raises SettingsError."""
@@ -55,6 +58,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         image_pull_secrets=_names(environment.get(PULL_SECRETS, "")),
         tls=_on_or_off("PENSTOCK_TLS", environment.get("PENSTOCK_TLS") or "on"),
         redis_url_secret=environment.get(REDIS_SECRET) or None,
+        gpu_runtime_class=environment.get("PENSTOCK_GPU_RUNTIME_CLASS") or None,
     )
 
 

@@ -1,5 +1,6 @@
 """Which model a pool serves, and the engine that runs it."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,17 @@ AUTO = "auto"
 """The time model that is measured at start instead of named."""
 
 SPEED_OF_A_BUILT_IN = "a simulated engine has nothing to measure; write for example llama-3-8b-a100"
+
+GPU = "nvidia.com/gpu"
+"""The resource whose number follows from `tensorParallelSize`."""
+
+MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
+"""An argument of vLLM by which a replica spans more GPUs than `tensorParallelSize`."""
+
+NOT_THE_GPUS_SPANNED = (
+    f"{GPU} is not tensorParallelSize, the number of GPUs that one replica spans: write the same number, "
+    f'leave {GPU} out, or write "0" for an engine that uses none of them'
+)
 
 Argument = Annotated[str, Field(max_length=4096)]
 """One argument of a command."""
@@ -100,6 +112,14 @@ class EngineSpec(Spec):
             at="image",
             why=Why.MISSING,
         ),
+        Rule(
+            "self.type != 'vllm' || !has(self.resources) || !has(self.resources.limits) || "
+            f"!('{GPU}' in self.resources.limits) || "
+            f"string(self.resources.limits['{GPU}']) in ['0', string(self.tensorParallelSize)] || "
+            f"(has(self.args) && self.args.exists(argument, argument.matches('{MORE_GPUS}')))",
+            NOT_THE_GPUS_SPANNED,
+            at="resources.limits",
+        ),
     )
 
     type: Literal["vllm", "openai", "simulated"] = Field(
@@ -116,8 +136,16 @@ class EngineSpec(Spec):
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
         default=(), description="Passed to the engine as they are.", examples=[["--enable-prefix-caching"]]
     )
-    tensor_parallel_size: Count = Field(default=1, description="GPUs that one replica spans.", examples=[1])
-    resources: Resources = Field(default_factory=Resources, description="Of the engine's container.")
+    tensor_parallel_size: Count = Field(
+        default=1,
+        description="GPUs that one replica spans. An engine of type `vllm` whose `resources` name no device, "
+        f"such as `{GPU}` or `google.com/tpu`, gets so many `{GPU}`.",
+        examples=[1],
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description=f'Of the engine\'s container. `{GPU}: "0"` in `limits` is for vLLM without such GPUs.',
+    )
     time_model: TimeModelName = Field(
         default=AUTO,
         description="How long an iteration takes: a built-in model by name, `auto` to measure the engine at "
@@ -159,4 +187,12 @@ class EngineSpec(Spec):
     def _simulated_is_told_its_speed(self) -> Self:
         if self.type == "simulated" and (self.time_model == AUTO or self.time_model.endswith(SUFFIX)):
             raise wrong_at("timeModel", SPEED_OF_A_BUILT_IN)
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_gpus_that_it_spans(self) -> Self:
+        given = str(self.resources.limits.get(GPU, "0"))
+        more = any(re.match(MORE_GPUS, argument) for argument in self.args)
+        if self.type == "vllm" and given not in ("0", str(self.tensor_parallel_size)) and not more:
+            raise wrong_at("resources.limits", NOT_THE_GPUS_SPANNED)
         return self

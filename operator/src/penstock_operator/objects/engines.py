@@ -16,6 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock_pool.engine_spec import GPU, EngineSpec
+from penstock_pool.pod_spec import Resources
+
 from penstock_operator.inputs import Inputs, UnfitPool
 from penstock_operator.names import ENGINE_PORT
 from penstock_operator.objects.containers import (
@@ -137,11 +140,30 @@ def _vllm(inputs: Inputs) -> Engine:
         spec.image or inputs.settings.vllm_image,
         command=["vllm", "serve"],
         args=[_model(inputs), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
+        resources=resources(_with_gpus(spec), {}),
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
     )
     made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(inputs)]
     made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
     return Engine(made.container, (copy,), (*made.volumes, plugin))
+
+
+def _with_gpus(spec: EngineSpec) -> Resources:
+    """The engine's resources, with as many GPUs as it spans where they name no device at all.
+
+    A device is what a device plug-in advertises: a resource whose name has a domain.
+    """
+    if any("/" in name for name in (*spec.resources.limits, *spec.resources.requests)):
+        return spec.resources
+    limits = {**spec.resources.limits, GPU: str(spec.tensor_parallel_size)}
+    return spec.resources.model_copy(update={"limits": limits})
+
+
+def uses_gpus(container: Json) -> bool:
+    """Whether a container asks for NVIDIA's GPUs, or for parts of them."""
+    limits = container["resources"].get("limits") or {}
+    vendor = GPU.partition("/")[0]
+    return any(name.startswith(f"{vendor}/") and str(number) != "0" for name, number in limits.items())
 
 
 def _plugin_environment(inputs: Inputs) -> list[Json]:
@@ -168,12 +190,11 @@ def _openai(inputs: Inputs) -> Engine:
     spec = inputs.pool.spec.engine
     if spec.image is None:
         raise UnfitPool("spec.engine.image: missing; an engine of type openai runs from the image named here")
-    return _others(inputs, spec.image, args=list(spec.args))
+    return _others(inputs, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
 
 
 def _others(inputs: Inputs, image: str, **started: Any) -> Engine:
     """An engine with somebody else's image: a home to write to, shared memory, its model."""
-    spec = inputs.pool.spec.engine
     cache, cache_mount = empty_folder("engine-cache", CACHE_FOLDER)
     shared, shared_mount = empty_folder("shared-memory", "/dev/shm", medium="Memory")
     temporary, its_mount = empty_folder("tmp", "/tmp")
@@ -188,7 +209,6 @@ def _others(inputs: Inputs, image: str, **started: Any) -> Engine:
         ports=[_PORT],
         startupProbe=probe("/health", ENGINE, period_s=5, failures=MODEL_LOAD_S // 5),
         livenessProbe=_LIVENESS,
-        resources=resources(spec.resources, {}),
         volumeMounts=[cache_mount, shared_mount, its_mount, *([_MODEL_MOUNT] if weights else [])],
         **started,
     )

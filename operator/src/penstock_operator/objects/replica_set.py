@@ -17,7 +17,7 @@ from penstock_operator.names import (
 )
 from penstock_operator.objects.child import child
 from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume, time_model_source, tls_volume
-from penstock_operator.objects.engines import engine, engine_last
+from penstock_operator.objects.engines import engine, engine_last, uses_gpus
 from penstock_operator.objects.pods import pod_template
 from penstock_operator.objects.sidecar import SERVER_ENTRIES, TEMPORARY, sidecar
 from penstock_operator.rollout import SETTLE_S, replica_digest, replica_grace_s
@@ -34,6 +34,7 @@ def replica_set(inputs: Inputs) -> Manifest:
     ]
     if inputs.settings.tls:
         volumes.append(tls_volume(tls_name(inputs.name), SERVER_ENTRIES))
+    runtime_class = inputs.settings.gpu_runtime_class if uses_gpus(beside.container) else None
     template = pod_template(
         inputs,
         Component.REPLICA,
@@ -45,6 +46,7 @@ def replica_set(inputs: Inputs) -> Manifest:
         initContainers=[*beside.init, beside.container],
         containers=[sidecar(inputs)],
         volumes=volumes,
+        **({"runtimeClassName": runtime_class} if runtime_class else {}),
     )
     spec = {
         "replicas": inputs.facts.replicas,
