@@ -174,6 +174,26 @@ def test_keys_reach_routers_by_the_kubelet_each_secret_once(want: Want) -> None:
     assert "ide-keys" not in str(replicas)
 
 
+def test_routers_read_their_key_secrets_themselves_and_no_others(want: Want) -> None:
+    names = [("ide", "ide-keys"), ("web", "web-keys")]
+    objects = want(
+        applications=[{"name": name, "tier": "chat", "keys": {"secret": secret}} for name, secret in names]
+    )
+    words = arguments(objects, "Deployment/llama-router", "router")
+    assert [word for word in words if word.startswith("--key-secret")] == [
+        "--key-secret=ide=apps/ide-keys",
+        "--key-secret=web=apps/web-keys",
+    ]
+    assert objects["Role/llama-router"]["rules"][1:] == [
+        {
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "verbs": ["get"],
+            "resourceNames": ["ide-keys", "web-keys"],
+        }
+    ]
+
+
 def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
     with pytest.raises(UnfitPool, match=r"ide: keys\.file is for local tools"):
         want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from penstock_router.cluster_access import Access, AccessError
 from penstock_router.discovery import Service
+from penstock_router.key_sources import SecretName
 from penstock_router.options import REDIS_URL, Options, parse
 
 THERE = ["--replica", "r0=h:1"]
@@ -22,6 +23,8 @@ def parsed(*flags: str) -> Options:
         (["--discover", "service"], "'service' is not NAMESPACE/SERVICE"),
         (["--discover", "n/s/x"], "'n/s/x' is not NAMESPACE/SERVICE"),
         ([*THERE, "--kubeconfig", "x"], "--kubeconfig is for --discover"),
+        ([*THERE, "--key-secret", "ide=keys"], "'ide=keys' is not APPLICATION=NAMESPACE/SECRET"),
+        ([*THERE, "--key-secret", "n/s"], "'n/s' is not APPLICATION=NAMESPACE/SECRET"),
         ([*THERE, "--tls-server-name", "x"], "TLS to the replicas needs --tls-ca"),
         ([*THERE, "--tls-ca", "x", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
         ([*THERE, "--redis-url-file", "/no/such"], "/no/such: No such file"),
@@ -41,6 +44,14 @@ def test_flags_that_do_not_fit_are_exit_2(
 def test_replicas_are_told_or_discovered() -> None:
     assert parsed("--replica", "r0=a:1", "--replica", "r1=b:2").replicas == {"r0": "a:1", "r1": "b:2"}
     assert parsed("--discover", "default/p-replicas").service == Service("default", "p-replicas")
+
+
+def test_applications_keys_may_be_in_secrets() -> None:
+    flags = ("--key-secret", "ide=apps/ide-keys", "--key-secret", "web=apps/web-keys", "--kubeconfig", "x")
+    assert parsed(*THERE, *flags).key_secrets == {
+        "ide": SecretName("apps", "ide-keys"),
+        "web": SecretName("apps", "web-keys"),
+    }
 
 
 def test_the_url_of_redis_comes_from_its_file_as_it_is_by_then(tmp_path: Path) -> None:

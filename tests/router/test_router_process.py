@@ -162,3 +162,29 @@ async def test_a_taken_port_is_exit_1(pool_file: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: port taken" in said
     assert code == 1
     holder.close()
+
+
+async def test_a_secret_of_no_application_is_exit_2(pool_file: Path) -> None:
+    flags = ("--replica", "r0=127.0.0.1:1", "--key-secret", "ide=apps/ide-keys")
+    assert await refuses("-f", str(pool_file), *flags) == (2, "--key-secret: tests has no application ide\n")
+
+
+async def test_a_running_router_refuses_a_key_that_left_its_file(pool_file: Path) -> None:
+    keys = pool_file.parent / "keys.txt"
+    await asyncio.to_thread(keys.write_text, "first\nsecond\n")
+    pool = POOL + "  applications: [{name: ide, tier: chat, keys: {file: keys.txt}}]\n"
+    await asyncio.to_thread(pool_file.write_text, pool)
+    async with (
+        running_router("-f", str(pool_file), "--port", "0", "--replica", "r0=127.0.0.1:1") as process,
+        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+    ):
+
+        async def status(key: str) -> int:
+            return (await http.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+        assert (await status("first"), await status("second")) == (200, 200)
+        await asyncio.to_thread(keys.write_text, "second\n")
+        async with asyncio.timeout(20):
+            while await status("first") != 401:  # noqa: ASYNC110  as clients do
+                await asyncio.sleep(0.05)
+        assert await status("second") == 200

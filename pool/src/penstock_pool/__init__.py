@@ -2,7 +2,7 @@
 
 from penstock_pool.application_spec import Application
 from penstock_pool.durations import parse_duration_s
-from penstock_pool.keys import load_keys
+from penstock_pool.keys import keys_in, load_keys
 from penstock_pool.load import PoolError, load_pool, parse_pool
 from penstock_pool.serving_pool import Pool
 from penstock_pool.tier_spec import TierSpec
@@ -13,6 +13,7 @@ __all__ = [
     "Pool",
     "PoolError",
     "TierSpec",
+    "keys_in",
     "load_keys",
     "load_pool",
     "named_time_model",

@@ -38,9 +38,15 @@ def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
         )
     path = base_dir / application.keys.file
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return [], f'file: "{path}" cannot be read: {reason}'
-    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    found = keys_in(text)
     return found, "" if found else f'file: "{path}" holds no key; one a line'
+
+
+def keys_in(text: str) -> list[str]:
+    """The keys of a file or a Secret's entry: one a line, without empty lines and lines that begin with #."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock_router import pages, request_head
 from penstock_router.generation import Call, Generation
+from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.placement import RefusedBehind
 from penstock_router.rotation import Rotation
@@ -39,14 +40,17 @@ class RouterApp:
     first_turn: the turn of its first request; routers that begin at different ones do not go in step.
     """
 
-    def __init__(self, pool: Pool, settings: Settings, rotation: Rotation, first_turn: int = 0) -> None:
+    def __init__(
+        self, pool: Pool, settings: Settings, keys: Keys, rotation: Rotation, first_turn: int = 0
+    ) -> None:
         self._pool, self._settings, self._rotation = pool, settings, rotation
+        self.keys = keys
         self.draining = False
         self.metrics = Metrics(settings.tiers, rotation)
         self._room = WaitingRoom(rotation, settings.hold_s)
         self.metrics.held.set_function(lambda: self._room.held)
         self._generation = Generation(
-            settings, rotation, self.metrics, self._room, partial(pages.told_time_model, rotation, pool)
+            settings, keys, rotation, self.metrics, self._room, partial(pages.told_time_model, rotation, pool)
         )
         self._started_s = int(time.time())
         self._turn, self._open = first_turn, 0
@@ -112,11 +116,11 @@ class RouterApp:
             self.metrics.open.set(self._open)
 
     async def _models(self, scope: Scope, send: Send) -> None:
-        application_of(self._settings, request_head.head_of(scope))
+        application_of(self.keys, request_head.head_of(scope))
         await answer(send, pages.models_page(self._pool, self._rotation, self._started_s))
 
     async def _one_model(self, scope: Scope, send: Send) -> None:
-        application_of(self._settings, request_head.head_of(scope))
+        application_of(self.keys, request_head.head_of(scope))
         name = scope["path"].removeprefix(ONE_MODEL)
         await answer(send, pages.model_page(self._pool, self._rotation, self._started_s, name))
 

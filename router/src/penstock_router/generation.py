@@ -33,6 +33,7 @@ from penstock_router import request_head
 from penstock_router.access_log import log_ended
 from penstock_router.client import Client
 from penstock_router.exchange import Exchange, Lost
+from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome
 from penstock_router.placement import Placed, Placement, error_body
@@ -72,6 +73,7 @@ class Generation:
     """
 
     settings: Settings
+    keys: Keys
     rotation: Rotation
     metrics: Metrics
     room: WaitingRoom
@@ -80,7 +82,7 @@ class Generation:
     async def serve(self, call: Call) -> None:
         """Answer it. Raises ApiError, RefusedBehind, ClientGone before the first byte, nothing after it."""
         head = request_head.head_of(call.scope)
-        application = application_of(self.settings, head)
+        application = application_of(self.keys, head)
         raw = await self._body(head, call.receive)
         arrival_s = monotonic()
         asked = read_fields(raw)

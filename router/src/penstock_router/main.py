@@ -20,6 +20,9 @@ from penstock_router.cluster_access import Access, AccessError
 from penstock_router.connecting import connect_by
 from penstock_router.discovery import Fixed, Source
 from penstock_router.endpoint_watch import EndpointWatch
+from penstock_router.key_refresh import KeyRefresh
+from penstock_router.key_sources import KeyFiles, KeySecrets
+from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.options import Options, parse
 from penstock_router.placed_elsewhere import Placed
@@ -39,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logs("penstock-router", options.log_level, options.log_json)
     try:
         pool = load_pool(options.pool)
-        settings = settings_of(pool, load_keys(pool, options.pool.parent))
+        settings = settings_of(pool)
+        keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
+        _check_key_secrets(options, pool)
         if options.tls is not None:
             options.tls.credentials()
         source = _source(options)
@@ -52,22 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    return run_process(lambda stop: serve(pool, settings, options, source, stop))
+    return run_process(lambda stop: serve(pool, settings, options, source, stop, keys=keys))
 
 
 async def serve(
-    pool: Pool, settings: Settings, options: Options, source: Source, stop: asyncio.Event
+    pool: Pool, settings: Settings, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random, connect = Random(), connect_by(options.tls)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)))
-    app = RouterApp(pool, settings, rotation, first_turn=random.randrange(MANY_TURNS))
+    app = RouterApp(pool, settings, keys, rotation, first_turn=random.randrange(MANY_TURNS))
     listener = listen(options.host, options.port)
     bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
     drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
     beside = [
         asyncio.create_task(part)
-        for part in (*_sharing(options, pool, rotation, app.metrics), rotation.follow(source))
+        for part in (
+            *_sharing(options, pool, rotation, app.metrics),
+            *_refreshing(options, pool, keys, app.metrics),
+            rotation.follow(source),
+        )
     ]
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -105,6 +114,29 @@ def _sharing(
     rotation.placed = shared.placed
     metrics.redis_connected.set_function(lambda: shared.connected)
     yield shared.run()
+
+
+def _refreshing(
+    options: Options, pool: Pool, keys: Keys, metrics: Metrics
+) -> Iterator[Coroutine[None, None, None]]:
+    """What keeps the applications' keys current."""
+    secrets, folder = options.key_secrets, options.pool.parent
+    files = {
+        each.name: folder / each.keys.file
+        for each in pool.spec.applications
+        if each.keys.file is not None and each.name not in secrets
+    }
+    if files:
+        yield KeyRefresh(keys, KeyFiles(files), metrics.keys).run()
+    if secrets:
+        yield KeyRefresh(keys, KeySecrets(secrets, Access(options.kubeconfig)), metrics.keys).run()
+
+
+def _check_key_secrets(options: Options, pool: Pool) -> None:
+    """Raises PoolError where a flag names an application that the pool does not have."""
+    unknown = options.key_secrets.keys() - {each.name for each in pool.spec.applications}
+    if unknown:
+        raise PoolError([f"--key-secret: {pool.metadata.name} has no application {min(unknown)}"])
 
 
 def _source(options: Options) -> Source:

@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock_router.demand import Demand
+from penstock_router.key_refresh import KeyMetrics
 from penstock_router.outcome import Ending, Outcome, measured, misses, targets_of
 from penstock_router.replica_link import LinkState
 from penstock_router.rotation import Rotation
@@ -79,6 +80,7 @@ class Metrics:
             "Messages of other routers about what they had just sent where.",
             registry=registry,
         )
+        self.keys = KeyMetrics(registry)
         registry.register(_Replicas(rotation))
         for tier in tiers:
             self._met.labels(tier)

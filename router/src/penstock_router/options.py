@@ -11,6 +11,7 @@ from penstock_runtime.flags import port
 
 from penstock_router.connecting import Tls
 from penstock_router.discovery import Service
+from penstock_router.key_sources import SecretName
 
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """In the environment, or a file: a URL may hold a password, so it is no flag."""
@@ -24,6 +25,7 @@ class Options:
     service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
         None for the pod's own account.
     drain_s: None takes the pool's.
+    key_secrets: where applications' keys are, by application; of others they are in the pool's files.
     redis_url: reads where the Redis is that routers share through; None: they share nothing.
     """
 
@@ -36,6 +38,7 @@ class Options:
     drain_s: float | None
     lame_duck_s: float
     tls: Tls | None
+    key_secrets: dict[str, SecretName]
     redis_url: Callable[[], str] | None
     log_level: str
     log_json: bool
@@ -61,6 +64,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         drain_s=given.drain_s,
         lame_duck_s=given.lame_duck_s,
         tls=tls,
+        key_secrets=dict(given.key_secret),
         redis_url=redis_url,
         log_level=given.log_level,
         log_json=given.log_json,
@@ -70,8 +74,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _problem(given: argparse.Namespace) -> str | None:
     if bool(given.replica) == bool(given.discover):
         return "say where the replicas are: --replica once for each, or --discover"
-    if given.kubeconfig and not given.discover:
-        return "--kubeconfig is for --discover"
+    if given.kubeconfig and not (given.discover or given.key_secret):
+        return "--kubeconfig is for --discover and --key-secret"
     if bool(given.tls_cert) != bool(given.tls_key):
         return "--tls-cert and --tls-key belong together"
     if not given.tls_ca and (given.tls_cert or given.tls_server_name):
@@ -116,6 +120,16 @@ def _service(text: str) -> Service:
     return Service(namespace, name)
 
 
+def _key_secret(text: str) -> tuple[str, SecretName]:
+    application, equals, secret = text.partition("=")
+    namespace, slash, name = secret.partition("/")
+    if not (application and equals and namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not APPLICATION=NAMESPACE/SECRET, like ide=default/ide-keys"
+        )
+    return application, SecretName(namespace, name)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -150,6 +164,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="share with the pool's other routers through the Redis at this URL, redis:// or rediss://; read "
         f"anew for every connection (else: the environment's {REDIS_URL}, if there is one)",
+    )
+    add(
+        "--key-secret",
+        type=_key_secret,
+        action="append",
+        default=[],
+        metavar="APPLICATION=NAMESPACE/SECRET",
+        help="follow this application's keys in this Kubernetes Secret; once for each. The pool's file of "
+        "them is then read at the start only",
     )
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-json", action="store_true", help="one JSON object a line")

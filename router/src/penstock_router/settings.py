@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import Order
 from penstock_core.routing.walk import Backup
-from penstock_pool import Application, Pool, PoolError
+from penstock_pool import Pool, PoolError
 from penstock_pool.autoscaling_spec import Autoscaling
 
 
@@ -16,8 +15,6 @@ from penstock_pool.autoscaling_spec import Autoscaling
 class Settings:
     """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
 
-    applications: by the SHA-256 of their API keys, so that looking one up takes no time that depends on the
-        key; empty where the pool names none.
     hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
     """
 
@@ -26,7 +23,6 @@ class Settings:
     max_model_len: int
     tiers: Mapping[str, Tier]
     default_tier: str
-    applications: Mapping[bytes, Application]
     order: Order
     max_hops: int
     backup: Backup
@@ -37,12 +33,8 @@ class Settings:
     verdict_timeout_s: float
     hold_s: float
 
-    def application(self, key: str | None) -> Application | None:
-        """Whose key it is."""
-        return None if key is None else self.applications.get(_digest(key))
 
-
-def settings_of(pool: Pool, keys: Mapping[str, Application]) -> Settings:
+def settings_of(pool: Pool) -> Settings:
     """The pool's settings. Raises PoolError for a backup that routers cannot do."""
     spec = pool.spec
     if spec.routing.backup not in set(Backup):
@@ -56,7 +48,6 @@ def settings_of(pool: Pool, keys: Mapping[str, Application]) -> Settings:
         max_model_len=spec.engine.max_model_len,
         tiers=pool.tiers(),
         default_tier=spec.default_tier,
-        applications={_digest(key): application for key, application in keys.items()},
         order=ORDERS[spec.routing.order],
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
@@ -72,7 +63,3 @@ def settings_of(pool: Pool, keys: Mapping[str, Application]) -> Settings:
 def _hold_s(autoscaling: Autoscaling | None) -> float:
     may_be_none = autoscaling is not None and autoscaling.min_replicas == 0
     return autoscaling.wake_timeout_s if autoscaling is not None and may_be_none else 0.0
-
-
-def _digest(key: str) -> bytes:
-    return sha256(key.encode("utf-8", "surrogateescape")).digest()

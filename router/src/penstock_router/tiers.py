@@ -10,15 +10,16 @@ from penstock_pool import Application
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router import request_head
+from penstock_router.keys import Keys
 from penstock_router.settings import Settings
 
 
-def application_of(settings: Settings, head: request_head.Head) -> Application | None:
+def application_of(keys: Keys, head: request_head.Head) -> Application | None:
     """The application of the request's key; None where the pool has none. Raises ApiError (401)."""
-    if not settings.applications:
+    if not keys.required:
         return None
     key = request_head.api_key(head)
-    application = settings.application(key)
+    application = keys.application(key)
     if application is None:
         said = "no API key was given; send 'Authorization: Bearer KEY'" if key is None else "unknown API key"
         raise ApiError(

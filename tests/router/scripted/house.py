@@ -14,6 +14,7 @@ from penstock_pool import Application, Pool, parse_pool
 from penstock_router.app import RouterApp
 from penstock_router.backoff import Backoff
 from penstock_router.discovery import Fixed
+from penstock_router.keys import Keys
 from penstock_router.replica_link import LinkState, ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.settings import settings_of
@@ -105,7 +106,7 @@ async def house(
             await replica.start()
             stack.push_async_callback(replica.die)
         rotation = Rotation(make_link)
-        app = RouterApp(pool, settings_of(pool, keys or {}), rotation)
+        app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), rotation)
         following = asyncio.create_task(rotation.follow(Fixed({r.name: r.address for r in replicas})))
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)

@@ -1,8 +1,9 @@
-"""Service accounts, and the one right that any pod of a pool has: routers watch where replicas are."""
+"""Service accounts, and the rights of routers: to watch where replicas are, and to get the pool's keys."""
 
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component, replica_name, router_name
+from penstock_operator.objects.api_keys import key_rules
 from penstock_operator.objects.child import child
 
 RBAC = "rbac.authorization.k8s.io"
@@ -21,7 +22,9 @@ def accounts(inputs: Inputs) -> tuple[Manifest, ...]:
     return (
         _account(inputs, replica_name(inputs.name), Component.REPLICA),
         _account(inputs, router, Component.ROUTER),
-        child(inputs, f"{RBAC}/v1", "Role", router, component=Component.ROUTER, rules=[rule]),
+        child(
+            inputs, f"{RBAC}/v1", "Role", router, component=Component.ROUTER, rules=[rule, *key_rules(inputs)]
+        ),
         child(
             inputs,
             f"{RBAC}/v1",

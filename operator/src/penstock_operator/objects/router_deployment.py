@@ -17,6 +17,7 @@ from penstock_operator.names import (
     tls_name,
     tls_server_name,
 )
+from penstock_operator.objects.api_keys import key_arguments, key_volumes
 from penstock_operator.objects.child import child
 from penstock_operator.objects.containers import (
     CONFIG_MOUNT,
@@ -32,7 +33,6 @@ from penstock_operator.objects.containers import (
     tls_volume,
 )
 from penstock_operator.objects.pods import pod_template
-from penstock_operator.pool_file import KEYS_ENTRY
 from penstock_operator.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ def router_deployment(inputs: Inputs) -> Manifest:
     """The Deployment."""
     name, router = router_name(inputs.name), inputs.pool.spec.router
     temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
-    volumes = [config_volume(name, *time_model_source(inputs), *_key_files(inputs)), temporary]
+    volumes = [config_volume(name, *time_model_source(inputs), *key_volumes(inputs)), temporary]
     if inputs.settings.tls:
         volumes.append(tls_volume(tls_name(inputs.name), CLIENT_ENTRIES))
     template = pod_template(
@@ -103,6 +103,7 @@ def _arguments(inputs: Inputs) -> list[str]:
         f"--discover={service}",
         f"--lame-duck-s={LAME_DUCK_S:g}",
         f"--drain-s={router_drain_s(inputs.pool):g}",
+        *key_arguments(inputs),
         "--log-json",
     ]
 
@@ -113,17 +114,6 @@ def _tls_arguments(inputs: Inputs) -> list[str]:
         f"--tls-cert={TLS_FOLDER}/client.crt",
         f"--tls-key={TLS_FOLDER}/client.key",
         f"--tls-server-name={tls_server_name(inputs.name, inputs.owner.namespace)}",
-    ]
-
-
-def _key_files(inputs: Inputs) -> list[Json]:
-    """The Secrets of the pool's applications, each once. The kubelet reads them; the operator never does."""
-    secrets = dict.fromkeys(
-        application.keys.secret for application in inputs.pool.spec.applications if application.keys.secret
-    )
-    return [
-        {"secret": {"name": secret, "items": [{"key": KEYS_ENTRY, "path": f"keys/{secret}/{KEYS_ENTRY}"}]}}
-        for secret in secrets
     ]
 
 

@@ -1,0 +1,42 @@
+"""How routers get the API keys of their pool's applications. The operator never reads them.
+
+The kubelet mounts the Secrets, so that a router starts with its keys whether or not the API server answers.
+From then on the router reads the Secrets itself, by name, because the kubelet brings a change only after a
+minute or more, and a revoked key has to stop within seconds. Its right is to get exactly these Secrets.
+"""
+
+from typing import Any
+
+from penstock_pool import Pool
+
+from penstock_operator.inputs import Inputs
+from penstock_operator.pool_file import KEYS_ENTRY
+
+Json = dict[str, Any]
+
+
+def key_volumes(inputs: Inputs) -> list[Json]:
+    """Return the parts of the router's volume that hold the keys."""
+    return [
+        {"secret": {"name": secret, "items": [{"key": KEYS_ENTRY, "path": f"keys/{secret}/{KEYS_ENTRY}"}]}}
+        for secret in dict.fromkeys(_secrets(inputs.pool).values())
+    ]
+
+
+def key_arguments(inputs: Inputs) -> list[str]:
+    """Return the router's arguments that name each application's Secret."""
+    namespace = inputs.owner.namespace
+    return [f"--key-secret={name}={namespace}/{secret}" for name, secret in _secrets(inputs.pool).items()]
+
+
+def key_rules(inputs: Inputs) -> list[Json]:
+    """Return the rules of the router's Role: none where the pool has no applications."""
+    secrets = sorted({*_secrets(inputs.pool).values()})
+    if not secrets:
+        return []
+    return [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": secrets}]
+
+
+def _secrets(pool: Pool) -> dict[str, str]:
+    """Return the Secrets with keys, by application."""
+    return {each.name: each.keys.secret for each in pool.spec.applications if each.keys.secret}

@@ -1,0 +1,53 @@
+"""Which application each API key belongs to.
+
+Only SHA-256 digests of keys are kept, and a key is looked up by its digest: the time that a lookup takes
+tells nothing about the keys, and no log or memory dump shows one.
+
+The table is replaced whole, so a request sees the old keys or the new ones, never a mixture.
+"""
+
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+
+from penstock_pool import Application
+
+
+class Keys:
+    """The keys of one pool's applications.
+
+    applications: all that the pool names, in its order. keys: whose each of them is, to begin with.
+    """
+
+    def __init__(self, applications: Iterable[Application], keys: Mapping[str, Application]) -> None:
+        self._applications = tuple(applications)
+        self._digests: dict[str, frozenset[bytes]] = {
+            each.name: frozenset(_digest(key) for key, owner in keys.items() if owner.name == each.name)
+            for each in self._applications
+        }
+        self._owners = self._table()
+
+    @property
+    def required(self) -> bool:
+        """Whether requests need a key: where the pool names applications, whether or not these have keys."""
+        return bool(self._applications)
+
+    def application(self, key: str | None) -> Application | None:
+        """Return the application that the key belongs to."""
+        return None if key is None else self._owners.get(_digest(key))
+
+    def replace(self, application: str, keys: Iterable[str]) -> bool:
+        """Let these be the application's only keys from now on. Return whether that changed anything."""
+        digests = frozenset(map(_digest, keys))
+        if digests == self._digests[application]:
+            return False
+        self._digests[application] = digests
+        self._owners = self._table()
+        return True
+
+    def _table(self) -> dict[bytes, Application]:
+        """Applications by digest. A key that two of them have belongs to the first in the pool's order."""
+        return {digest: each for each in reversed(self._applications) for digest in self._digests[each.name]}
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
