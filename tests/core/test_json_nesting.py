@@ -1,11 +1,12 @@
-"""How deep a JSON text is nested, beside a parser that counts."""
+"""How a JSON text is nested, beside a parser that counts."""
 
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.json_nesting import MOST_LEVELS, nested_deeper
+from penstock_core.domain.json_nesting import MOST_LEVELS, MOST_STRUCTURES, Nesting, nesting_of
 
 TEXT = st.text(alphabet='ab"\\[]{}:,\n')
 JSON = st.recursive(
@@ -13,23 +14,39 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=40,
 )
+PADDING: list[list[Any]] = [[] for _ in range(MOST_LEVELS)]
 
 
-def levels_of(value: Any) -> int:
+def counted(value: Any) -> Nesting:
     if isinstance(value, dict):
         value = list(value.values())
-    return 1 + max(map(levels_of, value), default=0) if isinstance(value, list) else 0
+    if not isinstance(value, list):
+        return Nesting(0, 0)
+    inner = [counted(part) for part in value]
+    return Nesting(1 + max((part.levels for part in inner), default=0), 1 + sum(i.structures for i in inner))
 
 
-@given(JSON, st.integers(0, 6))
-def test_a_text_is_as_deep_as_a_parser_finds_it(value: Any, levels: int) -> None:
-    assert nested_deeper(json.dumps(value).encode(), levels) is (levels_of(value) > levels)
+@given(JSON)
+def test_a_text_is_nested_as_a_parser_finds_it(value: Any) -> None:
+    assert nesting_of(json.dumps([value, *PADDING]).encode()) == counted([value, *PADDING])
 
 
-def test_the_bound_itself_is_allowed() -> None:
-    assert not nested_deeper(b"[" * MOST_LEVELS + b"]" * MOST_LEVELS)
-    assert nested_deeper(b"[" * (MOST_LEVELS + 1) + b"]" * (MOST_LEVELS + 1))
+@given(JSON)
+def test_a_small_text_is_never_found_less_nested_than_it_is(value: Any) -> None:
+    found, true = nesting_of(json.dumps(value).encode()), counted(value)
+    assert found.levels >= true.levels and found.structures >= true.structures
 
 
-def test_many_brackets_in_texts_are_not_deep() -> None:
-    assert not nested_deeper(json.dumps({"a": "[" * 1000, 'b\\"': ['\\"{"' * 100]}).encode())
+@pytest.mark.parametrize(
+    ("text", "too_much"),
+    [
+        (b"[" * MOST_LEVELS + b"]" * MOST_LEVELS, ""),
+        (b"[" * (MOST_LEVELS + 1) + b"]" * (MOST_LEVELS + 1), "nested deeper than 100 levels"),
+        (b"[" + b"[]," * (MOST_STRUCTURES - 2) + b"{}]", ""),
+        (b"[" + b"[]," * MOST_STRUCTURES + b"{}]", "made of more than 65536 arrays and objects"),
+        (json.dumps({"a": "[" * 1000, 'b\\"': ['\\"{"' * 100]}).encode(), ""),
+    ],
+    ids=["deepest", "too deep", "most", "too many", "brackets in texts"],
+)
+def test_the_bounds(text: bytes, too_much: str) -> None:
+    assert nesting_of(text).too_much == too_much

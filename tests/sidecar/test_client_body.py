@@ -1,3 +1,5 @@
+from typing import Any
+
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
@@ -44,7 +46,15 @@ WRONG = [
     (COMPLETIONS, b'{"prompt": "a", "stream": "yes"}', "stream"),
     (COMPLETIONS, b'{"prompt": "a", "stream": 1}', "stream"),
     (COMPLETIONS, b'{"prompt": "a", "n": 0}', "n"),
+    (COMPLETIONS, b'{"prompt": "a", "n": 33}', "n"),
+    (COMPLETIONS, b'{"prompt": "a", "n": 1000000}', "n"),
+    (COMPLETIONS, b'{"prompt": "a", "best_of": 33}', "best_of"),
+    (COMPLETIONS, b'{"prompt": ["a", "a"], "n": 17}', "n"),
+    (COMPLETIONS, b'{"prompt": [' + b'"a",' * 32 + b'"a"]}', "prompt"),
+    (COMPLETIONS, b'{"prompt": "a", "other": ' + b"[" * 100 + b"]" * 100 + b"}", None),
     (COMPLETIONS, b'{"prompt": "a", "vllm_xargs": []}', "vllm_xargs"),
+    (COMPLETIONS, b'{"prompt": "a", "vllm_xargs": {"a": "' + b"a" * (1 << 16) + b'"}}', "vllm_xargs"),
+    (COMPLETIONS, b'{"prompt": "a", "other": [' + b"[]," * (1 << 16) + b"1]}", None),
     (CHAT, b"{}", "messages"),
     (CHAT, b'{"messages": "hi"}', "messages"),
     (CHAT, b'{"messages": []}', "messages"),
@@ -67,10 +77,10 @@ def test_a_body_that_cannot_be_served_is_a_400_that_names_the_field(
 
 def test_prompts_are_counted_where_they_are_ids_and_measured_where_they_are_text() -> None:
     assert completion(prompt=[5, 6, 7]).prompt_token_ids == 3
-    assert completion(prompt=[[1], [2, 3]]).prompt_token_ids == 3
+    assert completion(prompt=[[1], [2, 3]]).prompt_token_ids == 2
     assert completion(prompt="schön").prompt_token_ids is None
     assert completion(prompt="schön").text_bytes == 6
-    assert completion(prompt=["ab", "c"]).text_bytes == 3
+    assert completion(prompt=["ab", "c"]).text_bytes == 2
 
 
 def test_a_chat_is_measured_by_its_texts_and_messages() -> None:
@@ -128,3 +138,46 @@ def test_a_prompt_is_over_the_context_only_where_that_is_certain() -> None:
     assert error is not None and (error.status, error.param) == (400, "prompt")
     assert over_context(full, 0) is None
     assert over_context(completion(prompt="a" * 10000), 100) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({"prompt": "a"}, 1),
+        ({"prompt": [1, 2]}, 1),
+        ({"prompt": "a", "n": 32}, 32),
+        ({"prompt": "a", "n": 2, "best_of": 5}, 5),
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": [[1], [2, 3], [4]]}, 3),
+    ],
+)
+def test_every_answer_that_the_engine_generates_is_counted(fields: dict[str, Any], sequences: int) -> None:
+    assert completion(**fields).sequences == sequences
+
+
+def test_what_nobody_here_reads_may_be_anything_that_is_not_too_deep() -> None:
+    deepest = b'{"prompt": "a", "other": ' + b"[" * 99 + b"1e999]" + b"]" * 98 + b"}"
+    sent = read_body(COMPLETIONS, deepest).with_fields({"penstock_id": "a"})
+    assert sent.startswith(deepest[:-1])
+
+
+def test_deep_extra_arguments_go_on_as_they_came() -> None:
+    """They used to be written anew, which no library does to any depth."""
+    own = b'{"simulated_output_tokens": ' + b"[" * 90 + b"]" * 90 + b"}"
+    sent = read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": ' + own + b"}").with_fields(
+        {"penstock_id": "a"}
+    )
+    assert b"[" * 90 in sent and orjson.loads(sent)["vllm_xargs"]["penstock_id"] == "a"
+
+
+def test_a_text_part_that_is_not_unicode_is_named() -> None:
+    with pytest.raises(ApiError) as refused:
+        read_body(CHAT, b'{"messages": [{"content": [{"text": "\xff"}]}]}')
+    assert refused.value.param == "messages[0].content"
+
+
+def test_a_body_that_is_too_long_to_be_written_anew_goes_on_as_it_is() -> None:
+    options = b'{"prompt": "a", "stream": true, "stream_options": {"x": 1}, "other": "'
+    long = options + b"x" * (1 << 20) + b'"}'
+    assert read_body(COMPLETIONS, options + b'"}').asking_usage() is not None
+    assert read_body(COMPLETIONS, long).asking_usage() is None

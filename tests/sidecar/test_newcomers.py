@@ -25,10 +25,13 @@ class Planner:
     def __init__(self, plan_s: float) -> None:
         self.now_s, self.plan_s = 0.0, plan_s
         self.plans: list[str] = []
+        self.breaks = False
         self.queue = Newcomers(self.decide, BOUNDS, lambda: self.now_s)
 
     def decide(self, new: Sequence[Carried]) -> None:
         self.now_s += self.plan_s
+        if self.breaks:
+            raise ArithmeticError
         self.plans.append("".join(cast(Newcomer, one).name for one in new))
 
     def add(self, *newcomers: Newcomer) -> None:
@@ -61,9 +64,19 @@ async def test_whoever_was_cancelled_is_not_planned_for() -> None:
     assert planner.plans == ["a"]
 
 
-async def test_the_queue_is_full_once_no_more_could_be_carried() -> None:
+async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
+    planner = Planner(plan_s=0.0)
+    planner.breaks = True
+    broken: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+    planner.add(*map(Newcomer, "abc"))
+    await asyncio.sleep(0)
+    planner.breaks = False
+    await asyncio.sleep(0)
+    assert (planner.plans, len(broken)) == (["c"], 1)
+
+
+async def test_the_queue_tells_how_many_wait() -> None:
     planner = Planner(plan_s=0.0)
     planner.add(*map(Newcomer, "abcdef"))
-    assert not planner.queue.full
-    planner.add(Newcomer("g"))
-    assert planner.queue.full
+    assert planner.queue.waiting == 6

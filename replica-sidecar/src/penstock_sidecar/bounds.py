@@ -24,6 +24,10 @@ class Bounds:
     deciding_s: float = 0.01
     """Longest that a burst is decided before streams get their turn: a third of a step of theirs."""
 
+    read_at_once_bytes: int = 64 << 10
+    """Longest body that is read within a turn of the event loop: in 5 ms at worst, 0.1 ms as bodies are.
+    Longer ones, whose reading takes up to 0.1 s, are read by a thread, one after the other."""
+
     answer_bytes: int = 32 << 20
     """Largest answer that is not streamed, which must be held whole."""
 

@@ -63,9 +63,6 @@ async def carry(carried: Carried, job: Job, sending: Sending, way: Way) -> None:
     except AnswerTooLong as error:
         log.error("answer too long", request=carried.request_id, error=str(error))
         carried.broke()
-    except Exception:
-        log.exception("request broke", request=carried.request_id)
-        carried.broke()
 
 
 async def _ask(carried: Carried, job: Job, sending: Sending, way: Way) -> None:

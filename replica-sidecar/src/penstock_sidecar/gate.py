@@ -21,6 +21,7 @@ from penstock_core.external_engine.release import Release, in_order_of_arrival, 
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_metrics import EngineLoad
+from penstock_sidecar.faults import Faults
 from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
@@ -44,6 +45,7 @@ class Gate:
         self._policy, self._mirror, self._learned = policy, mirror, learned
         self._bounds, self._metrics = bounds, metrics
         metrics.engine_seats.set(mirror.seats.most)
+        self._faults = Faults(metrics.faults)
         self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
         self._window = Window(lead_s=bounds.lead_s)
@@ -102,20 +104,23 @@ class Gate:
         self._asking = None
         if not self._turns:
             return
-        began_s = perf_counter()
-        now_s = monotonic()
-        decided = self._decided(now_s)
-        self._memory = decided.memory
-        self._mirror.promote(decided.promote)
-        for key in decided.let_in:
-            self._mirror.let_in(key, now_s)
-            self._turns.pop(key).set_result(None)
+        now_s, began_s = monotonic(), perf_counter()
+        with self._faults.within("gate"):
+            self._give_turns(now_s)
         took_s = perf_counter() - began_s
         self._next_s = now_s + max(self._bounds.ask_s, took_s / self._bounds.ask_share)
         self._metrics.release.observe(took_s)
         self._metrics.held.set(len(self._turns))
         if self._turns:
             self._ask_at(max(self._next_s, now_s + self._bounds.ask_again_s))
+
+    def _give_turns(self, now_s: float) -> None:
+        decided = self._decided(now_s)
+        self._memory = decided.memory
+        self._mirror.promote(decided.promote)
+        for key in decided.let_in:
+            self._mirror.let_in(key, now_s)
+            self._turns.pop(key).set_result(None)
 
     def _decided(self, now_s: float) -> Release[Any]:
         view, inside = self._mirror.held(now_s, self._learned.model), self._mirror.inside

@@ -1,10 +1,12 @@
 """From a submit and its body to the job that admission plans with."""
 
 from dataclasses import replace
+from math import isfinite
 
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets, Tier
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.client_body import ClientBody
 from penstock_sidecar.learned import Learned
@@ -42,6 +44,14 @@ def job_of(
     return new_job(request, learned.output_tokens(request, 0), best_effort, learned.sure_tokens(request))
 
 
+def check_times(submit: wire.Submit) -> None:
+    """Raise ApiError where a submit's times are none: nothing could be planned beside them."""
+    for name in ("spent_s", "ttft_s", "tpot_s"):
+        seconds = getattr(submit, name)
+        if not (isfinite(seconds) and seconds >= 0):
+            raise ApiError(400, f"'{name}' is {seconds}, which is no number of seconds", param=name)
+
+
 def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:
     """The tier's SLO for this prompt, with the request's own targets in place of the tier's."""
     slo = tier.slo
@@ -60,7 +70,6 @@ def less(targets: Targets, delivery_s: float) -> Targets:
 
 
 def _output_bound(body: ClientBody, prompt_tokens: int, context_tokens: int) -> int:
-    """Most tokens that the answer can have: the client's bound, within what the context leaves."""
+    """Most tokens that one answer can have: the client's bound, within what the context leaves."""
     left = max(context_tokens - prompt_tokens, 1) if context_tokens else NO_BOUND_TOKENS
-    asked = left if body.max_tokens is None else body.max_tokens * body.answers
-    return min(asked, left * body.answers)
+    return left if body.max_tokens is None else min(body.max_tokens, left)

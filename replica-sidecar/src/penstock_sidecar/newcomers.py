@@ -31,9 +31,9 @@ class Newcomers:
         self._waiting: deque[Carried] = deque()
 
     @property
-    def full(self) -> bool:
-        """Whether no more can wait: the replica could not carry them anyway."""
-        return len(self._waiting) >= self._bounds.carried
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def add(self, carried: Carried) -> None:
         """It gets its verdict when the loop turns."""
@@ -43,11 +43,13 @@ class Newcomers:
 
     def _turn(self) -> None:
         until_s = self._clock_s() + self._bounds.deciding_s
-        self._group()
-        while self._waiting and self._clock_s() < until_s:
+        try:
             self._group()
-        if self._waiting:
-            self._loop.call_soon(self._turn)
+            while self._waiting and self._clock_s() < until_s:
+                self._group()
+        finally:
+            if self._waiting:
+                self._loop.call_soon(self._turn)
 
     def _group(self) -> None:
         together = min(len(self._waiting), self._bounds.admitted_together)

@@ -8,7 +8,8 @@ here is touched from one event loop only, and no decision spans an await.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic, perf_counter
@@ -31,10 +32,11 @@ from penstock_sidecar.carried import Carried
 from penstock_sidecar.carry import Sending, Way, carry
 from penstock_sidecar.client_body import ClientBody, over_context, read_body
 from penstock_sidecar.engine_client import EngineClient, EngineGone, Probe
+from penstock_sidecar.faults import Faults
 from penstock_sidecar.gate import Gate
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.newcomer import job_of
+from penstock_sidecar.newcomer import check_times, job_of
 from penstock_sidecar.newcomers import Newcomers
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from penstock_sidecar.session import Session
@@ -85,6 +87,9 @@ class Replica:
         self._ticked_s = self._now_s()
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._newcomers = Newcomers(self._decide, bounds)
+        self._reading, self._reader = 0, ThreadPoolExecutor(1, "bodies")
+        self._faults = Faults(metrics.faults)
+        self._told = wire.Snapshot()
         self._accepted: dict[str, Carried] = {}
         self._best_effort: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,29 +127,26 @@ class Replica:
         """Take a request in. It has ended on return where it cannot be served at all."""
         now_s, key = self._now_s(), f"{self._boot}-{next(self._numbers)}"
         carried = Carried(submit, key, session, self, now_s)
-        try:
-            self._read(carried, submit, now_s)
-        except ApiError as error:
-            carried.invalid(error)
-            return carried
-        if self._newcomers.full:
-            self._tell(carried, Rejected(Reason.QUEUE_FULL))
-        else:
-            self._newcomers.add(carried)
+        with self._faults.of(carried, "submit"):
+            if self._newcomers.waiting + self._reading >= self.bounds.carried:
+                self._tell(carried, Rejected(Reason.QUEUE_FULL))
+            elif len(raw := submit.body) > self.bounds.read_at_once_bytes:
+                self._spawn(self._take_long(carried, submit, raw))
+            else:
+                self._take(carried, submit, _read(submit.endpoint, raw))
         return carried
 
     def snapshot(self) -> wire.Snapshot:
-        """How the replica stands."""
-        return snapshot_message(self._standing(), self.engine_ready, self.draining)
+        """How the replica stands; where that cannot be told, how it stood."""
+        with self._faults.within("snapshot"):
+            self._told = snapshot_message(self._standing(), self.engine_ready, self.draining)
+        return self._told
 
     def send(self, carried: Carried) -> asyncio.Task[None]:
         """Carry an accepted request to the engine and back, in a task of its own."""
         if self._gate is not None:
             self._gate.hold(carried.key)
-        task = asyncio.create_task(self._carry(carried))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._spawn(self._carry(carried))
 
     def tokens_out(self, carried: Carried) -> int:
         """Tokens of a request that a speculating engine has reported; 0 where none has."""
@@ -170,6 +172,13 @@ class Replica:
         self._metrics.ends.labels(tier, carried.state.value).inc()
         if self._accepted.pop(carried.key, None) is None:
             return
+        with self._faults.within("end"):
+            self._release(carried)
+        if not self._accepted:
+            self._empty.set()
+
+    def _release(self, carried: Carried) -> None:
+        """Take what it held as free, and learn from how it went."""
         self._best_effort.discard(carried.key)
         self._mirror.forget(carried.key)
         engine_full = carried.state is State.REJECTED
@@ -179,8 +188,6 @@ class Replica:
             self._gate.ended(carried.key, engine_full)
         if carried.state is State.FINISHED:
             self._learn(carried)
-        if not self._accepted:
-            self._empty.set()
 
     def engine_up(self, probe: Probe) -> None:
         """The engine serves."""
@@ -199,7 +206,8 @@ class Replica:
         self._mirror.lose_reports()
         for carried in list(self._accepted.values()):
             if all_lost or (self._gate is not None and self._gate.holds(carried.key)):
-                carried.engine_lost()
+                with self._faults.of(carried, "engine"):
+                    carried.engine_lost()
         self._changed()
 
     async def drain(self, deadline_s: float | None) -> int:
@@ -220,6 +228,7 @@ class Replica:
             session.close()
         for carried in list(self._accepted.values()):
             carried.cancelled()
+        self._reader.shutdown(wait=False, cancel_futures=True)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -253,13 +262,41 @@ class Replica:
     def _standing(self) -> Snapshot:
         return self._mirror.snapshot(self._now_s(), self._learned.model)
 
-    def _read(self, carried: Carried, submit: wire.Submit, now_s: float) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _take_long(self, carried: Carried, submit: wire.Submit, raw: bytes) -> None:
+        """Take a request in whose body is read off the event loop. It may end before that."""
+        self._reading += 1
+        try:
+            with self._faults.of(carried, "submit"):
+                read = await asyncio.wrap_future(self._reader.submit(_read, submit.endpoint, raw))
+                if not carried.ended:
+                    self._take(carried, submit, read)
+        finally:
+            self._reading -= 1
+
+    def _take(self, carried: Carried, submit: wire.Submit, read: ClientBody | ApiError) -> None:
+        """It waits for its verdict from here on, unless it cannot be served."""
+        try:
+            if isinstance(read, ApiError):
+                raise read
+            self._plan(carried, submit, read)
+        except ApiError as error:
+            carried.invalid(error)
+        else:
+            self._newcomers.add(carried)
+
+    def _plan(self, carried: Carried, submit: wire.Submit, body: ClientBody) -> None:
         tier = self._serving.tiers.get(submit.tier)
         if tier is None:
             raise ApiError(
                 400, f"this replica has no tier '{submit.tier}'", param="tier", code="unknown_tier"
             )
-        body = read_body(submit.endpoint, submit.body)
+        check_times(submit)
         if error := over_context(body, self.max_model_len):
             raise error
         carried.body = body
@@ -271,27 +308,38 @@ class Replica:
             key=carried.key,
             context_tokens=self.max_model_len,
             delivery_s=self._serving.delivery_s,
-            now_s=now_s,
+            now_s=carried.arrived_s,
         )
 
     def _decide(self, new: Sequence[Carried]) -> None:
+        """Give verdicts. Where planning breaks, each is planned alone, and who breaks it alone fails."""
+        try:
+            verdicts = self._verdicts(new)
+        except Exception:
+            if len(new) > 1:
+                for carried in new:
+                    self._decide([carried])
+                return
+            with self._faults.of(new[0], "planning"):
+                raise
+            return
+        before = len(self._accepted)
+        for carried, verdict in zip(new, verdicts, strict=True):
+            with self._faults.of(carried, "verdict"):
+                self._tell(carried, verdict)
+        if len(self._accepted) > before:
+            self._spread()
+
+    def _verdicts(self, new: Sequence[Carried]) -> Sequence[Verdict]:
         jobs = [carried.job for carried in new if carried.job is not None]
         standing = Standing(self.draining, self.engine_ready, len(self._accepted), len(self._best_effort))
         began_s = perf_counter()
-        try:
-            view = self._mirror.view(self._now_s(), self._learned.model)
-            verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds.holds)
-        except Exception:
-            log.exception("planning broke", newcomers=len(new))
-            for carried in new:
-                carried.broke()
-            return
+        view = self._mirror.view(self._now_s(), self._learned.model)
+        verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds.holds)
         self._metrics.planned(perf_counter() - began_s)
-        before = len(self._accepted)
-        for carried, verdict in zip(new, verdicts, strict=True):
-            self._tell(carried, verdict)
-        if len(self._accepted) > before:
-            self._spread()
+        if len(verdicts) != len(new):
+            raise ValueError(f"{len(verdicts)} verdicts for {len(new)} requests")
+        return verdicts
 
     def _spread(self) -> None:
         """Let all routers know what some have brought, before they decide by old news."""
@@ -319,15 +367,16 @@ class Replica:
 
     async def _carry(self, carried: Carried) -> None:
         body, job = carried.body, carried.job
-        assert body is not None and job is not None
-        if self._gate is not None:
-            await self._gate.turn(carried.key)
-        try:
-            way = Way(self._engine, self._now_s, self.bounds)
-            await carry(carried, job, self._sending(body, job), way)
-        except EngineGone as gone:
-            log.warning("engine lost", request=carried.request_id, cause=str(gone))
-            self.engine_lost()
+        with self._faults.of(carried, "carrying"):
+            assert body is not None and job is not None
+            if self._gate is not None:
+                await self._gate.turn(carried.key)
+            try:
+                way = Way(self._engine, self._now_s, self.bounds)
+                await carry(carried, job, self._sending(body, job), way)
+            except EngineGone as gone:
+                log.warning("engine lost", request=carried.request_id, cause=str(gone))
+                self.engine_lost()
 
     def _sending(self, body: ClientBody, job: Job) -> Sending:
         if self._serving.reads_fields:
@@ -349,3 +398,11 @@ class Replica:
         self.standing_changed()
         for session in self._sessions:
             session.outbox.nudge()
+
+
+def _read(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody | ApiError:
+    """The body, or why it cannot be served: as a value, so that none is left behind by a cancel."""
+    try:
+        return read_body(endpoint, raw)
+    except ApiError as error:
+        return error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import repeat
+from math import isfinite
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
@@ -17,6 +18,13 @@ class Row(NamedTuple):
     generated_tokens: int
     best_effort: bool
     thinking_tokens: int
+
+
+def is_sound(report: StepReport) -> bool:
+    """Return whether planning can rest on it: its times are times, and its memory is made of blocks."""
+    times_s = (report.next_duration_s, report.prefill_work, report.drafting.acceptance)
+    memory = report.block_tokens > 0 and report.kv_blocks_free <= report.kv_blocks_total
+    return all(isfinite(time) and time >= 0 for time in times_s) and (memory or not report.kv_blocks_total)
 
 
 def rows_of(report: StepReport) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_client import EngineClient
 from penstock_sidecar.engine_facts import facts_of
 from penstock_sidecar.engine_watch import EngineWatch
+from penstock_sidecar.faults import Faults
 from penstock_sidecar.gate import Gate
 from penstock_sidecar.grpc_server import grpc_serving
 from penstock_sidecar.holding_mirror import HoldingMirror
@@ -68,7 +69,9 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
         await stack.enter_async_context(
-            _background(replica, engine, mirror, gate, bounds=bounds, ticks=ticks)
+            _background(
+                replica, engine, mirror, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
+            )
         )
         log.info(
             "ready",
@@ -158,6 +161,7 @@ async def _background(
     *,
     bounds: Bounds,
     ticks: Sequence[Callable[[], None]],
+    faults: Faults,
 ) -> AsyncIterator[None]:
     """What goes on beside the requests. Where it breaks, the sidecar ends.
 
@@ -172,7 +176,8 @@ async def _background(
     )
     replica.engine_lost = watch.suspect
     async with asyncio.TaskGroup() as tasks:
-        going_on = [tasks.create_task(watch.run()), tasks.create_task(_ticking(ticks, bounds.snapshot_s))]
+        ticking = _ticking(ticks, bounds.snapshot_s, faults)
+        going_on = [tasks.create_task(watch.run()), tasks.create_task(ticking)]
         if gate is not None:
             going_on.append(tasks.create_task(_asking_load(engine, gate, bounds.probe_s)))
         yield
@@ -186,8 +191,9 @@ async def _asking_load(engine: EngineClient, gate: Gate, every_s: float) -> None
         await asyncio.sleep(every_s)
 
 
-async def _ticking(ticks: Sequence[Callable[[], None]], every_s: float) -> None:
+async def _ticking(ticks: Sequence[Callable[[], None]], every_s: float, faults: Faults) -> None:
     while True:
         for tick in ticks:
-            tick()
+            with faults.within("tick"):
+                tick()
         await asyncio.sleep(every_s)

@@ -7,10 +7,12 @@ import structlog
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
 
+from penstock_sidecar.faults import Faults
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.policy_faults import PolicyFaults
 from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.report_rows import is_sound
 from penstock_sidecar.telemetry import Continuity
 from penstock_sidecar.whole_reports import WholeReports
 
@@ -41,10 +43,18 @@ class StepReports:
         self._now_s = monotonic
         self._continuity = Continuity()
         self._heard_s, self._silent = monotonic(), False
-        self._wholes, self._faults = WholeReports(), PolicyFaults(metrics.policy_faults)
+        self._faults = Faults(metrics.faults)
+        self._wholes, self._policy_faults = WholeReports(), PolicyFaults(metrics.policy_faults)
 
     def receive(self, reports: Sequence[StepReport]) -> None:
         """Reports that came since the last time, oldest first. Each measures a step; the last is now."""
+        sound = list(filter(is_sound, reports))
+        self._metrics.malformed.inc(len(reports) - len(sound))
+        if sound:
+            with self._faults.within("telemetry"):
+                self._receive(sound)
+
+    def _receive(self, reports: Sequence[StepReport]) -> None:
         self._heard_s = self._now_s()
         if self._silent:
             self._silent = False
@@ -82,7 +92,7 @@ class StepReports:
         self._metrics.reports.inc()
         self._metrics.lost.inc(lost)
         self._wholes.see(report)
-        self._faults.follow(report)
+        self._policy_faults.follow(report)
         if known and known != report.engine_instance:
             self._metrics.engine_restarts.inc()
             log.warning(
