@@ -81,7 +81,7 @@ def test_scale_keeps_to_the_autoscalings_bounds(kubectl: Kubectl, pools: Pools) 
     done = kubectl("scale", "pool/demo", "--replicas=5")
     assert done.code == 1
     assert "spec.replicas: Invalid value" in done.err
-    assert "is outside autoscaling's minReplicas to maxReplicas" in done.err
+    assert "is above autoscaling's maxReplicas" in done.err
 
 
 def test_a_status_is_written_apart_from_the_spec(kubectl: Kubectl, pools: Pools) -> None:

@@ -72,19 +72,23 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec/autoscaling",
-        {"minReplicas": 3, "maxReplicas": 8},
-        [
-            f"spec.replicas: {OBJECT}is outside autoscaling's minReplicas to maxReplicas; start with one of "
-            "these"
-        ],
+        {"maxReplicas": 1},
+        [f"spec.replicas: {OBJECT}is above autoscaling's maxReplicas; at most that"],
     ),
     (
         "spec/autoscaling",
         {"minReplicas": 2, "maxReplicas": 1},
         [
-            f"spec.replicas: {OBJECT}is outside autoscaling's minReplicas to maxReplicas; start with one of "
-            "these",
+            f"spec.replicas: {OBJECT}is above autoscaling's maxReplicas; at most that",
             f"spec.autoscaling.minReplicas: {OBJECT}is above maxReplicas; at most that",
+        ],
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "by": "hpa", "targetAttainment": 0.99},
+        [
+            "spec.autoscaling.targetAttainment: Forbidden: would not be used: by: hpa knows only averages "
+            "over replicas; write by: penstock, or remove it"
         ],
     ),
     (

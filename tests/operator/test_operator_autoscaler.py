@@ -52,6 +52,10 @@ def test_narrower_bounds_hold_at_once() -> None:
     assert replicas_now(pool(minReplicas=2), {"autoscaling": {"replicas": 1, "startedFrom": 2}}) == 2
 
 
+def test_pool_that_names_no_number_begins_with_its_least() -> None:
+    assert replicas_now(pool(replicas=1, minReplicas=2), {}) == 2
+
+
 def test_pool_that_somebody_else_scales_has_what_its_spec_says() -> None:
     by_hpa = pool(by="hpa")
     assert not scales(by_hpa)

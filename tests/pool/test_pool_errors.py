@@ -178,8 +178,8 @@ TABLE: list[tuple[str, object, str]] = [
     ),
     (
         "spec/autoscaling",
-        {"minReplicas": 3, "maxReplicas": 8},
-        "spec.replicas: 2 is outside autoscaling's minReplicas 3 to maxReplicas 8; start with one of these",
+        {"maxReplicas": 1},
+        "spec.replicas: 2 is above autoscaling's maxReplicas 1; at most that",
     ),
     (
         "spec/autoscaling",
@@ -201,6 +201,12 @@ TABLE: list[tuple[str, object, str]] = [
         "spec/autoscaling",
         {"minReplicas": 0, "maxReplicas": 8, "by": "hpa"},
         "spec.autoscaling.minReplicas: 0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
+    ),
+    (
+        "spec/autoscaling",
+        {"maxReplicas": 8, "by": "hpa", "targetAttainment": 0.99},
+        "spec.autoscaling.targetAttainment: would not be used: by: hpa knows only averages over replicas; "
+        "write by: penstock, or remove it",
     ),
     (
         "spec/autoscaling",

@@ -71,6 +71,27 @@ def test_settings_have_defaults_and_units(full: Path) -> None:
     assert spec.engine.kv_cache_tokens == 43296
 
 
+@pytest.mark.parametrize(
+    ("replicas", "least", "first"), [("", 2, 2), ("", 0, 1), ("replicas: 1", 2, 2), ("replicas: 3", 2, 3)]
+)
+def test_a_pool_with_autoscaling_starts_with_its_least_where_it_names_no_more(
+    full: Path, replicas: str, least: int, first: int
+) -> None:
+    bounds = f"{{minReplicas: {least}, maxReplicas: 8}}"
+    full.write_text(
+        FULL.replace("  replicas: 2\n", f"  {replicas}\n", 1).replace(
+            "{minReplicas: 1, maxReplicas: 8}", bounds
+        )
+    )
+    assert load_pool(full).spec.initial_replicas == first
+
+
+def test_attainment_that_is_wanted_has_a_default(full: Path) -> None:
+    autoscaling = load_pool(full).spec.autoscaling
+    assert autoscaling is not None
+    assert autoscaling.scaling().target_attainment == 0.99
+
+
 def test_the_default_tier_is_the_first_where_none_is_named() -> None:
     pool = parse_pool(
         {

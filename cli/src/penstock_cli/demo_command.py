@@ -94,9 +94,10 @@ def demo(
 async def _run(contender: Contender, inputs: Inputs, folder: Path, console: Console) -> Report:
     """One pool, started, measured and stopped."""
     pool_file, pool = effective_pool(inputs.pool_file, contender.overrides, folder)
-    wanted = Wanted(pool_file, pool.spec.replicas, LOOPBACK, port=0, seed=inputs.seed)
+    replicas = pool.spec.initial_replicas
+    wanted = Wanted(pool_file, replicas, LOOPBACK, port=0, seed=inputs.seed)
     with FileSink((folder / f"{contender.label}.log").open("w")) as sink:
-        console.print(f"{contender.label}: starting {pool.spec.replicas} replicas")
+        console.print(f"{contender.label}: starting {replicas} replicas")
         async with local_pool(wanted, sink, drain_s=5.0, on_progress=lambda ready, parts: None) as layout:
             settings = Settings(
                 trace=inputs.trace,
@@ -126,7 +127,8 @@ def _show(pool: Pool, reports: dict[str, Report]) -> None:
 def _side_by_side(pool: Pool, reports: dict[str, Report]) -> Table:
     lines = list(_lines(reports))
     heads = (HEADS[0], "policy", *HEADS[1:])
-    title = f"{pool.spec.model.name} on {pool.spec.replicas} simulated replicas, a minute of Azure's traffic"
+    spec = pool.spec
+    title = f"{spec.model.name} on {spec.initial_replicas} simulated replicas, a minute of Azure's traffic"
     return aligned(title, heads, lines, left=2)
 
 

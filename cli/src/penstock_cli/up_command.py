@@ -97,7 +97,7 @@ def up(
         check_engines(pool, file, urls, replicas)
         wanted = Wanted(
             pool_file=pool_file,
-            replicas=len(urls) or replicas or pool.spec.replicas,
+            replicas=len(urls) or replicas or pool.spec.initial_replicas,
             host=host,
             port=port,
             engines=urls,

@@ -24,7 +24,7 @@ def validate(file: PoolFile) -> None:
     pool = load_pool(file)
     if any(application.keys.file for application in pool.spec.applications):
         load_keys(pool, file.parent)
-    Console().print(f"{file} is fine: {headline(pool, pool.spec.replicas)}\n", tiers_table(pool))
+    Console().print(f"{file} is fine: {headline(pool, pool.spec.initial_replicas)}\n", tiers_table(pool))
 
 
 def headline(pool: Pool, replicas: int) -> str:

@@ -9,6 +9,9 @@ from penstock_pool.cel import Rule, Why, checked_by
 from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window, wrong_at
 from penstock_pool.spec import Spec
 
+DEFAULT_ATTAINMENT = 0.99
+NOT_BY_HPA = "would not be used: by: hpa knows only averages over replicas; write by: penstock, or remove it"
+
 
 class ScaleUp(Spec):
     """Adding replicas."""
@@ -64,6 +67,12 @@ class Autoscaling(Spec):
             "0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
             at="minReplicas",
         ),
+        Rule(
+            "self.by != 'hpa' || !has(self.targetAttainment)",
+            NOT_BY_HPA,
+            at="targetAttainment",
+            why=Why.UNUSED,
+        ),
     )
 
     min_replicas: Replicas = Field(
@@ -72,10 +81,10 @@ class Autoscaling(Spec):
         examples=[1],
     )
     max_replicas: Annotated[Replicas, Field(ge=1)] = Field(description="Most replicas.", examples=[8])
-    target_attainment: Annotated[Number, Field(gt=0, le=1)] = Field(
-        default=0.99,
+    target_attainment: Annotated[Number, Field(gt=0, le=1)] | None = Field(
+        default=None,
         description="Share of each tier's requests whose SLOs are to be met, above 0 to 1; below it replicas "
-        "are added.",
+        "are added. Absent: 0.99. Not with `by: hpa`.",
         examples=[0.99],
     )
     scale_up: ScaleUp = Field(default=ScaleUp(), description="How hastily replicas are added.")
@@ -102,12 +111,17 @@ class Autoscaling(Spec):
         examples=["http://prometheus.monitoring:9090"],
     )
 
+    @property
+    def attainment_wanted(self) -> float:
+        """`targetAttainment`, or its default."""
+        return DEFAULT_ATTAINMENT if self.target_attainment is None else self.target_attainment
+
     def scaling(self) -> Scaling:
         """What decisions may do, whoever carries them out."""
         return Scaling(
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
-            target_attainment=self.target_attainment,
+            target_attainment=self.attainment_wanted,
             scale_up_window_s=self.scale_up.stabilization_window_s,
             scale_down_window_s=self.scale_down.stabilization_window_s,
             idle_timeout_s=self.idle_timeout_s,
@@ -133,4 +147,10 @@ class Autoscaling(Spec):
     def _hpa_keeps_one(self) -> Self:
         if self.by == "hpa" and self.min_replicas == 0:
             raise wrong_at("minReplicas", "0 is more than by: hpa can do; write by: penstock, by: keda, or 1")
+        return self
+
+    @model_validator(mode="after")
+    def _hpa_knows_no_attainment(self) -> Self:
+        if self.by == "hpa" and self.target_attainment is not None:
+            raise wrong_at("targetAttainment", NOT_BY_HPA)
         return self

@@ -36,9 +36,8 @@ class PoolSpec(Spec):
 
     model_config = checked_by(
         Rule(
-            "!has(self.autoscaling) || (self.autoscaling.minReplicas <= self.replicas && "
-            "self.replicas <= self.autoscaling.maxReplicas)",
-            "is outside autoscaling's minReplicas to maxReplicas; start with one of these",
+            "!has(self.autoscaling) || self.replicas <= self.autoscaling.maxReplicas",
+            "is above autoscaling's maxReplicas; at most that",
             at="replicas",
         ),
         Rule(
@@ -66,8 +65,8 @@ class PoolSpec(Spec):
     engine: EngineSpec = Field(description="The engine that runs it.")
     replicas: Replicas = Field(
         default=1,
-        description="Replicas, each an engine and a sidecar; where there is autoscaling, to start with. "
-        "0 in a cluster: none.",
+        description="Replicas, each an engine and a sidecar. 0 in a cluster: none. With autoscaling: the "
+        "number to start with, but at least minReplicas.",
         examples=[2],
     )
     autoscaling: Autoscaling | None = Field(
@@ -94,16 +93,20 @@ class PoolSpec(Spec):
     )
     monitoring: Monitoring = Field(default=Monitoring(), description="How a cluster's Prometheus finds it.")
 
+    @property
+    def initial_replicas(self) -> int:
+        """Replicas before any autoscaler has decided."""
+        return max(self.replicas, self.autoscaling.min_replicas if self.autoscaling else 0)
+
     @model_validator(mode="after")
     def _starts_within_the_bounds(self) -> Self:
         bounds = self.autoscaling
-        if bounds is None or bounds.min_replicas <= self.replicas <= bounds.max_replicas:
-            return self
-        raise wrong_at(
-            "replicas",
-            f"{self.replicas} is outside autoscaling's minReplicas {bounds.min_replicas} to maxReplicas "
-            f"{bounds.max_replicas}; start with one of these",
-        )
+        if bounds is not None and self.replicas > bounds.max_replicas:
+            raise wrong_at(
+                "replicas",
+                f"{self.replicas} is above autoscaling's maxReplicas {bounds.max_replicas}; at most that",
+            )
+        return self
 
 
 class Pool(Spec):

@@ -37,7 +37,7 @@ def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int |
             f"URL of one that runs with --engine, or write --engine {' or '.join(STARTED)}",
             bad_input=True,
         )
-    if not urls and replicas is None and pool.spec.replicas == 0:
+    if not urls and replicas is None and pool.spec.initial_replicas == 0:
         raise Failure(f"{file}: {NO_REPLICAS}", bad_input=True)
     if urls and replicas is not None and replicas != len(urls):
         raise Failure(f"--replicas {replicas}: --engine names {len(urls)} engines", bad_input=True)

@@ -37,7 +37,7 @@ def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
         kv_tokens=engine.kv_cache_tokens or kv_cache_tokens(engine.time_model),
         tiers=pool.tiers(),
         default_tier=spec.default_tier,
-        replicas=conditions.replicas or spec.replicas,
+        replicas=conditions.replicas or spec.initial_replicas,
         knobs=scheduling.knobs(),
         limits=Limits(scheduling.max_batch_tokens, scheduling.max_running),
         block_tokens=engine.block_tokens,
@@ -66,11 +66,11 @@ def _check(pool: Pool, file: Path, conditions: Conditions) -> None:
             f'{file}: spec.routing.backup: "{spec.routing.backup}" needs another pool, and a simulation has '
             f"one; write {' or '.join(Backup)}"
         )
-    if conditions.replicas is None and spec.replicas == 0:
+    if conditions.replicas is None and spec.initial_replicas == 0:
         wrong.append(f"{file}: {NO_REPLICAS}")
-    if conditions.replicas is None and spec.replicas > MOST_REPLICAS:
+    if conditions.replicas is None and spec.initial_replicas > MOST_REPLICAS:
         wrong.append(
-            f"{file}: spec.replicas: {spec.replicas} are more than the {MOST_REPLICAS} that can be "
+            f"{file}: spec.replicas: {spec.initial_replicas} are more than the {MOST_REPLICAS} that can be "
             "simulated; give --replicas"
         )
     if wrong:
