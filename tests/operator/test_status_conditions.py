@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from penstock_operator.diagnosis import Cause, Problem
+from penstock_operator.diagnosis import NOT_AS_WRITTEN, Cause, Problem
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component
 from penstock_operator.status import Status, TierCounts, View, condition, status_of
@@ -43,6 +43,7 @@ def test_all_ready_is_ready_settled_and_as_wanted() -> None:
     status = status_of(view(replicas(), routers()), {}, NOW)
     assert conditions(status) == {
         "Ready": ("True", "Serving"),
+        "Available": ("True", "Serving"),
         "ReplicasReady": ("True", "AllReady"),
         "RouterReady": ("True", "AllReady"),
         "Progressing": ("False", "Settled"),
@@ -53,16 +54,42 @@ def test_all_ready_is_ready_settled_and_as_wanted() -> None:
     assert status["selector"] == "app.kubernetes.io/component=replica,penstock.dev/pool=chat"
 
 
-def test_one_replica_of_three_serves_already() -> None:
+def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None:
     told = conditions(status_of(view(replicas(ready=1), routers()), {}, NOW))
-    assert told["Ready"] == ("True", "Serving")
-    assert told["ReplicasReady"] == ("False", "Starting")
+    assert told["Available"] == ("True", "Serving")
+    assert told["Ready"] == told["ReplicasReady"] == ("False", "Starting")
     assert told["Progressing"] == ("True", "Starting")
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason"),
+    [
+        ([replicas(updatedReplicas=2), routers()], "RollingOut"),
+        ([replicas(), routers(updatedReplicas=1)], "RollingOut"),
+        ([replicas(replicas=4), routers()], "Scaling"),
+        ([replicas(), routers(replicas=3)], "Scaling"),
+        ([replicas(), routers(ready=1)], "Starting"),
+    ],
+    ids=["old replica", "old router", "replica too many", "router too many", "router missing"],
+)
+def test_a_pool_is_ready_only_once_all_its_pods_are_those_that_are_wanted(
+    pods: list[Manifest], reason: str
+) -> None:
+    told = conditions(status_of(view(*pods), {}, NOW))
+    assert told["Ready"] == ("False", reason)
+    assert told["Available"] == ("True", "Serving")
+
+
+@pytest.mark.parametrize("cause", sorted(NOT_AS_WRITTEN))
+def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cause: Cause) -> None:
+    told = conditions(status_of(view(replicas(), routers(), problems=[Problem(cause, "no")]), {}, NOW))
+    assert told["Ready"] == ("False", cause)
+    assert told["Available"] == ("True", "Serving")
 
 
 def test_nothing_made_yet_is_rolling_out() -> None:
     told = conditions(status_of(view(), {}, NOW))
-    assert told["Ready"] == ("False", "Starting")
+    assert told["Ready"] == told["Available"] == ("False", "Starting")
     assert told["Progressing"] == ("True", "RollingOut")
 
 
@@ -82,17 +109,18 @@ def test_more_pods_than_wanted_are_scaling() -> None:
 def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
     none = replicas(wanted=0, ready=0)
     asleep = conditions(status_of(view(none, routers(), wanted=0, wakes=True), {}, NOW))
-    assert asleep["Ready"] == ("True", "Asleep")
+    assert asleep["Ready"] == asleep["Available"] == ("True", "Asleep")
     assert asleep["ReplicasReady"] == ("True", "NoneWanted")
     switched_off = conditions(status_of(view(none, routers(), wanted=0), {}, NOW))
-    assert switched_off["Ready"] == ("False", "NoneWanted")
+    assert switched_off["Ready"] == ("True", "NoneWanted")
+    assert switched_off["Available"] == ("False", "NoneWanted")
 
 
 def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() -> None:
     problem = Problem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
     status = status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW)
     told = conditions(status)
-    assert told["Ready"] == told["ReplicasReady"] == ("False", "ImageMissing")
+    assert told["Ready"] == told["Available"] == told["ReplicasReady"] == ("False", "ImageMissing")
     assert told["Degraded"] == ("True", "ImageMissing")
     assert told["RouterReady"] == ("True", "AllReady")
     ready = condition(status, "Ready")
@@ -100,9 +128,23 @@ def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() ->
     assert ready["message"] == "0 of 3 replicas and 2 of 2 routers ready; chat-replica-0: no such image"
 
 
+def test_a_problem_of_no_component_names_itself_where_either_is_not_ready() -> None:
+    problem = Problem(Cause.QUOTA_EXCEEDED, "exceeded quota: pods")
+    told = conditions(status_of(view(replicas(ready=0), routers(ready=0), problems=[problem]), {}, NOW))
+    names = ("Ready", "Available", "ReplicasReady", "RouterReady")
+    assert {told[name] for name in names} == {("False", "QuotaExceeded")}
+
+
+def test_a_way_in_that_is_refused_keeps_no_pod_from_starting() -> None:
+    problem = Problem(Cause.ROUTE_REJECTED, "no listener")
+    told = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
+    assert told["Ready"] == ("False", "RouteRejected")
+    assert told["ReplicasReady"] == told["Available"] == ("False", "Starting")
+
+
 def test_without_routers_nothing_is_ready() -> None:
     told = conditions(status_of(view(replicas(), routers(ready=0)), {}, NOW))
-    assert told["Ready"] == ("False", "Starting")
+    assert told["Ready"] == told["Available"] == ("False", "Starting")
     assert told["RouterReady"] == ("False", "Starting")
 
 

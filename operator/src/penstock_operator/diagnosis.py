@@ -26,6 +26,7 @@ class Cause(StrEnum):
     SPEC_INVALID = "SpecInvalid"  # the operator cannot read the pool
     CANNOT_RUN = "CannotRun"  # it can, and knows no way to run it
     HOST_TAKEN = "HostTaken"  # an older pool has the ingress host
+    ROUTE_REJECTED = "RouteRejected"  # the Gateway does not take the pool's HTTPRoute
     NAME_TAKEN = "NameTaken"  # an object of a needed name belongs to somebody else
     API_REFUSED = "ApiRefused"  # the API server does not take an object
     QUOTA_EXCEEDED = "QuotaExceeded"  # a ResourceQuota allows no more pods
@@ -47,6 +48,21 @@ class Cause(StrEnum):
     ROUTER_CRASHING = "RouterCrashing"
     EVICTED = "Evicted"  # the node threw a pod out
 
+
+NOT_AS_WRITTEN = frozenset(
+    {
+        Cause.SPEC_INVALID,
+        Cause.CANNOT_RUN,
+        Cause.HOST_TAKEN,
+        Cause.ROUTE_REJECTED,
+        Cause.NAME_TAKEN,
+        Cause.API_REFUSED,
+    }
+)
+"""While one of these holds, part of the spec is not in effect, however well the pods are."""
+
+NOT_OF_PODS = frozenset({Cause.HOST_TAKEN, Cause.ROUTE_REJECTED})
+"""They keep clients outside the cluster away, and no pod from running."""
 
 ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
 """Of several problems the first is the one to read first: later ones often follow from it."""

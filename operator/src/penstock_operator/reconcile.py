@@ -31,6 +31,7 @@ from penstock_operator.metrics import Metrics
 from penstock_operator.names import Component, tls_server_name
 from penstock_operator.news import news_of
 from penstock_operator.plan import Plan, owner_of, plan, read
+from penstock_operator.route_status import rejected_routes
 from penstock_operator.routers import Routers, is_ready
 from penstock_operator.settings import Settings
 from penstock_operator.status import Status, View, condition, status_of
@@ -148,7 +149,8 @@ class Reconciler:
             absent(self.api, scene.pool, self.settings, scene.planned.wanted or ()),
             warnings(self.api, key, scene.children, scene.planned.replicas),
         )
-        return diagnose(scene.children, events, [*scene.planned.problems, *failed, *gone], time.time())
+        known = [*scene.planned.problems, *failed, *gone, *rejected_routes(scene.children)]
+        return diagnose(scene.children, events, known, time.time())
 
     async def _tell(self, document: Manifest, view: View, done: Sequence[Action]) -> Status:
         """Write the status and post Events, where there is news."""

@@ -1,13 +1,18 @@
 """A pool's status: what was observed, in the words of `penstock_pool.status`.
 
 Pure, and a function of what is there now: nothing is remembered but when each condition changed its mind.
-An equal status is not written again, so a pool at rest causes no writes at all. Conditions build on one
-another:
+An equal status is not written again, so a pool at rest causes no writes at all.
+
+Deployment tools (flux, Argo CD, `helm --wait`, `kubectl wait`) wait for `Ready`: together with
+`observedGeneration` it says that a change is done. `Available` says that requests are answered. Conditions
+build on one another:
 
     Degraded       there is a problem; the first one names it
     ReplicasReady  as many replicas as are wanted are ready, or none is wanted
     RouterReady    the same of routers
-    Ready          one of each is ready, so requests are answered; or none is wanted and one would be woken
+    Available      one of each is ready, so requests are answered; or none is wanted and one would be woken
+    Ready          the pool is as its spec says: all pods that are wanted are ready and of the newest spec,
+                   and the Gateway, where one is asked for, has accepted its route
     Progressing    pods are on their way to what the spec says
     Autoscaling    what the last decision was; only where there is autoscaling
 """
@@ -17,9 +22,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from penstock_operator.diagnosis import Problem
+from penstock_operator.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, Problem
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component, replica_name, router_name, selector
+from penstock_operator.route_status import pending_route
 
 Status = dict[str, Any]
 
@@ -33,6 +39,7 @@ class Reason(StrEnum):
     ALL_READY = "AllReady"
     STARTING = "Starting"  # pods are on their way, and nothing is known to be wrong
     ROLLING_OUT = "RollingOut"  # pods are replaced by pods of the newer spec
+    ROUTE_PENDING = "RoutePending"  # the Gateway has not answered
     SCALING = "Scaling"  # there are more or fewer pods than are wanted
     SETTLED = "Settled"
     AS_WANTED = "AsWanted"
@@ -82,7 +89,7 @@ class Pods:
 
     @property
     def all_ready(self) -> bool:
-        """Whether none is missing and none is of an older spec."""
+        """Whether none is missing."""
         return self.settled and self.ready >= self.wanted and self.there >= self.wanted
 
 
@@ -112,7 +119,8 @@ def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None
 
 
 def _pods(view: View, component: Component, kind: str, name: str, wanted: int) -> Pods:
-    problem = next((p for p in view.problems if p.component in (component, None)), None)
+    theirs = (p for p in view.problems if p.component in (component, None) and p.cause not in NOT_OF_PODS)
+    problem = next(theirs, None)
     for child in view.children:
         if child["kind"] == kind and child["metadata"]["name"] == name:
             told = child.get("status", {})
@@ -135,6 +143,7 @@ Said = tuple[str, bool, str, str]
 def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
     said = [
         _ready(view, replicas, routers),
+        _available(view, replicas, routers),
         _component_ready("ReplicasReady", "replica", replicas),
         _component_ready("RouterReady", "router", routers),
         _progressing(replicas, routers),
@@ -149,16 +158,37 @@ def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
 
 
 def _ready(view: View, replicas: Pods, routers: Pods) -> Said:
+    unmet = next((problem for problem in view.problems if problem.cause in NOT_AS_WRITTEN), None)
+    if unmet is not None:
+        return ("Ready", False, unmet.cause, unmet.message)
     counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
-    if routers.ready == 0:
-        return ("Ready", False, _why(routers), _with(counts, routers.problem))
+    for pods in (replicas, routers):
+        if not pods.all_ready:
+            return ("Ready", False, _why(pods), _with(counts, pods.problem))
+    _, progressing, reason, said = _progressing(replicas, routers)
+    if progressing:
+        return ("Ready", False, reason, said)
+    if (pending := pending_route(view.children)) is not None:
+        return ("Ready", False, Reason.ROUTE_PENDING, pending)
+    return ("Ready", True, *_serving(view, replicas, counts))
+
+
+def _available(view: View, replicas: Pods, routers: Pods) -> Said:
+    counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
+    for pods in (routers, replicas):
+        if pods.ready == 0 and pods.wanted > 0:
+            return ("Available", False, _why(pods), _with(counts, pods.problem))
+    reason, said = _serving(view, replicas, counts)
+    return ("Available", reason is not Reason.NONE_WANTED, reason, said)
+
+
+def _serving(view: View, replicas: Pods, counts: str) -> tuple[Reason, str]:
+    """What a pool does that has all the pods it needs."""
     if replicas.ready > 0:
-        return ("Ready", True, Reason.SERVING, counts)
-    if replicas.wanted > 0:
-        return ("Ready", False, _why(replicas), _with(counts, replicas.problem))
+        return Reason.SERVING, counts
     if view.wakes:
-        return ("Ready", True, Reason.ASLEEP, "no replica; the first request wakes one")
-    return ("Ready", False, Reason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve")
+        return Reason.ASLEEP, "no replica; the first request wakes one"
+    return Reason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
 
 
 def _component_ready(type_: str, word: str, pods: Pods) -> Said:

@@ -17,7 +17,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 CONDITIONS = {
-    "Ready": "the pool answers requests: a replica and a router are ready",
+    "Ready": "the pool is as its spec says: all pods that are wanted are ready and of the newest spec, and "
+    "its Gateway has accepted its route",
+    "Available": "the pool answers requests: a replica and a router are ready, or a request would wake one",
     "ReplicasReady": "all replicas that are wanted are ready",
     "RouterReady": "all routers that are wanted are ready",
     "Progressing": "a change is on its way to the pods",

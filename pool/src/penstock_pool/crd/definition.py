@@ -87,7 +87,7 @@ def columns() -> list[dict[str, Any]]:
     """What `kubectl get pools` shows; those with a priority only with `-o wide`."""
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
-        _column("Ready", "string", f"{ready}.status", "Whether the pool answers requests."),
+        _column("Ready", "string", f"{ready}.status", "Whether the pool is as its spec says."),
         _column("Replicas", "integer", ".status.replicas", "Replicas that there are."),
         _column("Serving", "integer", ".status.readyReplicas", "Replicas that take requests."),
         _column("Policy", "string", ".status.policy", "The scheduling policy that replicas run."),

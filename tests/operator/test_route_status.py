@@ -1,0 +1,68 @@
+"""What a Gateway's controller says of a pool's route, and what the pool says of itself then."""
+
+from typing import Any
+
+import pytest
+from penstock_operator.diagnosis import Cause
+from penstock_operator.manifest import Manifest
+from penstock_operator.route_status import pending_route, rejected_routes
+
+GATEWAY = {"name": "public", "namespace": "gateways"}
+ACCEPTED = {"type": "Accepted", "status": "True", "observedGeneration": 2}
+RESOLVED = ACCEPTED | {"type": "ResolvedRefs"}
+
+
+def route(*conditions: dict[str, Any], parent: dict[str, Any] = GATEWAY) -> Manifest:
+    answer = {"parentRef": parent, "controllerName": "example.com/gateway", "conditions": list(conditions)}
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "chat", "namespace": "apps", "generation": 2},
+        "spec": {"parentRefs": [GATEWAY]},
+        "status": {"parents": [answer]},
+    }
+
+
+def test_an_accepted_route_is_neither_pending_nor_rejected() -> None:
+    children = [route(ACCEPTED, RESOLVED)]
+    assert pending_route(children) is None
+    assert list(rejected_routes(children)) == []
+
+
+def test_a_pool_without_a_route_waits_for_none() -> None:
+    assert pending_route([]) is None
+    assert list(rejected_routes([])) == []
+
+
+@pytest.mark.parametrize("type_", ["Accepted", "ResolvedRefs"])
+def test_a_refusal_says_which_gateway_and_why(type_: str) -> None:
+    refusal = {"type": type_, "status": "False", "reason": "NoMatchingListener", "message": "no such host"}
+    (problem,) = rejected_routes([route(ACCEPTED, refusal | {"observedGeneration": 2})])
+    assert problem.cause is Cause.ROUTE_REJECTED
+    assert problem.message == (
+        f'HTTPRoute "chat": Gateway gateways/public: {type_} is False, NoMatchingListener: no such host'
+    )
+
+
+@pytest.mark.parametrize(
+    "unanswered",
+    [
+        route(),
+        route(ACCEPTED | {"observedGeneration": 1}),
+        route(ACCEPTED, parent={"name": "public"}),
+        route(ACCEPTED, parent=GATEWAY | {"name": "private"}),
+        route(ACCEPTED | {"status": "Unknown"}),
+        route(RESOLVED),
+        route() | {"status": {}},
+    ],
+    ids=["no word", "of an older route", "other namespace", "other gateway", "unknown", "half", "no status"],
+)
+def test_a_route_that_its_gateway_has_not_accepted_is_pending(unanswered: Manifest) -> None:
+    assert "Gateway gateways/public has not accepted it" in str(pending_route([unanswered]))
+    assert list(rejected_routes([unanswered])) == []
+
+
+def test_a_gateway_without_a_namespace_is_in_the_routes_own() -> None:
+    own = route(ACCEPTED, parent={"name": "public"})
+    own["spec"]["parentRefs"] = [{"name": "public"}]
+    assert pending_route([own]) is None
