@@ -117,9 +117,7 @@ VALUES: dict[str, list[object]] = {
         {"order": "best-fit", "maxHops": 1},
         {"order": "random"},
         {"backup": "offload"},
-        {"backup": "offload", "pool": "other"},
-        {"backup": "offload", "pool": "demo"},
-        {"backup": "offload", "pool": "Other"},
+        {"backup": "reject"},
         {"pool": "other"},
     ],
     "spec/router": [
@@ -128,6 +126,7 @@ VALUES: dict[str, list[object]] = {
         {"image": "r:1", "resources": {"requests": {"cpu": 1}}, "podTemplate": {"spec": {}}},
         {"bodyTimeout": "1000h"},
         {"maxBodyBytes": 0},
+        {"maxSequencesPerRequest": 33},
     ],
     "spec/ingress": [
         {"host": "a.example.com"},

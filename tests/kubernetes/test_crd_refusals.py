@@ -229,19 +229,9 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ['spec.scheduling.policy: Unsupported value: "distserve": supported values: "annealing", "slos-ser'],
     ),
     (
-        "spec/routing",
-        {"backup": "offload"},
-        ["spec.routing.pool: Required value: missing; backup: offload has to name the pool that takes over"],
-    ),
-    (
-        "spec/routing",
-        {"pool": "spot"},
-        ['spec.routing.pool: Forbidden: "spot" would not be used; write backup: offload, or remove it'],
-    ),
-    (
-        "spec/routing",
-        {"backup": "offload", "pool": "demo"},
-        [f"<nil>: {OBJECT}spec.routing.pool: names the pool itself; write another that takes over"],
+        "spec/routing/backup",
+        "offload",
+        ['spec.routing.backup: Unsupported value: "offload": supported values: "best-effort", "reject"'],
     ),
     (
         "spec/ingress",

@@ -104,7 +104,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing/quux",
         1,
-        "spec.routing.quux: unknown field; fields here are order, maxHops, backup, pool",
+        "spec.routing.quux: unknown field; fields here are order, maxHops, backup",
     ),
     (
         "spec/tiers/2/slo",
@@ -320,17 +320,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing",
         {"backup": "offload"},
-        "spec.routing.pool: missing; backup: offload has to name the pool that takes over",
-    ),
-    (
-        "spec/routing",
-        {"backup": "offload", "pool": "demo"},
-        "spec.routing.pool: names the pool itself; write another that takes over",
-    ),
-    (
-        "spec/routing",
-        {"pool": "spot"},
-        'spec.routing.pool: "spot" would not be used; write backup: offload, or remove it',
+        'spec.routing.backup: "offload" is not known; one of best-effort, reject',
     ),
     (
         "spec/model/source",

@@ -42,7 +42,11 @@ def assert_error(reply: httpx.Response, status: int, param: str | None, words: s
         (b'"text"', 400, None, "not text"),
         (b'{"model": "m", "temperature": NaN}', 400, None, "not JSON"),
         (b"\xff\xfe", 400, None, "not JSON"),
-        (b"[" * 100_000, 400, None, "not JSON"),
+        (b"[" * 100_000, 400, None, "must be a JSON object, not a list"),
+        (b'{"model": ' + b"[" * 50_000, 400, None, "nested deeper than 100 levels"),
+        (body(tools=[])[:-2] + b"[" * 99 + b"]" * 100 + b"}", 400, None, "nested deeper than 100 levels"),
+        (body(x="y" * 300_000)[:-1], 400, None, "not JSON"),
+        (body(tools=None)[:-5] + b'{"a": ' * 20_000, 400, None, "nested deeper than 100 levels"),
         (b"{}", 400, "model", "'model' is missing"),
         (body(model=None), 400, "model", "'model' is missing"),
         (body(model=5), 400, "model", "'model' must be text, not a number"),
@@ -50,15 +54,61 @@ def assert_error(reply: httpx.Response, status: int, param: str | None, words: s
         (body(stream="yes"), 400, "stream", "'stream' must be true or false, not text"),
         (body(stream=1), 400, "stream", "not a number"),
         (body(service_tier=["auto"]), 400, "service_tier", "not a list"),
+        (b'{"model": "\xff"}', 400, "model", "must be text"),
+        (body(n=0), 400, "n", "a whole number, 1 or more"),
+        (body(n=1.0), 400, "n", "a whole number, 1 or more"),
+        (body(n="2"), 400, "n", "a whole number, 1 or more"),
+        (body(n=[]), 400, "n", "a whole number, 1 or more"),
+        (body(n=-1), 400, "n", "a whole number, 1 or more"),
+        (body(n=33), 400, "n", "over the bound of 32 sequences"),
+        (body(n=1_000_000), 400, "n", "over the bound of 32 sequences"),
+        (body()[:-1] + b',"n":' + b"9" * 1000 + b"}", 400, "n", "'n'"),
         (body(x="y" * 3000), 413, None, "bound of 2000"),
     ],
 )
 async def test_a_body_that_is_wrong(raw: bytes, status: int, param: str | None, words: str) -> None:
     replica = ScriptedReplica("r0")
-    pool = pool_with(router={"maxBodyBytes": 200_000 if raw.startswith(b"[[") else 2000})
+    pool = pool_with(router={"maxBodyBytes": 500_000 if len(raw) > 50_000 else 2000})
     async with house(replica, pool=pool) as router:
         assert_error(await router.http.post(CHAT, content=raw), status, param, words)
     assert replica.parts == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 5}, "prompt"),
+        ({"prompt": [[1, 2]] * 5}, "prompt"),
+        ({"prompt": "a", "n": 5}, "n"),
+        ({"prompt": "a", "best_of": 5}, "best_of"),
+        ({"prompt": "a", "best_of": True}, "best_of"),
+        ({"prompt": ["a", "b"], "n": 3}, "n"),
+        ({"prompt": ["a", "b", "c"], "best_of": 2}, "n"),
+    ],
+)
+async def test_a_completion_of_too_many_sequences_names_the_field(fields: dict[str, Any], param: str) -> None:
+    replica = ScriptedReplica("r0")
+    async with house(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
+        assert_error(await router.http.post("/v1/completions", content=body(**fields)), 400, param, "")
+    assert replica.parts == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a", "b", "c", "d"]},
+        {"prompt": [[1, 2], [3]], "n": 2},
+        {"prompt": list(range(100))},
+        {"prompt": "a", "n": 4, "best_of": 4},
+        {"prompt": "a", "n": None, "best_of": None},
+        {"prompt": {"not": "ours to judge"}},
+    ],
+)
+async def test_a_completion_of_as_many_sequences_as_allowed_goes_to_a_replica(fields: dict[str, Any]) -> None:
+    replica = ScriptedReplica("r0")
+    async with house(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
+        assert (await router.http.post("/v1/completions", content=body(**fields))).status_code == 200
+    assert len(replica.parts) == 1
 
 
 @pytest.mark.parametrize(

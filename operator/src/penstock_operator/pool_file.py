@@ -62,6 +62,7 @@ ROUTER_READS: Reads = {
         {
             "maxBodyBytes",
             "maxHeaderBytes",
+            "maxSequencesPerRequest",
             "bodyTimeout",
             "maxInflight",
             "streamBufferBytes",

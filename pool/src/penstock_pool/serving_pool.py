@@ -118,10 +118,6 @@ class Pool(Spec):
             "metadata.name: is no name; lower-case letters, digits and inner dashes, a letter first, "
             "at most 40",
         ),
-        Rule(
-            "!has(self.spec.routing.pool) || self.spec.routing.pool != self.metadata.name",
-            "spec.routing.pool: names the pool itself; write another that takes over",
-        ),
     )
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(description="Always penstock.dev/v1alpha1.")
@@ -131,12 +127,6 @@ class Pool(Spec):
     status: dict[str, Any] | None = Field(
         default=None, description="What a cluster observed; local tools do not look at it."
     )
-
-    @model_validator(mode="after")
-    def _offloads_to_another(self) -> Self:
-        if self.spec.routing.pool == self.metadata.name:
-            raise wrong_at("spec.routing.pool", "names the pool itself; write another that takes over")
-        return self
 
     def tiers(self) -> dict[str, Tier]:
         """Tiers by name, as the core knows them."""

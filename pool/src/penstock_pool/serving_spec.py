@@ -1,14 +1,14 @@
 """How requests travel: scheduling inside a replica, routing between replicas, the routers."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal
 
 from penstock_core.domain.policy import Knobs
-from pydantic import Field, model_validator
+from penstock_core.domain.replica_admission import MOST_SEQUENCES
+from pydantic import Field, Strict
 
-from penstock_pool.cel import Rule, Why, checked_by
 from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
-from penstock_pool.scalars import Count, Duration, PoolName, Text, wrong_at
+from penstock_pool.scalars import Count, Duration, Text
 from penstock_pool.spec import Spec
 
 
@@ -54,44 +54,18 @@ class Scheduling(Spec):
 class Routing(Spec):
     """Which replica, and which next."""
 
-    model_config = checked_by(
-        Rule(
-            "self.backup != 'offload' || has(self.pool)",
-            "missing; backup: offload has to name the pool that takes over",
-            at="pool",
-            why=Why.MISSING,
-        ),
-        Rule(
-            "self.backup == 'offload' || !has(self.pool)",
-            '"{self.pool}" would not be used; write backup: offload, or remove it',
-            at="pool",
-            why=Why.UNUSED,
-        ),
-    )
-
     order: OrderName = Field(
         default="round-robin",
         description="Order in which replicas are tried, by name.",
         examples=["best-fit"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
-    backup: Literal["best-effort", "reject", "offload"] = Field(
+    backup: Literal["best-effort", "reject"] = Field(
         default="best-effort",
         description="What happens to a request that no replica can serve in time: served as `best-effort`, "
-        "`reject`ed with 429, or `offload`ed to another pool.",
+        "or `reject`ed with 429.",
         examples=["best-effort"],
     )
-    pool: PoolName | None = Field(
-        default=None, description="The pool that takes what is offloaded.", examples=["llama3-8b-spot"]
-    )
-
-    @model_validator(mode="after")
-    def _offload_has_a_pool(self) -> Self:
-        if self.backup == "offload" and self.pool is None:
-            raise wrong_at("pool", "missing; backup: offload has to name the pool that takes over")
-        if self.backup != "offload" and self.pool is not None:
-            raise wrong_at("pool", f'"{self.pool}" would not be used; write backup: offload, or remove it')
-        return self
 
 
 class RouterSpec(Spec):
@@ -109,6 +83,12 @@ class RouterSpec(Spec):
         default=32 * 2**10,
         description="Largest request head, in bytes; larger is answered 431.",
         examples=[32768],
+    )
+    max_sequences_per_request: Annotated[int, Strict(), Field(ge=1, le=MOST_SEQUENCES)] = Field(
+        default=MOST_SEQUENCES,
+        description="Most answers that one request may ask for, over all its prompts: their number times the "
+        "larger of `n` and `best_of`; more are answered 400.",
+        examples=[MOST_SEQUENCES],
     )
     body_timeout_s: Duration = Field(
         default=30.0,

@@ -19,6 +19,7 @@ from penstock_router.generation import Call, Generation
 from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.placement import RefusedBehind
+from penstock_router.request_body import BodyReader
 from penstock_router.rotation import Rotation
 from penstock_router.settings import Settings
 from penstock_router.tiers import application_of
@@ -50,7 +51,13 @@ class RouterApp:
         self._room = WaitingRoom(rotation, settings.hold_s)
         self.metrics.held.set_function(lambda: self._room.held)
         self._generation = Generation(
-            settings, keys, rotation, self.metrics, self._room, partial(pages.told_time_model, rotation, pool)
+            settings,
+            keys,
+            BodyReader(settings.max_sequences),
+            rotation,
+            self.metrics,
+            self._room,
+            partial(pages.told_time_model, rotation, pool),
         )
         self._started_s = int(time.time())
         self._turn, self._open = first_turn, 0

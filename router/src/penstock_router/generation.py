@@ -37,7 +37,7 @@ from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome
 from penstock_router.placement import Placed, Placement, error_body
-from penstock_router.request_body import read_fields
+from penstock_router.request_body import BodyReader
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Submission
 from penstock_router.settings import Settings
@@ -69,11 +69,13 @@ class Call(NamedTuple):
 class Generation:
     """What serving takes.
 
+    reader: of bodies.
     time_model: the one that slowdowns are of, or None before any replica has told.
     """
 
     settings: Settings
     keys: Keys
+    reader: BodyReader
     rotation: Rotation
     metrics: Metrics
     room: WaitingRoom
@@ -85,7 +87,7 @@ class Generation:
         application = application_of(self.keys, head)
         raw = await self._body(head, call.receive)
         arrival_s = monotonic()
-        asked = read_fields(raw)
+        asked = await self.reader.read(call.endpoint, raw)
         if asked.model != self.settings.model:
             raise unknown_model(asked.model, self.settings.model)
         tier = tier_of(self.settings, application, request_head.tier_name(head), asked.service_tier)

@@ -1,49 +1,159 @@
-"""The few fields of a body that routing needs. The bytes themselves go on untouched."""
+"""The few fields of a body that routing needs. The bytes themselves go on untouched.
 
+Nothing else of the body is built: a value that routing does not need is skipped, so a body costs one pass
+over its bytes, whatever is in it: 17 ms for 8 MiB of `[]`, where building them took 610 ms; 62 ms more tell
+how deeply it is nested. Bodies longer than `INLINE_BYTES` are read in a thread. Each step of the work holds
+Python's lock, so other requests wait for the longest step: 29 ms of those 79.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
+import msgspec
+from msgspec import Raw
+from penstock_core.domain.json_nesting import MOST_LEVELS, nesting_of
+from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
+
+NULL = Raw(b"null")
+
+INLINE_BYTES = 2**18
+"""Longest body that is read on the event loop: 2.5 ms at the worst, and a thread costs a tenth of one."""
+
+T = TypeVar("T")
+
+
+class _Fields(msgspec.Struct):
+    """The fields as they stand in the body, each still JSON."""
+
+    model: Raw = NULL
+    stream: Raw = NULL
+    service_tier: Raw = NULL
+    n: Raw = NULL
+    best_of: Raw = NULL
+    prompt: Raw = NULL
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the body asks for, as far as the router looks."""
+    """What the body asks for, as far as the router looks.
+
+    sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
+    """
 
     model: str
     stream: bool
     service_tier: str | None
+    sequences: int = 1
 
 
-def read_fields(raw: bytes) -> Asked:
-    """The fields, checked. Raises ApiError (400) that names the one that is wrong."""
+_LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
+
+_fields = msgspec.json.Decoder(_Fields)
+_text = msgspec.json.Decoder(str)
+_flag = msgspec.json.Decoder(bool)
+_whole = msgspec.json.Decoder(int)
+
+
+class BodyReader:
+    """Reads bodies for a pool whose requests may ask for at most `max_sequences` each."""
+
+    def __init__(self, max_sequences: int) -> None:
+        self._max_sequences = max_sequences
+        items = [(f"item_{at}", Raw, NULL) for at in range(max_sequences)]
+        bounded = msgspec.defstruct("Bounded", items, array_like=True, forbid_unknown_fields=True)
+        self._list = msgspec.json.Decoder(bounded)  # stops at the first item too many
+
+    async def read(self, endpoint: "wire.Endpoint.ValueType", raw: bytes) -> Asked:
+        """Return the fields, checked. Raises ApiError (400) that names the one that is wrong."""
+        if len(raw) <= INLINE_BYTES:
+            return self.parse(endpoint, raw)
+        return await asyncio.to_thread(self.parse, endpoint, raw)
+
+    def parse(self, endpoint: "wire.Endpoint.ValueType", raw: bytes) -> Asked:
+        """Do the same, at once."""
+        fields = _split(raw)
+        model = _typed("model", fields.model, _text.decode, "text")
+        if model is None:
+            raise _wrong("model", "'model' is missing", "missing_required_parameter")
+        stream = _typed("stream", fields.stream, _flag.decode, "true or false")
+        service_tier = _typed("service_tier", fields.service_tier, _text.decode, "text")
+        return Asked(model, bool(stream), service_tier, self._sequences(endpoint, fields))
+
+    def _sequences(self, endpoint: "wire.Endpoint.ValueType", fields: _Fields) -> int:
+        answers = self._count("n", fields.n)
+        prompts = 1
+        if endpoint == wire.ENDPOINT_COMPLETIONS:
+            answers = max(answers, self._count("best_of", fields.best_of))
+            prompts = self._prompts(fields.prompt)
+        if prompts * answers > self._max_sequences:
+            raise self._too_many("n", f"{prompts} prompts with {answers} answers each")
+        return prompts * answers
+
+    def _count(self, name: str, given: Raw) -> int:
+        if given is NULL or given == NULL:
+            return 1
+        try:
+            count = _whole.decode(given)
+        except msgspec.DecodeError:
+            count = 0
+        if count < 1:
+            raise _wrong(name, f"'{name}' must be a whole number, 1 or more", "invalid_value")
+        if count > self._max_sequences:
+            raise self._too_many(name, f"'{name}'")
+        return count
+
+    def _prompts(self, given: Raw) -> int:
+        """Prompts in a list of texts or of lists of token ids; anything else is one, right or wrong."""
+        if _LIST_OF_PROMPTS.match(given) is None:
+            return 1
+        try:
+            items = self._list.decode(given)
+        except msgspec.ValidationError:
+            raise self._too_many("prompt", "this list of prompts") from None
+        return sum(item is not NULL for item in msgspec.structs.astuple(items))
+
+    def _too_many(self, param: str, what: str) -> ApiError:
+        bound = self._max_sequences
+        return _wrong(
+            param, f"{what} is over the bound of {bound} sequences for one request", "invalid_value"
+        )
+
+
+def _split(raw: bytes) -> _Fields:
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        fields = _fields.decode(raw)
+    except msgspec.ValidationError:
+        kind = _kind(raw.lstrip())
+        raise _wrong(None, f"the body must be a JSON object, not {kind}", "invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _wrong(None, f"the body is not JSON: {error}", "invalid_json") from None
-    if not isinstance(body, dict):
-        raise _wrong(None, f"the body must be a JSON object, not {_kind(body)}", "invalid_json")
-    if body.get("model") is None:
-        raise _wrong("model", "'model' is missing", "missing_required_parameter")
-    model = _typed(body, "model", str, "text")
-    stream = _typed(body, "stream", bool, "true or false")
-    service_tier = _typed(body, "service_tier", str, "text")
-    return Asked(model, bool(stream), service_tier)
+    except RecursionError:
+        raise _wrong(None, f"the body is nested deeper than {MOST_LEVELS} levels", "invalid_json") from None
+    if problem := nesting_of(raw).too_much:
+        raise _wrong(None, f"the body is {problem}", "invalid_json")
+    return fields
 
 
-def _typed(body: dict[str, Any], name: str, kind: type, words: str) -> Any:
-    value = body.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise _wrong(name, f"'{name}' must be {words}, not {_kind(value)}", "invalid_type")
-    return value
+def _typed(name: str, given: Raw, decode: Callable[[Any], T], words: str) -> T | None:
+    """Return the value; None for null."""
+    if given is NULL or given == NULL:
+        return None
+    try:
+        return decode(given)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _wrong(
+            name, f"'{name}' must be {words}, not {_kind(bytes(memoryview(given)[:1]))}", "invalid_type"
+        ) from None
 
 
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    names = {str: "text", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names[type(value)]
+def _kind(given: bytes) -> str:
+    """The kind of a JSON value, by how it begins."""
+    names = {b'"': "text", b"[": "a list", b"{": "an object", b"t": "true", b"f": "false", b"n": "null"}
+    return names.get(given[:1], "a number")
 
 
 def _wrong(param: str | None, message: str, code: str) -> ApiError:

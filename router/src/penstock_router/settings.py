@@ -7,7 +7,7 @@ from penstock_core.domain.slo import Tier
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import Order
 from penstock_core.routing.walk import Backup
-from penstock_pool import Pool, PoolError
+from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
 
 
@@ -27,6 +27,7 @@ class Settings:
     max_hops: int
     backup: Backup
     max_body_bytes: int
+    max_sequences: int
     body_timeout_s: float
     max_inflight: int
     stream_buffer_bytes: int
@@ -35,13 +36,8 @@ class Settings:
 
 
 def settings_of(pool: Pool) -> Settings:
-    """The pool's settings. Raises PoolError for a backup that routers cannot do."""
+    """Return what the pool says of its routers."""
     spec = pool.spec
-    if spec.routing.backup not in set(Backup):
-        allowed = " or ".join(Backup)
-        raise PoolError(
-            [f'{pool.metadata.name}: spec.routing.backup: "{spec.routing.backup}" is not served; {allowed}']
-        )
     return Settings(
         pool=pool.metadata.name,
         model=spec.model.name,
@@ -52,6 +48,7 @@ def settings_of(pool: Pool) -> Settings:
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
         max_body_bytes=spec.router.max_body_bytes,
+        max_sequences=spec.router.max_sequences_per_request,
         body_timeout_s=spec.router.body_timeout_s,
         max_inflight=spec.router.max_inflight,
         stream_buffer_bytes=spec.router.stream_buffer_bytes,
