@@ -36,10 +36,32 @@ def test_one_token_has_no_pace() -> None:
     assert measured(outcome([100.5])).tpot_s is None
 
 
-def test_an_answer_in_one_piece_is_measured_by_its_replica() -> None:
-    told = wire.Finished(completion_tokens=9, ttft_s=0.4, tpot_s=0.03)
-    seen = measured(outcome([], stream=False, finished=told))
-    assert seen == Measured(0.4, 0.03, 10.0)
+def in_one_piece(*gaps_us: int, slo: Slo = Slo()) -> Outcome:
+    told = wire.Finished(completion_tokens=len(gaps_us), token_gaps_us=gaps_us)
+    return outcome([], slo, stream=False, finished=told)
+
+
+def test_an_answer_in_one_piece_is_measured_by_when_its_tokens_came_out_of_the_engine() -> None:
+    seen = measured(in_one_piece(400_000, 20_000, 40_000))
+    assert seen.ttft_s == pytest.approx(0.4)
+    assert seen.tpot_s == pytest.approx(0.03)
+    assert seen.e2e_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("judge", "pace_s"), [(Judge.MEAN, 0.4 / 13), (Judge.WINDOW, 0.031), (Judge.MAX, 0.04)]
+)
+def test_an_answer_in_one_piece_is_judged_as_its_tier_says(judge: Judge, pace_s: float) -> None:
+    gaps = [400_000, *[30_000] * 9, 40_000, 30_000, 30_000, 30_000]
+    assert measured(in_one_piece(*gaps, slo=Slo(judge=judge))).tpot_s == pytest.approx(pace_s)
+
+
+def test_an_answer_in_one_piece_of_an_engine_that_does_not_report_is_judged_by_its_end_alone() -> None:
+    told = wire.Finished(completion_tokens=9, ttft_s=9.0, tpot_s=1.0)
+    made = outcome([], Slo(0.1, tpot_s=0.1, e2e_s=11.0), stream=False, finished=told)
+    assert measured(made) == Measured(None, None, 10.0)
+    assert misses(Targets(0.1, 0.1, 11.0), measured(made)) == []
+    assert misses(Targets(0.1, 0.1, 9.0), measured(made)) == ["e2e"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +75,7 @@ def test_an_answer_in_one_piece_is_measured_by_its_replica() -> None:
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_misses(slo: Slo, missed: list[str], stream: bool) -> None:
-    told = wire.Finished(completion_tokens=3, ttft_s=0.5, tpot_s=0.2)
+    told = wire.Finished(completion_tokens=3, token_gaps_us=[500_000, 100_000, 300_000])
     made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=told)
     assert misses(slo.targets(0.0), measured(made)) == missed
 

@@ -11,7 +11,7 @@ from penstock_sidecar.client_body import ClientBody, read_body
 from penstock_sidecar.policy_faults import KINDS
 from penstock_sidecar.telemetry import Continuity, TelemetrySocket
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
 
 
 def report(sequence: int, instance: str = "first", **more: Any) -> StepReport:
@@ -228,3 +228,55 @@ async def test_where_an_answer_proper_begins_is_told_at_its_end(
         await exchange.send(DONE)
         await exchange.end()
         assert (await router.ended(id)).finished.thinking_tokens == {1: 3, 2: 4}[id]
+
+
+WHOLE = b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": %d}}'
+
+
+async def answered_whole(exchange: Exchange, tokens: int) -> None:
+    await exchange.begin(content_type="application/json")
+    await exchange.send(WHOLE % tokens)
+    await exchange.end()
+
+
+async def test_a_whole_answers_tokens_are_timed_by_the_engines_reports(
+    rig: Rig, engine: Engine, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_s = iter([100.0, 100.5, 101.0])
+    await router.submit(1, {"prompt": [1, 2, 3]}, spent_s=0.25)
+    exchange = await engine.asked()
+    asked_s = rig.mirror.view(0.0, rig.learned.model).waiting[0].request.arrival_s
+    monkeypatch.setattr(rig.reports, "_now_s", lambda: asked_s + next(times_s))
+    rig.reports.receive([held(exchange.key, 3, 1)])
+    await answered_whole(exchange, 3)
+    finished = (await router.ended(1)).finished
+    assert len(finished.token_gaps_us) == 3
+    assert finished.token_gaps_us[0] == pytest.approx(100.5e6)
+    assert finished.ttft_s == pytest.approx(100.25)
+
+
+async def test_an_answer_of_one_token_ends_with_it(rig: Rig, engine: Engine, router: Router) -> None:
+    await router.submit(1, {"prompt": [1, 2, 3]}, spent_s=0.25)
+    exchange = await engine.asked()
+    rig.reports.receive([report(1)])
+    await answered_whole(exchange, 1)
+    (gap_us,) = (await router.ended(1)).finished.token_gaps_us
+    assert gap_us > 0.25e6
+
+
+async def test_without_reports_nobody_knows_when_a_whole_answers_tokens_came(
+    rig: Rig, engine: Engine, router: Router
+) -> None:
+    await router.submit(1, {"prompt": [1, 2, 3]})
+    await answered_whole(await engine.asked(), 3)
+    assert not (await router.ended(1)).finished.token_gaps_us
+
+
+async def test_a_stream_is_timed_by_whoever_reads_it(rig: Rig, engine: Engine, router: Router) -> None:
+    await router.submit(1)
+    exchange = await engine.asked()
+    rig.reports.receive([held(exchange.key, 3, 1)])
+    await exchange.begin()
+    await exchange.send(TOKEN + DONE)
+    await exchange.end()
+    assert not (await router.ended(1)).finished.token_gaps_us

@@ -7,6 +7,8 @@ a cancel, the replica when its engine is gone.
 """
 
 import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from penstock_core.domain.request import Job
@@ -45,6 +47,9 @@ class Carrier(Protocol):
     def thinking_tokens(self, carried: "Carried") -> int:
         """Tokens that it thought with before its answer proper; 0 where none is known of."""
 
+    def token_times_s(self, carried: "Carried", tokens: int) -> Sequence[float]:
+        """When the tokens of its answer, which was not streamed, came out; empty where that is not known."""
+
     def has_ended(self, carried: "Carried") -> None:
         """It is over."""
 
@@ -64,6 +69,8 @@ class Carried:
     id: the router's, unique in its session.
     key: ours, unique in the engine.
     job, body: None until its body has been read and found good.
+    first_s, last_s: when its first and its latest output came; of an answer that is not streamed its first
+        and last token, where that is known.
     prompt_told: whether the engine has already told how long its prompt is.
     usage: what its answer came to, once it has come whole.
     """
@@ -147,8 +154,17 @@ class Carried:
     def finished(self, usage: Usage) -> None:
         """The engine has closed the answer as it should."""
         self.usage, self.tokens = usage, max(self.tokens, usage.completion_tokens)
-        thinking_tokens = self._carrier.thinking_tokens(self)
-        told = finished_event(self.id, usage, self.first_s - self.arrived_s, self.tpot_s, thinking_tokens)
+        times_s = () if self._streams else self._carrier.token_times_s(self, self.tokens)
+        if times_s:
+            self.first_s, self.last_s = times_s[0], times_s[-1]
+        told = finished_event(
+            self.id,
+            usage,
+            self.first_s - self.arrived_s,
+            self.tpot_s,
+            thinking_tokens=self._carrier.thinking_tokens(self),
+            token_gaps_us=self._gaps_us(times_s),
+        )
         self._happens(Event.ENDED, told, hurry=Hurry.NONE if self._streams else Hurry.AT_ONCE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
@@ -179,6 +195,11 @@ class Carried:
         """Wait until its stream at the engine is closed."""
         if self._task is not None:
             await asyncio.wait({self._task})
+
+    def _gaps_us(self, times_s: Sequence[float]) -> list[int]:
+        assert self.job is not None
+        from_s = self.job.request.arrival_s
+        return [max(round((at_s - before_s) * 1e6), 0) for before_s, at_s in pairwise((from_s, *times_s))]
 
     @property
     def _streams(self) -> bool:

@@ -166,6 +166,10 @@ class Replica:
         """Tokens that a request thought with, as far as is known."""
         return self._mirror.thinking_tokens(carried.key)
 
+    def token_times_s(self, carried: Carried, tokens: int) -> Sequence[float]:
+        """When the tokens of an answer that was not streamed came out; empty where that is not known."""
+        return self._mirror.token_times_s(carried.key, tokens, carried.last_s)
+
     def has_ended(self, carried: Carried) -> None:
         """A request is over, in whatever way."""
         tier = carried.tier if carried.tier in self._serving.tiers else "unknown"
@@ -363,7 +367,12 @@ class Replica:
         self._empty.clear()
         if job.best_effort:
             self._best_effort.add(carried.key)
-        self._mirror.accept(job, self._now_s(), prompt_known=carried.body.prompt_token_ids is not None)
+        self._mirror.accept(
+            job,
+            self._now_s(),
+            prompt_known=carried.body.prompt_token_ids is not None,
+            timed=not carried.body.stream,
+        )
 
     async def _carry(self, carried: Carried) -> None:
         body, job = carried.body, carried.job

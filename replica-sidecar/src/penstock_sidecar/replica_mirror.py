@@ -43,6 +43,7 @@ class Accepted:
 
     seen: number of the last report it stood in, 0 for none.
     thinking_tokens: that it thought with, once the answer proper has begun.
+    times_s: when each of its tokens was reported; None where nobody will ask.
     """
 
     job: Job
@@ -50,6 +51,7 @@ class Accepted:
     passed_tokens: int = 0
     prompt_known: bool = False
     thinking_tokens: int = 0
+    times_s: list[float] | None = None
 
 
 class ReplicaMirror:
@@ -90,11 +92,15 @@ class ReplicaMirror:
         """Tokens that the KV cache holds."""
         return self._kv.total_blocks * self._kv.block_tokens
 
-    def accept(self, job: Job, now_s: float, prompt_known: bool = False) -> None:
-        """A job was accepted and goes to the engine. prompt_known: its prompt was counted, not estimated."""
+    def accept(self, job: Job, now_s: float, prompt_known: bool = False, timed: bool = False) -> None:
+        """A job was accepted and goes to the engine.
+
+        prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be asked for.
+        """
         if not self._accepted:
             self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
-        self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known)
+        times_s: list[float] | None = [] if timed else None
+        self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known, times_s=times_s)
         self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:
@@ -130,6 +136,19 @@ class ReplicaMirror:
         found = self._accepted.get(request_id)
         told = found is not None and self._live and self._speculation is not None
         return found.job.generated_tokens if found is not None and told else 0
+
+    def token_times_s(self, request_id: RequestId, tokens: int, ended_s: float) -> list[float]:
+        """Return when each of a job's tokens came, once its whole answer has; empty where nobody reported.
+
+        The tokens of its last iteration stand in no report: it has ended by then.
+        """
+        found = self._accepted.get(request_id)
+        if found is None or found.times_s is None or not self._live:
+            return []
+        if not found.times_s and tokens > 1:
+            return []
+        seen_s = found.times_s[:tokens]
+        return seen_s + [ended_s] * (tokens - len(seen_s))
 
     def thinking_over(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
         """The tokens that passed say that a job's answer proper has begun. A report's word goes before."""
@@ -228,6 +247,8 @@ class ReplicaMirror:
         stands = job.computed_tokens, job.generated_tokens, job.best_effort
         if stands != (row.computed_tokens, row.generated_tokens, row.best_effort):
             found.job = self._at_least(_moved(job, row, now_s))
+            if found.times_s is not None:
+                found.times_s += [now_s] * (row.generated_tokens - len(found.times_s))
         if row.thinking_tokens:
             _end_thinking(found, row.thinking_tokens, now_s)
         return found

@@ -1,5 +1,7 @@
 """The core's words as messages to the router, and an error's answer."""
 
+from collections.abc import Sequence
+
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
@@ -71,7 +73,13 @@ def failed_event(id: int, failure: wire.Failure.ValueType, status: int, body: by
 
 
 def finished_event(
-    id: int, usage: Usage, ttft_s: float, tpot_s: float, thinking_tokens: int = 0
+    id: int,
+    usage: Usage,
+    ttft_s: float,
+    tpot_s: float,
+    *,
+    thinking_tokens: int = 0,
+    token_gaps_us: Sequence[int] = (),
 ) -> wire.Event:
     """An end as it should be."""
     return wire.Event(
@@ -82,5 +90,6 @@ def finished_event(
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             thinking_tokens=thinking_tokens,
+            token_gaps_us=token_gaps_us,
         ),
     )

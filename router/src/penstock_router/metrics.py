@@ -60,6 +60,11 @@ class Metrics:
             "tier",
             "why",
         )
+        self._untimed = self._count(
+            "untimed_answers",
+            "Answers, not streamed, whose tokens' times the engine does not report: judged by e2e alone.",
+            "tier",
+        )
         self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
         self._failovers = self._count(
             "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
@@ -112,6 +117,8 @@ class Metrics:
         self._e2e.labels(tier).observe(seen.e2e_s)
         if seen.ttft_s is not None:
             self._ttft.labels(tier).observe(seen.ttft_s)
+        elif not outcome.stream:
+            self._untimed.labels(tier).inc()
         if seen.tpot_s is not None:
             self._tpot.labels(tier).observe(seen.tpot_s)
         targets = targets_of(outcome, model)

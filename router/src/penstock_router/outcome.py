@@ -1,7 +1,9 @@
 """What became of one request, and whether that was what its tier promises.
 
 Times are the router's own, taken when bytes go to the client, because that is what the client sees. An answer
-that is not streamed goes out in one piece, so its pace is the replica's word.
+that is not streamed goes out in one piece: its tokens' times are those at which they came out of the engine,
+as the replica tells them, and are judged like any others. Where the engine does not report to its replica,
+nobody knows them, and such an answer is judged by its end to end time alone.
 
 One event may bring several tokens. Replicas tell how many as far as they know; what only the end's count
 reveals is spread over the events. A thinking model's first token is one of thinking.
@@ -9,6 +11,7 @@ reveals is spread over the events. A thinking model's first token is one of thin
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 
 from penstock_core.domain.judgement import exceeds, judge
 from penstock_core.domain.slo import Slo, Targets, Tier
@@ -70,14 +73,17 @@ def measured(outcome: Outcome) -> Measured:
     """The durations of an answered request, its pace as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
     finished, paces = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
-    if not outcome.stream and outcome.finished is not None:
-        tpot_s = finished.tpot_s if finished.completion_tokens > 1 else None
-        return Measured(finished.ttft_s, tpot_s, e2e_s, not exceeds(tpot_s, paces.tpot_s))
-    times_s = _each(outcome.token_times_s, finished.completion_tokens)
+    times_s = _each(outcome.token_times_s, finished.completion_tokens) if outcome.stream else _told(outcome)
     if not times_s:
         return Measured(None, None, e2e_s)
     judged = judge(paces, outcome.arrival_s, times_s, finished.thinking_tokens)
     return Measured(judged.ttft_s, judged.tpot_s, e2e_s, "tpot" not in judged.broken)
+
+
+def _told(outcome: Outcome) -> list[float]:
+    """When an answer's tokens came out of its engine; empty where the engine does not report."""
+    gaps_us = outcome.finished.token_gaps_us if outcome.finished else ()
+    return list(accumulate((gap_us / 1e6 for gap_us in gaps_us), initial=outcome.arrival_s))[1:]
 
 
 def _each(times_s: list[float], tokens: int) -> list[float]:
