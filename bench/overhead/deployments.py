@@ -138,7 +138,10 @@ def _penstock(machine: Machine, step_ms: float) -> Way:
     replica = f"r0={sidecar.wait_for(serving)}"
     router = machine.start(
         "router",
-        [BIN / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0", "--replica", replica],
+        [
+            *(BIN / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0"),
+            *("--admin-port", "0", "--replica", replica),
+        ],
         MEASURED_CORE,
     )
     url = f"http://{router.wait_for(serving)}"

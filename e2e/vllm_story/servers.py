@@ -68,15 +68,24 @@ class Replica(NamedTuple):
     metrics: str
 
 
+class Router(NamedTuple):
+    """Where a router serves the API, and where it tells its metrics."""
+
+    url: str
+    admin_url: str
+
+
 class LocalPool:
     """`penstock up --engine vllm`, as its user would run it."""
 
     def __init__(self, pool: Path, model: Path, replicas: int, log: Path) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+        port, admin_port = free_port(), free_port()
+        self.router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
         self.replicas = replicas
         self.log = log
         command = [PENSTOCK, "up", "-f", pool, "--engine", "vllm", "--model", model, "--replicas", replicas]
-        command += ["--vllm-python", python(), "--port", self.url.rpartition(":")[2]]
+        command += ["--vllm-python", python(), "--port", port]
+        command += ["--admin-port", admin_port]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*map(str, command)],
@@ -96,7 +105,7 @@ class LocalPool:
 
     def serving(self) -> list[str]:
         """Names of the replicas that the router gives work."""
-        page = answers(f"{self.url}/ready")
+        page = answers(f"{self.router.url}/ready")
         states = {} if page is None else json.loads(page)["replicas"]
         return [name for name, state in states.items() if state == "ready"]
 
@@ -148,16 +157,17 @@ def children(parent: int) -> list[int]:
 
 
 @contextmanager
-def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[str]:
-    """One more router of these replicas, told a pool of its own. Its URL."""
-    port = free_port()
+def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[Router]:
+    """One more router of these replicas, told a pool of its own."""
+    port, admin_port = free_port(), free_port()
     command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]
+    command += ["--admin-port", str(admin_port)]
     for replica in replicas:
         command += ["--replica", f"{replica.name}={replica.address}"]
-    url = f"http://127.0.0.1:{port}"
+    router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
     with running([*command, "--log-level", level, "--log-json"], {}, log):
-        until(lambda: _ready(url) == len(replicas), "another router knows all replicas")
-        yield url
+        until(lambda: _ready(router.url) == len(replicas), "another router knows all replicas")
+        yield router
 
 
 def _ready(url: str) -> int:

@@ -91,4 +91,4 @@ def test_with_egress_closed_the_operator_reaches_names_the_api_server_and_pools(
     policy = the(rendered("locked-down"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     ports = [[port["port"] for port in rule["ports"]] for rule in policy["egress"]]
-    assert ports == [[53, 53], [6443], [8080, 7001]]
+    assert ports == [[53, 53], [6443], [9080, 7001]]

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from penstock_cli.failure import Failure
 from penstock_cli.local.child import LONGEST_LINE_BYTES, Child
 from penstock_cli.local.effective_pool import Overrides, effective_pool
-from penstock_cli.local.layout import LOOPBACK, Process, Role, Wanted, lay_out
+from penstock_cli.local.layout import ADMIN_STEP, LOOPBACK, Layout, Process, Role, Wanted, lay_out
 from penstock_cli.local.local_pool import until_ready
-from penstock_cli.local.ports import check_free, free_ports
+from penstock_cli.local.ports import check_free, free_ports, is_free
 from penstock_cli.local.vllm_engine import Vllm
 from penstock_pool import load_pool
 
@@ -127,8 +128,13 @@ def test_a_layout_names_every_process_and_no_port_twice() -> None:
         "sidecar-r2",
         "router",
     ]
-    addresses = [layout.url, *layout.engines, *(url.removesuffix("/metrics") for url in layout.metrics)]
-    assert len(set(addresses)) == 7
+    addresses = [
+        layout.url,
+        layout.admin_url,
+        *layout.engines,
+        *(url.removesuffix("/metrics") for url in layout.metrics),
+    ]
+    assert len(set(addresses)) == 8
     engine, sidecar = layout.processes[1].argv, layout.processes[4].argv
     assert engine[engine.index("--seed") + 1] == "8"
     assert engine[engine.index("--truth") + 1] == "exact"
@@ -136,6 +142,38 @@ def test_a_layout_names_every_process_and_no_port_twice() -> None:
         assert argv[argv.index("--telemetry") + 1] == "/run/sockets/r1.sock"
     assert sidecar[sidecar.index("--engine") + 1] == layout.engines[1]
     assert layout.processes[-1].argv.count("--replica") == 3
+
+
+def laid_out(port: int = 0, admin_port: int | None = None) -> Layout:
+    return lay_out(Wanted(DEMO, 1, "0.0.0.0", port=port, admin_port=admin_port), Path("/run/sockets"))
+
+
+def test_the_admin_port_is_on_loopback_wherever_the_router_listens() -> None:
+    (port,) = free_ports(1, LOOPBACK)
+    layout = laid_out(admin_port=port)
+    assert layout.admin_url == f"http://{LOOPBACK}:{port}"
+    router = layout.processes[-1].argv
+    assert router[router.index("--host") + 1] == "0.0.0.0"
+    assert router[router.index("--admin-host") + 1] == LOOPBACK
+    assert router[router.index("--admin-port") + 1] == str(port)
+
+
+def test_by_default_the_admin_port_is_1000_above_the_routers() -> None:
+    port = next(port for port in free_ports(50, LOOPBACK) if is_free(LOOPBACK, port + ADMIN_STEP))
+    assert laid_out(port).admin_url == f"http://{LOOPBACK}:{port + ADMIN_STEP}"
+
+
+def test_a_usual_admin_port_that_is_taken_is_replaced_by_a_free_one() -> None:
+    port = next(port for port in free_ports(50, LOOPBACK) if is_free(LOOPBACK, port + ADMIN_STEP))
+    with socket.create_server((LOOPBACK, port + ADMIN_STEP)):
+        assert laid_out(port).admin_url != f"http://{LOOPBACK}:{port + ADMIN_STEP}"
+
+
+def test_an_admin_port_that_was_asked_for_has_to_be_free() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Failure, match=f"port {port} on .* is taken; choose another with --admin-port"):
+            laid_out(admin_port=port)
 
 
 def test_engines_that_run_elsewhere_are_not_started() -> None:
@@ -149,9 +187,9 @@ def test_free_ports_are_free() -> None:
     ports = free_ports(5, LOOPBACK)
     assert len(set(ports)) == 5
     for port in ports:
-        check_free(LOOPBACK, port)
+        check_free(LOOPBACK, port, "--port")
     with pytest.raises(Failure, match=r"cannot listen on 192\.0\.2\.1 port 80"):
-        check_free("192.0.2.1", 80)
+        check_free("192.0.2.1", 80, "--port")
 
 
 def test_overrides_reach_every_process_in_one_file(tmp_path: Path) -> None:

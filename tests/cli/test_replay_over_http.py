@@ -21,6 +21,7 @@ from rich.console import Console
 QUIET = Console(quiet=True)
 DONE = b"data: [DONE]\n\n"
 POOL = {
+    "model": "m",
     "policy": "slos-serve",
     "default_tier": "chat",
     "replicas": [{"name": "r0"}, {"name": "r1"}],
@@ -31,12 +32,18 @@ POOL = {
 
 @dataclass
 class Server:
-    """An OpenAI-compatible server with scripted behaviour. received: bodies, in order of arrival."""
+    """An OpenAI-compatible server with scripted behaviour, which is its own admin port too.
+
+    received: bodies, in order of arrival. tells: whether its model says where the admin port is.
+    asked: the headers of those who asked for the pool.
+    """
 
     answer: Callable[["Server", web.Request, dict[str, Any]], Any]
     pool: dict[str, Any] | None = None
     engine: str = "vllm"
     received: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    tells: bool = True
+    asked: list[dict[str, str]] = field(default_factory=list)
     waiting: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,9 +55,13 @@ class Server:
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192}]})
+        told = {"admin_url": str(request.url.origin())} if self.tells else {}
+        return web.json_response(
+            {"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192, **told}]}
+        )
 
     async def _pool(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(request.headers))
         return web.json_response(self.pool) if self.pool else web.Response(status=404)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -253,6 +264,40 @@ async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> No
     await replayed(settings)
     assert sorted(headers["X-Penstock-Tier"] for _, headers in server.received) == ["chat", "coder"]
     assert {headers["Authorization"] for _, headers in server.received} == {"Bearer sk-1"}
+
+
+async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tmp_path: Path) -> None:
+    server, admin = Server(answered, tells=False), Server(answered, pool=POOL)
+    trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
+    report = await replayed(Settings(trace, url, admin_url=await serve(admin), api_key="sk-1"))
+    assert report.policy == "slos-serve"
+    assert [headers.get("Authorization") for headers in admin.asked] == [None]
+    assert server.asked == []
+
+
+async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered)
+    trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
+    with pytest.raises(Failure, match="no admin port of a router"):
+        await replayed(Settings(trace, url, admin_url=url))
+    assert server.received == []
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Server(answered, pool=POOL, tells=False),
+        Server(answered, pool=POOL | {"model": "other"}),
+        Server(answered),
+    ],
+    ids=["it is not told", "it is another pool's", "nothing is there"],
+)
+async def test_without_its_admin_port_a_pool_is_any_server(
+    server: Server, serve: Any, tmp_path: Path
+) -> None:
+    report = await replayed(Settings(trace_of(tmp_path, "0,5,4,"), await serve(server)))
+    assert (report.policy, report.replicas) == (None, None)
+    assert len(server.received) == 1
 
 
 async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,7 +20,13 @@ PENSTOCK = str(Path(sys.executable).parent / "penstock")
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 PATIENCE_S = 90.0
 
-Up = tuple[subprocess.Popen[str], str]
+
+class Up(NamedTuple):
+    """A running `penstock up`, and the URLs that it tells."""
+
+    process: subprocess.Popen[str]
+    url: str
+    admin_url: str
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -47,9 +53,10 @@ def complete(url: str) -> dict[str, Any]:
         return answer
 
 
-def in_service(url: str) -> set[str]:
+def in_service(admin_url: str) -> set[str]:
     try:
-        return {one["name"] for one in get(f"{url}/penstock/v1/pool")["replicas"] if one["state"] == "ready"}
+        page = get(f"{admin_url}/penstock/v1/pool")
+        return {one["name"] for one in page["replicas"] if one["state"] == "ready"}
     except (urllib.error.URLError, ConnectionError):
         return set()
 
@@ -90,7 +97,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         "0",
     ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, text=True)
-    serving = re.compile(r"serving at (http://\S+)/v1")
+    serving = re.compile(r"serving at (http://\S+)/v1.*\n.*state at (http://\S+)")
 
     def has_started() -> bool:
         assert process.poll() is None, (tmp_path / "up.log").read_text()
@@ -99,7 +106,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
     until(has_started, "the pool")
     found = serving.search((tmp_path / "up.log").read_text())
     assert found is not None
-    yield process, found[1]
+    yield Up(process, found[1], found[2])
     if process.poll() is None:
         process.terminate()
         process.wait(PATIENCE_S)
@@ -107,16 +114,16 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 def test_a_pool_serves_heals_and_stops(up: Up) -> None:
-    process, url = up
+    process, url, admin_url = up
     children = descendants(process.pid)
     roles = sorted(re.findall(r"penstock-(engine|sidecar|router)", " ".join(children.values())))
     assert roles == ["engine", "engine", "router", "sidecar", "sidecar"]
-    until(lambda: in_service(url) == {"r0", "r1"}, "both replicas")
+    until(lambda: in_service(admin_url) == {"r0", "r1"}, "both replicas")
     assert complete(url)["usage"] == {"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43}
 
     for role in ("penstock-sidecar", "penstock-engine", "penstock-router"):
         kill_one(process.pid, role)
-        until(lambda: in_service(url) == {"r0", "r1"}, "both replicas again")
+        until(lambda: in_service(admin_url) == {"r0", "r1"}, "both replicas again")
         assert complete(url)["usage"]["completion_tokens"] == 3
 
     everyone = descendants(process.pid)
@@ -127,7 +134,7 @@ def test_a_pool_serves_heals_and_stops(up: Up) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children that their parent has died")
 def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
-    process, _ = up
+    process = up.process
     everyone = descendants(process.pid)
     process.kill()
     process.wait(PATIENCE_S)

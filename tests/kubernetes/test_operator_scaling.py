@@ -17,7 +17,7 @@ from operating.account import operator_account, operator_home
 from operating.eventually import eventually
 from operating.process import operator_process
 from operating.world import World, pool_document
-from penstock_operator.names import ROUTER_PORT
+from penstock_operator.names import ADMIN_PORT
 
 ADDRESS = "127.0.77.1"
 COUNTERS = (
@@ -71,7 +71,7 @@ def serving(router: Router) -> Iterator[None]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer((ADDRESS, ROUTER_PORT), Handler) as server:
+    with ThreadingHTTPServer((ADDRESS, ADMIN_PORT), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

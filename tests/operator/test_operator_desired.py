@@ -24,6 +24,7 @@ ALWAYS = {
     "PodDisruptionBudget/llama-router",
     "Service/llama-replicas",
     "Service/llama",
+    "Service/llama-admin",
     "StatefulSet/llama-replica",
     "Deployment/llama-router",
 }
@@ -139,6 +140,30 @@ def test_nobody_reaches_an_engine_but_its_sidecar(want: Want) -> None:
         "penstock.dev/pool": "llama",
         "app.kubernetes.io/component": "router",
     }
+
+
+def test_routers_admin_ports_are_reached_from_inside_the_cluster_only(want: Want) -> None:
+    objects = want(**EVERYTHING)
+    api, admin = objects["NetworkPolicy/llama-router"]["spec"]["ingress"]
+    assert (api["ports"], "from" in api) == ([{"protocol": "TCP", "port": 8080}], False)
+    assert admin == {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": 9080}]}
+    assert [port["name"] for port in objects["Service/llama"]["spec"]["ports"]] == ["http"]
+    assert objects["Service/llama-admin"]["spec"]["clusterIP"] == "None"
+    assert "admin" not in str(objects["Ingress/llama"]["spec"])
+    assert "admin" not in str(want(ingress=GATEWAY)["HTTPRoute/llama"]["spec"])
+
+
+def test_what_watches_routers_asks_their_admin_port(want: Want) -> None:
+    objects = want(**EVERYTHING)
+    (router,) = containers(objects["Deployment/llama-router"]["spec"]["template"]["spec"])
+    ports = {port["name"]: port["containerPort"] for port in router["ports"]}
+    (service,) = objects["Service/llama-admin"]["spec"]["ports"]
+    assert f"--admin-port={ports['admin']}" in router["args"]
+    assert (service["name"], service["targetPort"]) == ("admin", ports["admin"])
+    endpoints = objects["ServiceMonitor/llama"]["spec"]["endpoints"]
+    assert [endpoint["port"] for endpoint in endpoints] == ["admin", "metrics"]
+    probes = [router[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert [probe["port"] for probe in probes] == ["admin"] * 3
 
 
 def test_a_pod_mounts_its_own_key_and_never_what_signs(want: Want) -> None:

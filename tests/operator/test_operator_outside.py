@@ -57,16 +57,16 @@ def test_a_route_hangs_on_its_gateway_and_never_times_out(want: Want, namespace:
     assert set(rule["timeouts"].values()) == {"0s"}
 
 
-def test_a_monitor_finds_both_services_and_carries_the_labels_asked_for(want: Want) -> None:
+def test_a_monitor_finds_routers_and_replicas_and_carries_the_labels_asked_for(want: Want) -> None:
     objects = want(monitoring={"serviceMonitor": True, "labels": {"release": "prometheus"}})
     monitor = objects["ServiceMonitor/llama"]
     ports = {
         port["name"]
-        for name in ("Service/llama", "Service/llama-replicas")
+        for name in ("Service/llama-admin", "Service/llama-replicas")
         for port in objects[name]["spec"]["ports"]
     }
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == {"admin", "metrics"} <= ports
     selected = monitor["spec"]["selector"]["matchLabels"].items()
     assert objects["Service/llama"]["metadata"]["labels"].items() >= selected
 

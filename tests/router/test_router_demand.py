@@ -8,7 +8,7 @@ from scripted.replica import Part, ScriptedReplica, chat_answer, chat_chunk, is_
 
 
 async def demand(the_house: House) -> dict[str, Any]:
-    page = (await the_house.http.get("/penstock/v1/demand")).json()
+    page = (await the_house.admin.get("/penstock/v1/demand")).json()
     assert isinstance(page, dict)
     return page
 

@@ -53,16 +53,23 @@ async def running_router(*args: str) -> AsyncIterator[asyncio.subprocess.Process
 
 async def router(*args: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock_router.main", *args, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "penstock_router.main", "--admin-port", "0", *args),
+        stderr=asyncio.subprocess.PIPE,
     )
 
 
 async def ready_address(process: asyncio.subprocess.Process) -> str:
+    return (await ready_addresses(process))[0]
+
+
+async def ready_addresses(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """Of the API, and of the admin port."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while line := (await process.stderr.readline()).decode():
-            if (found := re.search(r"address=(\S+)", line)) and "ready" in line:
-                return found[1]
+            address, admin = (re.search(rf"\b{name}=(\S+)", line) for name in ("address", "admin"))
+            if address and admin and "ready" in line:
+                return address[1], admin[1]
     raise AssertionError("it ended before it was ready")
 
 
@@ -91,9 +98,9 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
-async def status_of_ready(http: httpx.AsyncClient, wanted: int) -> httpx.Response:
+async def status_of_ready(http: httpx.AsyncClient, wanted: int, url: str = "") -> httpx.Response:
     async with asyncio.timeout(20):
-        while (reply := await http.get("/ready")).status_code != wanted:  # noqa: ASYNC110  as probes do
+        while (reply := await http.get(f"{url}/ready")).status_code != wanted:  # noqa: ASYNC110  as probes do
             await asyncio.sleep(0.01)
     return reply
 
@@ -117,6 +124,37 @@ async def test_a_lame_duck_serves_while_ready_says_no(pool_file: Path) -> None:
         assert served.headers["connection"] == "close"  # whoever asks again asks another router
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 30) == 1
+
+
+async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file: Path) -> None:
+    async def ends_when_told(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        await told.wait()
+        part.output(DONE, tokens=0)
+        part.finish()
+
+    told = asyncio.Event()
+    async with (
+        running(ScriptedReplica("r0", ends_when_told)) as replica,
+        running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
+        httpx.AsyncClient(timeout=20) as http,
+    ):
+        address, admin = await ready_addresses(process)
+        (model,) = (await http.get(f"http://{address}/v1/models")).json()["data"]
+        assert model["admin_url"] == f"http://{admin}"
+        await status_of_ready(http, 200, f"http://{admin}")
+        body = {"model": MODEL, "messages": [], "stream": True}
+        async with http.stream("POST", f"http://{address}/v1/chat/completions", json=body) as reply:
+            lines = reply.aiter_lines()
+            assert "one" in await anext(lines)
+            process.terminate()
+            stopping = await status_of_ready(http, 503, f"http://{admin}")
+            assert stopping.json()["error"]["code"] == "draining"
+            assert "penstock_router_open_requests 1.0" in (await http.get(f"http://{admin}/metrics")).text
+            told.set()
+            assert "data: [DONE]" in [line async for line in lines]
+        assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
 async def refuses(*args: str) -> tuple[int | None, str]:

@@ -216,7 +216,7 @@ async def test_the_list_of_models() -> None:
 async def test_the_pool_page_tells_what_is_promised() -> None:
     tiers = [{"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms", "judge": "window"}}]
     async with house(ScriptedReplica("r0"), pool=pool_with(tiers=tiers)) as router:
-        page = (await router.http.get("/penstock/v1/pool")).json()
+        page = (await router.admin.get("/penstock/v1/pool")).json()
     assert page["pool"] == "tests"
     assert page["default_tier"] == "chat"
     assert page["tiers"]["chat"]["ttft_slowdown"] == 5

@@ -28,7 +28,7 @@ async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[House]:
 async def held(the_house: House, requests: int) -> None:
     """Until so many wait, as the page says that the operator reads."""
     async with asyncio.timeout(20):
-        while (await the_house.http.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
+        while (await the_house.admin.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
@@ -90,7 +90,7 @@ async def test_nobody_waits_longer_than_the_pool_says() -> None:
     async with asleep(replica, autoscaling={**MAY_BE_NONE, "wakeTimeout": "50ms"}) as the_house:
         answer = await the_house.chat()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
-        assert (await the_house.http.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
+        assert (await the_house.admin.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
 
 
 async def test_a_client_that_goes_away_takes_its_request_along() -> None:

@@ -23,6 +23,13 @@ TraceFile = Annotated[
     Path, typer.Option(help="CSV (ours or Azure's) or Mooncake JSONL, plain or gzip.", show_default=False)
 ]
 Url = Annotated[str, typer.Option(help="The server, without /v1.", show_default=False)]
+AdminUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="The admin port of the pool's router, which tells its tiers; on this machine it is found.",
+        show_default=False,
+    ),
+]
 Rate = Annotated[
     float | None,
     typer.Option(help="Stretch the trace to this mean rate, requests/s.", show_default=False),
@@ -69,6 +76,7 @@ def replay(
     *,
     trace: TraceFile,
     url: Url,
+    admin_url: AdminUrl = None,
     rate: Rate = None,
     duration: Duration = None,
     seed: Seed = 0,
@@ -86,8 +94,8 @@ def replay(
 ) -> None:
     """Send a recorded trace in its own time, and judge each request by what its tier promises.
 
-    Arrivals never wait for answers. A Penstock pool tells its tiers itself; for another server say what to
-    judge by, with -f or --slo.
+    Arrivals never wait for answers. A Penstock pool on this machine tells its tiers itself, one elsewhere at
+    its --admin-url; for another server say what to judge by, with -f or --slo.
 
     Examples:
 
@@ -101,6 +109,7 @@ def replay(
     settings = Settings(
         trace=trace,
         url=url.rstrip("/").removesuffix("/v1"),
+        admin_url=None if admin_url is None else admin_url.rstrip("/"),
         rate_rps=rate,
         duration_s=duration,
         seed=seed,

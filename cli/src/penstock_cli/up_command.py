@@ -14,7 +14,7 @@ from rich.console import Console
 
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.engines import STARTED, check_engines, engines_wanted
-from penstock_cli.local.layout import Layout, Wanted
+from penstock_cli.local.layout import ADMIN_STEP, Layout, Wanted
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import ConsoleSink
 from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_wanted
@@ -29,6 +29,16 @@ class Truth(StrEnum):
 
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The router's; 0: any free one.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Of metrics and the pool's state, on loopback only; 0: any free one. By default "
+        f"{ADMIN_STEP} above --port, or any free one where that is taken.",
+        show_default=False,
+    ),
+]
 Host = Annotated[str, typer.Option(help="Where the router listens.")]
 Replicas = Annotated[
     int | None, typer.Option(min=1, max=64, help="In place of the file's.", show_default=False)
@@ -65,6 +75,7 @@ def up(
     *,
     file: PoolFile,
     port: Port = 8080,
+    admin_port: AdminPort = None,
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     engine: Engine = None,
@@ -100,6 +111,7 @@ def up(
             replicas=len(urls) or replicas or pool.spec.initial_replicas,
             host=host,
             port=port,
+            admin_port=admin_port,
             engines=urls,
             truth=truth.value,
             seed=seed,
@@ -137,4 +149,7 @@ async def _keep_up(pool: Pool, wanted: Wanted, console: Console) -> None:
 
 
 def _welcome(pool: Pool, replicas: int, layout: Layout) -> str:
-    return f"\n{headline(pool, replicas)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"
+    return (
+        f"\n{headline(pool, replicas)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"
+        f"metrics and the pool's state at {layout.admin_url}\n"
+    )

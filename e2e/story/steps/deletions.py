@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import lightkube
 from lightkube.resources.core_v1 import Pod
+from penstock_operator.names import ADMIN_PORT
 
-from story.pool import NAME, NAMESPACE, REPLICAS
+from story.pool import NAMESPACE, REPLICAS
 from story.waiting import until
 from story.world import World
 
@@ -37,8 +38,8 @@ def replicas(world: World) -> None:
 
 def _until_heard_s(world: World, name: str) -> float:
     """Seconds from the API server's word that a pod goes to a router that knows."""
-    service = world.tools.get("service", NAME, "--namespace", NAMESPACE)["spec"]["clusterIP"]
-    with httpx.Client(base_url=f"http://{world.place.forward(f'{service}:80')}") as router:
+    address = world.pods("router")[0]["status"]["podIP"]
+    with httpx.Client(base_url=f"http://{world.place.forward(f'{address}:{ADMIN_PORT}')}") as router:
         assert _state(router, name) == "ready"
         api = lightkube.Client(config=lightkube.KubeConfig.from_file(world.tools.kubeconfig))
         api.delete(Pod, name, namespace=NAMESPACE)

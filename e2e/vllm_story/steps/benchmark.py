@@ -45,9 +45,9 @@ def agrees_with_the_router(world: World) -> str:
 def _compared(world: World) -> tuple[float, str]:
     """How far they are off at most in one run, and all figures in words."""
     log = world.file("router-debug.log")
-    with router_of(world.replicas, world.file("pool-best-effort.yaml"), log, level="debug") as url:
-        theirs = _benchmark(world, url)
-        means = {name: 1e3 * _mean_s(url, name) for name in ("ttft", "tpot")}
+    with router_of(world.replicas, world.file("pool-best-effort.yaml"), log, level="debug") as router:
+        theirs = _benchmark(world, router.url)
+        means = {name: 1e3 * _mean_s(router.admin_url, name) for name in ("ttft", "tpot")}
     ours = _lines(log)
     assert theirs["completed"] == PROMPTS == len(ours), (theirs["completed"], len(ours))
     told = {}

@@ -12,7 +12,7 @@ PROMPT = "A penstock is"
 
 
 def client_of(world: World) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.up.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{world.up.router.url}/v1", api_key="none", max_retries=0)
 
 
 def chat(world: World) -> str:

@@ -87,7 +87,7 @@ def clear(choice: dict[str, Any]) -> bool:
 
 async def _through(world: World) -> list[list[int]]:
     """Best effort first, until it fills the memory, then those that are promised something and need it."""
-    url, engine = world.up.url, world.replicas[0].engine
+    url, engine = world.up.router.url, world.replicas[0].engine
     async with session() as http:
 
         async def all_of(references: Sequence[Reference], tier: str) -> list[list[int]]:

@@ -22,7 +22,7 @@ def engine(world: World) -> str:
     """kill -9 of an engine: requests not yet begun succeed elsewhere, and `up` starts it again"""
     victim, other = world.replicas
     process = world.up.engine(victim)
-    with Traffic(world.up.url, MODEL, LOAD * world.capacity_rps) as traffic:
+    with Traffic(world.up.router.url, MODEL, LOAD * world.capacity_rps) as traffic:
         traffic.more_requests(BEFORE)
         running = "vllm:num_requests_running"
         until(lambda: total(victim.engine, running) > 0, f"{victim.name} computes", every_s=0.02)
@@ -31,7 +31,7 @@ def engine(world: World) -> str:
         traffic.excuse(lambda asked: asked.replica == victim.name and asked.began_s <= killed_s)
         traffic.more_requests(AFTER)
         toll = traffic.toll()
-    failovers = total(world.up.url, "penstock_router_failovers_total")
+    failovers = total(world.up.router.admin_url, "penstock_router_failovers_total")
     assert not toll.lost, "\n".join(["requests were lost:", *map(str, toll.lost)])
     back_s = _back(world, process, killed_at_s)
     return (

@@ -46,11 +46,11 @@ class Round(NamedTuple):
 def gaps_of_a_stream(world: World) -> str:
     """A stream keeps its pace while 3,000-token prompts arrive"""
     log = world.file("router-of-one.log")
-    with router_of(world.replicas[:1], world.file("pool-best-effort.yaml"), log) as penstock:
-        urls: dict[str, str] = {"penstock": penstock}
+    with router_of(world.replicas[:1], world.file("pool-best-effort.yaml"), log) as router:
+        urls: dict[str, str] = {"penstock": router.url}
         urls |= {f"vllm {budget or 'default'}": url for budget, url in world.plain.items()}
         rounds: dict[str, list[Round]] = {name: [] for name in urls}
-        alone_s = median(asyncio.run(_alone(penstock)) for _ in range(ROUNDS))
+        alone_s = median(asyncio.run(_alone(router.url)) for _ in range(ROUNDS))
         promised_s = max(PACES * world.pace_s, NOISES * alone_s, LEAST_S)
         for _ in range(ROUNDS):
             for name, url in urls.items():

@@ -14,7 +14,7 @@ from unmodified_engines import met
 
 from vllm_story import pools
 from vllm_story.figures import by_label, total
-from vllm_story.servers import MODEL, router_of
+from vllm_story.servers import MODEL, Router, router_of
 from vllm_story.world import World
 
 REQUESTS = "penstock_router_requests_total"
@@ -29,7 +29,7 @@ no model knows when others use the same cores."""
 
 def walks_on_then_best_effort(world: World) -> str:
     """Overload: who does not fit walks on, then is served without a promise"""
-    seen, counted, off = _under_load(world, world.up.url)
+    seen, counted, off = _under_load(world, world.up.router)
     best_effort = [one for one in seen if verdict(one) == "best-effort"]
     said = f"{_said(world, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
     assert {one.status for one in seen} <= {200, 429}, f"{Counter(one.status for one in seen)}: {said}"
@@ -42,8 +42,8 @@ def walks_on_then_429(world: World) -> str:
     """Overload where the pool says reject: who fits nowhere is told when to come back"""
     with router_of(
         world.replicas, pools.roomy(world, backup="reject"), world.file("router-reject.log")
-    ) as url:
-        seen, counted, off = _under_load(world, url)
+    ) as router:
+        seen, counted, off = _under_load(world, router)
     refused = [one for one in seen if one.status == 429]
     said = f"{_said(world, seen, off, 'reject')}, {len(refused)} answered 429"
     assert {one.status for one in seen} == {200, 429}, f"{Counter(one.status for one in seen)}: {said}"
@@ -55,16 +55,19 @@ def walks_on_then_429(world: World) -> str:
     return f"{said}, Retry-After {min(waits)} to {max(waits)} s" if waits else said
 
 
-def _under_load(world: World, url: str) -> tuple[list[Seen], Counter[str], float]:
+def _under_load(world: World, router: Router) -> tuple[list[Seen], Counter[str], float]:
     """What clients saw, the requests that the router counted by verdict, and how far iterations were off."""
     planned = arrivals(LOAD * world.capacity_rps, SECONDS, SEED)
-    before, off_before, iterations = by_label(url, REQUESTS, "verdict"), *_off(world)
-    seen = asyncio.run(open_loop(url, MODEL, planned))
+    before, off_before, iterations = by_label(router.admin_url, REQUESTS, "verdict"), *_off(world)
+    seen = asyncio.run(open_loop(router.url, MODEL, planned))
     enough = sum(before.values()) + len(seen)
-    until(lambda: sum(by_label(url, REQUESTS, "verdict").values()) >= enough, "all requests counted")
+    until(
+        lambda: sum(by_label(router.admin_url, REQUESTS, "verdict").values()) >= enough,
+        "all requests counted",
+    )
     off, iterations_after = _off(world)
     mean_off = (off - off_before) / (iterations_after - iterations)
-    return seen, by_label(url, REQUESTS, "verdict") - before, mean_off
+    return seen, by_label(router.admin_url, REQUESTS, "verdict") - before, mean_off
 
 
 def _off(world: World) -> tuple[float, float]:

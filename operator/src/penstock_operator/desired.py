@@ -22,7 +22,7 @@ from penstock_operator.objects.network_policies import replica_network_policy, r
 from penstock_operator.objects.replica_set import replica_set
 from penstock_operator.objects.router_deployment import router_deployment
 from penstock_operator.objects.service_monitor import service_monitor
-from penstock_operator.objects.services import replicas_service, router_service
+from penstock_operator.objects.services import admin_service, replicas_service, router_service
 from penstock_operator.objects.tls_secrets import tls_secrets
 from penstock_operator.settings import Settings
 
@@ -46,6 +46,7 @@ def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple
         *disruption_budgets(inputs),
         replicas_service(inputs),
         router_service(inputs),
+        admin_service(inputs),
     )
     pods = (replica_set(inputs), router_deployment(inputs))
     after_pods = (

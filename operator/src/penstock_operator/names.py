@@ -18,6 +18,9 @@ WANTED_ANNOTATION = "penstock.dev/wanted"
 """On every object: digest of what was asked for, to tell a changed pool from a drifted object."""
 
 ROUTER_PORT = 8080
+ADMIN_PORT = 9080
+"""Of routers: metrics, and what they say of themselves. Never led out of the cluster."""
+
 REPLICA_PORT = 7000
 METRICS_PORT = 7001
 ENGINE_PORT = 8000
@@ -38,6 +41,11 @@ def replica_name(pool: str) -> str:
 def replicas_service_name(pool: str) -> str:
     """Of the headless Service that routers watch."""
     return f"{pool}-replicas"
+
+
+def admin_service_name(pool: str) -> str:
+    """Of the headless Service that finds routers' admin ports."""
+    return f"{pool}-admin"
 
 
 def router_name(pool: str) -> str:

@@ -1,14 +1,13 @@
-"""The operator's small HTTP face: `/metrics`, `/health` for liveness, `/ready`."""
+"""The operator's pages: `/metrics`, `/health` for liveness, `/ready`."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-import orjson
-from penstock_runtime.asgi import App, Receive, Scope, Send, answer
+from penstock_runtime.asgi import App
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from penstock_operator.cluster.seen import PoolKey
 
@@ -43,18 +42,26 @@ class Health:
 def pages(registry: CollectorRegistry, health: Health, before_scrape: Callable[[], None]) -> App:
     """The pages. before_scrape: brings gauges up to date."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == "/metrics":
-            before_scrape()
-            await answer(send, generate_latest(registry), content_type=CONTENT_TYPE_LATEST.encode())
-        elif path == "/health":
-            complaint = health.complaint()
-            body = orjson.dumps({"status": complaint or "ok"})
-            await answer(send, body, status=200 if complaint is None else 503)
-        elif path == "/ready":
-            await answer(send, b"{}", status=200 if health.synced else 503)
-        else:
-            raise ApiError(404, f"there is no {path}; there are /metrics, /health and /ready")
+    def metrics() -> bytes:
+        before_scrape()
+        return generate_latest(registry)
 
-    return app
+    def lives() -> bytes:
+        complaint = health.complaint()
+        if complaint is not None:
+            raise ApiError(503, complaint, type="server_error", code="unhealthy")
+        return b'{"status":"ok"}'
+
+    def ready() -> bytes:
+        if not health.synced:
+            raise ApiError(503, "the pools are not read yet", type="server_error", code="not_ready")
+        return b"{}"
+
+    return pages_app(
+        "penstock-operator",
+        {
+            "/metrics": Page("metrics for Prometheus", metrics, PROMETHEUS),
+            "/health": Page("200 while no pool is stuck", lives),
+            "/ready": Page("200 once the pools are read", ready),
+        },
+    )

@@ -13,7 +13,7 @@ import structlog
 
 from penstock_operator.demand import Reading, reading_of
 from penstock_operator.manifest import Manifest
-from penstock_operator.names import ROUTER_PORT
+from penstock_operator.names import ADMIN_PORT
 
 ASK_S = 2.0
 ANSWER_BYTES = 4 * 2**20
@@ -54,7 +54,7 @@ class Routers:
         reading, trouble = None, None
         try:
             async with asyncio.timeout(ASK_S):
-                page = await self._read(f"http://{host}:{ROUTER_PORT}/penstock/v1/demand")
+                page = await self._read(f"http://{host}:{ADMIN_PORT}/penstock/v1/demand")
             reading = reading_of(metadata["uid"], page)
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
             trouble = str(error).partition("\n")[0] or type(error).__name__

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
+from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
@@ -38,9 +39,6 @@ OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that the operator makes."""
 
 START_PAUSE_S = 1.0
-
-PAGE_S = 1.0
-"""For pages that are being read when the process stops."""
 
 STUCK_S = 120.0
 """A look that takes longer is stuck: a pool's requests all have bounds that add up to less."""
@@ -69,7 +67,9 @@ class Operator:
         """Begin. Raises StartError: no port, no ServingPool in the cluster, or no right to read one."""
         listener = listen(self.options.host, self.options.port)
         await self._serving.enter_async_context(
-            serving(pages(self.registry, self.health, self._before_scrape), listener, drain_s=PAGE_S)
+            serving(
+                pages(self.registry, self.health, self._before_scrape), listener, PAGES_DRAIN_S, PAGES_BOUNDS
+            )
         )
         await self._patiently(lambda: check_crd(self.api))
         await self._patiently(self.resync)

@@ -1,25 +1,24 @@
-"""The sidecar's small HTTP face, for Prometheus and for probes: `/metrics`, `/health`, `/ready`."""
+"""The sidecar's pages, for Prometheus and for probes."""
 
 from collections.abc import Callable
 
-from penstock_runtime.asgi import App, Receive, Scope, Send, answer
+from penstock_runtime.asgi import App
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 
-def inspection_app(registry: CollectorRegistry, serving: Callable[[], bool]) -> App:
-    """`/health` is about the process, `/ready` about whether it takes requests."""
+def inspection_app(name: str, registry: CollectorRegistry, serving: Callable[[], bool]) -> App:
+    """`/health` is about the process, `/ready` about whether it takes requests. name: the replica's."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == "/metrics":
-            await answer(send, generate_latest(registry), content_type=CONTENT_TYPE_LATEST.encode())
-        elif path == "/health":
-            await answer(send, b"{}")
-        elif path == "/ready":
-            await answer(send, b"{}", status=200 if serving() else 503)
-        else:
-            raise ApiError(404, f"there is no {path}; there are /metrics, /health and /ready")
+    def ready() -> bytes:
+        if not serving():
+            raise ApiError(503, "the replica takes no requests now", type="server_error", code="not_ready")
+        return b"{}"
 
-    return app
+    pages = {
+        "/metrics": Page("metrics for Prometheus", lambda: generate_latest(registry), PROMETHEUS),
+        "/health": Page("200 while the process runs", lambda: b"{}"),
+        "/ready": Page("200 while the replica takes requests", ready),
+    }
+    return pages_app(f"penstock-sidecar of {name}", pages)

@@ -1,13 +1,13 @@
 """The sidecar's flags: what is this process's own. Everything else is in the pool file."""
 
 import argparse
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock_runtime.flags import port
+from penstock_runtime.serving import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -12,6 +12,7 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
+from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 from prometheus_client import CollectorRegistry
 
@@ -26,7 +27,7 @@ from penstock_sidecar.holding_mirror import HoldingMirror
 from penstock_sidecar.inspection import inspection_app
 from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.options import Address, Options
+from penstock_sidecar.options import Options
 from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.replica import Replica, Serving
 from penstock_sidecar.replica_mirror import ReplicaMirror
@@ -36,9 +37,6 @@ from penstock_sidecar.telemetry import TelemetrySocket
 
 log = structlog.get_logger()
 
-GOODBYE_S = 1.0
-"""For a scrape that is under way when the server stops."""
-
 
 async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises StartError where it cannot start."""
@@ -47,7 +45,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     metrics = Metrics(registry)
     standing: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
-        inspected = _inspected(options.metrics, registry, lambda: any(there.serves for there in standing))
+        inspected = _inspected(options, registry, lambda: any(there.serves for there in standing))
         metrics_address = await stack.enter_async_context(inspected)
         engine = await stack.enter_async_context(EngineClient(options.engine, bounds, pool.spec.model.name))
         facts = await facts_of(pool, options.engine, engine.probe, stop, _model_file(options))
@@ -142,13 +140,14 @@ def gate_of(
 
 @contextlib.asynccontextmanager
 async def _inspected(
-    wanted: Address | None, registry: CollectorRegistry, serves: Callable[[], bool]
+    options: Options, registry: CollectorRegistry, serves: Callable[[], bool]
 ) -> AsyncIterator[str | None]:
-    if wanted is None:
+    if options.metrics is None:
         yield None
         return
-    listener = listen(wanted.host, wanted.port)
-    async with serving(inspection_app(registry, serves), listener, drain_s=GOODBYE_S):
+    listener = listen(options.metrics.host, options.metrics.port)
+    app = inspection_app(options.name, registry, serves)
+    async with serving(app, listener, PAGES_DRAIN_S, PAGES_BOUNDS):
         yield address_of(listener)
 
 

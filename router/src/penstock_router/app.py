@@ -1,4 +1,4 @@
-"""The router's HTTP side: which path does what, and what every answer has in common.
+"""The router's public HTTP side: which path does what, and what every answer has in common.
 
 Bare ASGI: a request is one task, and a token passes through two coroutines on its way to the socket.
 """
@@ -12,7 +12,7 @@ from penstock_pool import Pool
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import Receive, Scope, Send, answer
 from penstock_runtime.openai_errors import ApiError
-from prometheus_client import CONTENT_TYPE_LATEST
+from penstock_runtime.serving import is_loopback
 
 from penstock_router import pages, request_head
 from penstock_router.generation import Call, Generation
@@ -39,13 +39,22 @@ class RouterApp:
     """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on.
 
     first_turn: the turn of its first request; routers that begin at different ones do not go in step.
+    admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine are told it.
     """
 
     def __init__(
-        self, pool: Pool, settings: Settings, keys: Keys, rotation: Rotation, first_turn: int = 0
+        self,
+        pool: Pool,
+        settings: Settings,
+        keys: Keys,
+        rotation: Rotation,
+        *,
+        first_turn: int = 0,
+        admin_url: str | None = None,
     ) -> None:
         self._pool, self._settings, self._rotation = pool, settings, rotation
         self.keys = keys
+        self._admin_url = admin_url
         self.draining = False
         self.metrics = Metrics(settings.tiers, rotation)
         self._room = WaitingRoom(rotation, settings.hold_s)
@@ -65,9 +74,6 @@ class RouterApp:
             "/v1/models": self._models,
             "/health": self._health,
             "/ready": self._ready,
-            "/metrics": self._metrics,
-            "/penstock/v1/pool": self._pool_page,
-            "/penstock/v1/demand": self._demand_page,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,24 +130,38 @@ class RouterApp:
 
     async def _models(self, scope: Scope, send: Send) -> None:
         application_of(self.keys, request_head.head_of(scope))
-        await answer(send, pages.models_page(self._pool, self._rotation, self._started_s))
+        await answer(send, pages.models_page(self._model_entry(scope)))
 
     async def _one_model(self, scope: Scope, send: Send) -> None:
         application_of(self.keys, request_head.head_of(scope))
         name = scope["path"].removeprefix(ONE_MODEL)
-        await answer(send, pages.model_page(self._pool, self._rotation, self._started_s, name))
+        await answer(send, pages.model_page(self._model_entry(scope), name))
+
+    def _model_entry(self, scope: Scope) -> pages.ModelEntry:
+        entry = pages.model_entry(self._pool, self._rotation, self._started_s)
+        client = scope.get("client")
+        if self._admin_url is not None and client is not None and is_loopback(client[0]):
+            entry["admin_url"] = self._admin_url
+        return entry
 
     async def _health(self, scope: Scope, send: Send) -> None:
-        await answer(send, b'{"status":"ok"}')
+        await answer(send, self.health_page())
 
     async def _ready(self, scope: Scope, send: Send) -> None:
-        await answer(send, pages.ready_page(self._rotation, self.draining, self._room.open))
+        await answer(send, self.ready_page())
 
-    async def _metrics(self, scope: Scope, send: Send) -> None:
-        await answer(send, self.metrics.page(), content_type=CONTENT_TYPE_LATEST.encode())
+    def health_page(self) -> bytes:
+        """Answer that the process runs."""
+        return b'{"status":"ok"}'
 
-    async def _pool_page(self, scope: Scope, send: Send) -> None:
-        await answer(send, pages.pool_page(self._pool, self._rotation))
+    def ready_page(self) -> bytes:
+        """Answer that it takes requests. Raises ApiError (503) where it does not."""
+        return pages.ready_page(self._rotation, self.draining, self._room.open)
 
-    async def _demand_page(self, scope: Scope, send: Send) -> None:
-        await answer(send, self.metrics.demand.page(self._room.held, self._rotation.links))
+    def pool_page(self) -> bytes:
+        """Describe the pool: its tiers, its time model, its replicas."""
+        return pages.pool_page(self._pool, self._rotation)
+
+    def demand_page(self) -> bytes:
+        """Describe what is asked of the pool."""
+        return self.metrics.demand.page(self._room.held, self._rotation.links)

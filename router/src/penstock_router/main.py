@@ -12,8 +12,10 @@ import structlog
 from penstock_pool import Pool, PoolError, load_keys, load_pool
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.serving import address_of, listen, run_process, serving
+from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
+from penstock_runtime.serving import address_of, is_loopback, listen, run_process, serving
 
+from penstock_router.admin import admin_app
 from penstock_router.app import RouterApp
 from penstock_router.backoff import Backoff
 from penstock_router.cluster_access import Access, AccessError
@@ -66,8 +68,15 @@ async def serve(
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random, connect = Random(), connect_by(options.tls)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)))
-    app = RouterApp(pool, settings, keys, rotation, first_turn=random.randrange(MANY_TURNS))
-    listener = listen(options.host, options.port)
+    listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
+    app = RouterApp(
+        pool,
+        settings,
+        keys,
+        rotation,
+        first_turn=random.randrange(MANY_TURNS),
+        admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
+    )
     bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
     drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
     beside = [
@@ -80,9 +89,12 @@ async def serve(
     ]
     stopping = asyncio.create_task(stop.wait())
     try:
-        async with serving(app, listener, drain_s, bounds) as server:
-            where = options.service or len(options.replicas)
-            log.info("ready", address=address_of(listener), replicas=str(where))
+        async with (
+            serving(admin_app(app, settings.pool), admin, PAGES_DRAIN_S, PAGES_BOUNDS),
+            serving(app, listener, drain_s, bounds) as server,
+        ):
+            where = str(options.service or len(options.replicas))
+            log.info("ready", address=address_of(listener), admin=address_of(admin), replicas=where)
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
             for part in beside:
                 if part.done():

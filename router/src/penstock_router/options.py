@@ -21,6 +21,7 @@ REDIS_URL = "PENSTOCK_REDIS_URL"
 class Options:
     """One router's own settings.
 
+    host, port: of the API. admin_host, admin_port: of metrics and the state of the pool.
     replicas: their addresses by name, where they are told.
     service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
         None for the pod's own account.
@@ -32,6 +33,8 @@ class Options:
     pool: Path
     host: str
     port: int
+    admin_host: str
+    admin_port: int
     replicas: dict[str, str]
     service: Service | None
     kubeconfig: Path | None
@@ -58,6 +61,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         pool=given.file,
         host=given.host,
         port=given.port,
+        admin_host=given.admin_host,
+        admin_port=given.admin_port,
         replicas=dict(given.replica),
         service=given.discover,
         kubeconfig=given.kubeconfig,
@@ -147,8 +152,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address that serves the API (default: %(default)s)")
+    add("--port", type=port, default=8080, help="port that serves the API, 0 for any (default: %(default)s)")
+    add(
+        "--admin-host",
+        default="127.0.0.1",
+        help="address of the admin port: metrics, and the state of the pool (default: %(default)s)",
+    )
+    add("--admin-port", type=port, default=9080, help="the admin port, 0 for any (default: %(default)s)")
     add(
         "--drain-s", type=_seconds, help="finish open requests for so long when stopped (default: the pool's)"
     )

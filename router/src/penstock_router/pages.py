@@ -10,6 +10,8 @@ from penstock_router.generation import unknown_model
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 
+ModelEntry = dict[str, object]
+
 
 def told_time_model(rotation: Rotation, pool: Pool) -> TimeModel | None:
     """As a replica told it, else the one that the pool names; None for `auto`."""
@@ -33,16 +35,28 @@ def pool_page(pool: Pool, rotation: Rotation) -> bytes:
     return orjson.dumps(page)
 
 
-def models_page(pool: Pool, rotation: Rotation, started_s: int) -> bytes:
-    """OpenAI's list of models: the one this pool serves. started_s: Unix time."""
-    return orjson.dumps({"object": "list", "data": [_model(pool, rotation, started_s)]})
+def model_entry(pool: Pool, rotation: Rotation, started_s: int) -> ModelEntry:
+    """Describe the pool's model in OpenAI's words and a few of ours. started_s: Unix time."""
+    return {
+        "id": pool.spec.model.name,
+        "object": "model",
+        "created": started_s,
+        "owned_by": "penstock",
+        "engine": pool.spec.engine.type,
+        "max_model_len": max_model_len(rotation, pool),
+    }
 
 
-def model_page(pool: Pool, rotation: Rotation, started_s: int, name: str) -> bytes:
+def models_page(entry: ModelEntry) -> bytes:
+    """OpenAI's list of models: the one that this pool serves."""
+    return orjson.dumps({"object": "list", "data": [entry]})
+
+
+def model_page(entry: ModelEntry, name: str) -> bytes:
     """One model. Raises ApiError (404)."""
-    if name != pool.spec.model.name:
-        raise unknown_model(name, pool.spec.model.name)
-    return orjson.dumps(_model(pool, rotation, started_s))
+    if name != entry["id"]:
+        raise unknown_model(name, str(entry["id"]))
+    return orjson.dumps(entry)
 
 
 def ready_page(rotation: Rotation, draining: bool, may_hold: bool) -> bytes:
@@ -64,17 +78,6 @@ def max_model_len(rotation: Rotation, pool: Pool) -> int:
     """As the engines say it, else as the pool does."""
     told = [link.description.max_model_len for link in rotation.links if link.description is not None]
     return min((length for length in told if length), default=pool.spec.engine.max_model_len)
-
-
-def _model(pool: Pool, rotation: Rotation, started_s: int) -> dict[str, object]:
-    return {
-        "id": pool.spec.model.name,
-        "object": "model",
-        "created": started_s,
-        "owned_by": "penstock",
-        "engine": pool.spec.engine.type,
-        "max_model_len": max_model_len(rotation, pool),
-    }
 
 
 def _tier(tier: Tier) -> dict[str, object]:

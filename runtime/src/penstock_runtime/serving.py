@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import os
 import signal
 import socket
@@ -75,6 +76,14 @@ def address_of(listener: socket.socket) -> str:
     """`host:port` as it was bound."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address, or is behind it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @contextlib.asynccontextmanager

@@ -100,6 +100,9 @@ class LivePool:
     def url(self, router: str = "main") -> str:
         return f"http://{self._addresses['router', router]}"
 
+    def admin_url(self, router: str = "main") -> str:
+        return f"http://{self._running['router', router].admin}"
+
     def address(self, kind: Kind, name: str) -> tuple[str, int]:
         host, _, port = self._addresses[kind, name].partition(":")
         return host, int(port)
@@ -113,7 +116,7 @@ class LivePool:
 
     def ready_replicas(self, router: str = "main") -> set[str]:
         """Replicas that take work, as this router's metrics say."""
-        samples = _samples(f"{self.url(router)}/metrics", "penstock_router_replica_ready")
+        samples = _samples(f"{self.admin_url(router)}/metrics", "penstock_router_replica_ready")
         return {labels.split('replica="')[1].split('"')[0] for labels, value in samples if value == 1}
 
     def engine_value(self, replica: str, metric: str) -> float:
@@ -127,7 +130,7 @@ class LivePool:
 
     def router_value(self, metric: str, router: str = "main") -> float:
         """A router's own metric, summed over its labels."""
-        return sum(value for _, value in _samples(f"{self.url(router)}/metrics", metric))
+        return sum(value for _, value in _samples(f"{self.admin_url(router)}/metrics", metric))
 
     def running(self) -> int:
         """Requests that engines are working on, over all replicas."""
@@ -163,7 +166,7 @@ class LivePool:
                 return ["penstock-sidecar", "-f", file, "--name", name, *beside]
             case "router":
                 replicas = [f"--replica={r}={self._addresses['sidecar', r]}" for r in self.replicas]
-                serving = ["--host", "127.0.0.1", "--port", port]
+                serving = ["--host", "127.0.0.1", "--port", port, "--admin-port", "0"]
                 return ["penstock-router", "-f", file, *serving, *replicas]
 
     def _client_options(self, router: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,17 @@ from live.waiting import PATIENCE_S, until
 BIN = Path(sys.executable).parent
 READY = re.compile(r"^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)", re.MULTILINE)
 
+ADMIN = re.compile(r"\badmin=(127\.0\.0\.1:\d+)")
+
 
 class Started(ABC):
-    """A process. `address` is where it serves, known once it is ready."""
+    """A process. address: where it serves; admin: a router's admin port. Both are known once it is ready."""
 
     pid: int
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name, self.command, self.log = name, command, log
-        self.address = ""
+        self.address, self.admin = "", ""
 
     @abstractmethod
     def poll(self) -> int | None:
@@ -47,7 +49,9 @@ class Started(ABC):
                 raise AssertionError(f"{self.name} exited {self.poll()}:\n{self.said}")
             return READY.search(self.said)
 
-        self.address = until(ready, f"{self.name} ready")[1]
+        line = until(ready, f"{self.name} ready")
+        admin = ADMIN.search(line.string, line.start())
+        self.address, self.admin = line[1], admin[1] if admin else ""
         return self.address
 
     def ask_to_stop(self) -> None:

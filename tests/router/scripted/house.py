@@ -11,6 +11,7 @@ import grpc
 import httpx
 from openai import AsyncOpenAI, OpenAI
 from penstock_pool import Application, Pool, parse_pool
+from penstock_router.admin import admin_app
 from penstock_router.app import RouterApp
 from penstock_router.backoff import Backoff
 from penstock_router.discovery import Fixed
@@ -20,6 +21,7 @@ from penstock_router.rotation import Rotation
 from penstock_router.settings import settings_of
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.pages import PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 from scripted.replica import ScriptedReplica
 
@@ -60,12 +62,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """The router, as its clients and its owner see it."""
+    """The router, as its clients (`http`, `openai`) and its operators (`admin`) see it."""
 
     address: str
     app: RouterApp
     rotation: Rotation
     http: httpx.AsyncClient
+    admin: httpx.AsyncClient
     openai: AsyncOpenAI
 
     def sync_openai(self) -> OpenAI:
@@ -81,7 +84,7 @@ class House:
 
     async def metric(self, line: str) -> float:
         """The value of one line of /metrics; 0 where it is not there."""
-        page = (await self.http.get("/metrics")).text
+        page = (await self.admin.get("/metrics")).text
         return next((float(x.rpartition(" ")[2]) for x in page.splitlines() if x.startswith(line)), 0.0)
 
     async def counted(self, line: str, value: float = 1) -> None:
@@ -106,18 +109,22 @@ async def house(
             await replica.start()
             stack.push_async_callback(replica.die)
         rotation = Rotation(make_link)
+        admin_listener = listen("127.0.0.1", 0)
         app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), rotation)
         following = asyncio.create_task(rotation.follow(Fixed({r.name: r.address for r in replicas})))
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)
         listener = listen("127.0.0.1", 0)
         address = address_of(listener)
+        await stack.enter_async_context(serving(admin_app(app, "tests"), admin_listener, PAGES_DRAIN_S))
         await stack.enter_async_context(serving(app, listener, 5.0, bounds))
         http = httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S)
         await stack.enter_async_context(http)
+        admin = httpx.AsyncClient(base_url=f"http://{address_of(admin_listener)}", timeout=PATIENCE_S)
+        await stack.enter_async_context(admin)
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)
-        the_house = House(address, app, rotation, http, openai)
+        the_house = House(address, app, rotation, http, admin, openai)
         if ready:
             await the_house.all_in()
         yield the_house

@@ -14,11 +14,13 @@ from penstock_pool import Pool
 from penstock_pool.engine_spec import AUTO
 
 from penstock_cli.failure import Failure
-from penstock_cli.local.ports import check_free, free_ports
+from penstock_cli.local.ports import check_free, free_ports, is_free
 from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, Vllm, argv, environment
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
+ADMIN_STEP = 1000
+"""From the router's port to that of its admin pages: 8080 and 9080."""
 
 
 class Role(StrEnum):
@@ -46,6 +48,8 @@ class Wanted:
     pool_file: that every process reads.
     engines: URLs of engines that run already; empty: they are started, simulated ones or `vllm`.
     port: of the router; 0: any.
+    admin_port: of the router's admin pages, on loopback; 0: any. None: `ADMIN_STEP` above `port`, or any
+        where that is taken.
     """
 
     pool_file: Path
@@ -55,6 +59,7 @@ class Wanted:
     engines: tuple[str, ...] = ()
     truth: str = "measured"
     seed: int = 0
+    admin_port: int | None = None
     vllm: Vllm | None = None
 
 
@@ -62,6 +67,7 @@ class Wanted:
 class Layout:
     """A pool's processes and where they can be asked.
 
+    url: of the API. admin_url: of the router's metrics and the state of the pool.
     engines: base URLs, one a replica.
     metrics: URLs of the sidecars' metrics.
     start_s: longest that they may take until all are ready.
@@ -69,6 +75,7 @@ class Layout:
 
     processes: tuple[Process, ...]
     url: str
+    admin_url: str
     engines: tuple[str, ...]
     metrics: tuple[str, ...]
     start_s: float = START_TIMEOUT_S
@@ -80,11 +87,12 @@ def lay_out(wanted: Wanted, socket_dir: Path, pool: Pool | None = None) -> Layou
     pool: where vLLM is started, what it is started for.
     """
     if wanted.port:
-        check_free(wanted.host, wanted.port)
+        check_free(wanted.host, wanted.port, "--port")
     count = wanted.replicas
-    ports = free_ports(3 * count + 1, LOOPBACK)
+    ports = free_ports(3 * count + 2, LOOPBACK)
     sidecar_ports, metrics_ports, engine_ports = ports[:count], ports[count : 2 * count], ports[2 * count :]
     router_port = wanted.port or engine_ports.pop()
+    admin_port = _admin_port(wanted) or engine_ports.pop()
     engines = wanted.engines or tuple(f"http://{LOOPBACK}:{port}" for port in engine_ports[:count])
     replicas = [
         _Replica(index, engines[index], sidecar_ports[index], metrics_ports[index], socket_dir)
@@ -92,14 +100,25 @@ def lay_out(wanted: Wanted, socket_dir: Path, pool: Pool | None = None) -> Layou
     ]
     own_engines = [] if wanted.engines else [_engine(wanted, replica, pool) for replica in replicas]
     sidecars = [_sidecar(wanted, replica) for replica in replicas]
-    router = _router(wanted, router_port, replicas)
+    router = _router(wanted, router_port, admin_port, replicas)
     return Layout(
         processes=(*own_engines, *sidecars, router),
         url=f"http://{wanted.host}:{router_port}",
+        admin_url=f"http://{LOOPBACK}:{admin_port}",
         engines=engines,
         metrics=tuple(f"http://{LOOPBACK}:{port}/metrics" for port in metrics_ports),
         start_s=_start_s(wanted, pool),
     )
+
+
+def _admin_port(wanted: Wanted) -> int:
+    """The port that was asked for, or the usual one where it is free; 0: any. Raises Failure."""
+    if wanted.admin_port is None:
+        usual = wanted.port + ADMIN_STEP
+        return usual if wanted.port and usual < 65536 and is_free(LOOPBACK, usual) else 0
+    if wanted.admin_port:
+        check_free(LOOPBACK, wanted.admin_port, "--admin-port")
+    return wanted.admin_port
 
 
 def _start_s(wanted: Wanted, pool: Pool | None) -> float:
@@ -144,8 +163,9 @@ def _sidecar(wanted: Wanted, replica: _Replica) -> Process:
     return _process(wanted, f"sidecar-{replica.name}", Role.SIDECAR, (*flags, *metrics, *telemetry))
 
 
-def _router(wanted: Wanted, port: int, replicas: Sequence[_Replica]) -> Process:
+def _router(wanted: Wanted, port: int, admin_port: int, replicas: Sequence[_Replica]) -> Process:
     flags = ["--host", wanted.host, "--port", str(port)]
+    flags += ["--admin-host", LOOPBACK, "--admin-port", str(admin_port)]
     for replica in replicas:
         flags += ["--replica", f"{replica.name}={LOOPBACK}:{replica.port}"]
     return _process(wanted, "router", Role.ROUTER, tuple(flags))

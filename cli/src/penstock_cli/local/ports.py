@@ -28,14 +28,24 @@ def free_ports(count: int, host: str) -> list[int]:
     raise Failure(f"fewer than {count} free ports on {host} from {LOWEST_PORT} to {HIGHEST_PORT}")
 
 
-def check_free(host: str, port: int) -> None:
-    """Raises Failure where the address is taken or is none of this machine's."""
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens there."""
+    try:
+        with _socket(host) as listener:
+            listener.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def check_free(host: str, port: int, flag: str) -> None:
+    """Raises Failure where the address is taken or is none of this machine's. flag: chooses another port."""
     try:
         with _socket(host) as listener:
             listener.bind((host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Failure(f"port {port} on {host} is taken; choose another with --port") from None
+            raise Failure(f"port {port} on {host} is taken; choose another with {flag}") from None
         raise Failure(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 

@@ -19,7 +19,7 @@ from penstock_cli.replay.prompts import Prompts
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
 from penstock_cli.replay.schedule import Schedule, stretch_to
-from penstock_cli.replay.target import Target, look
+from penstock_cli.replay.target import AdminPages, Target, look
 from penstock_cli.replay.watch import watching
 from penstock_cli.replay.wording import Endpoint, Wording
 from penstock_cli.traces import summarise
@@ -31,11 +31,13 @@ READ_BUFFER_BYTES = 2**16
 class Settings:
     """What a replay was asked for.
 
+    admin_url: of the admin port of the pool's router; None: as the router tells it.
     promises: judged by in place of the server's own; None: the server tells.
     """
 
     trace: Path
     url: str
+    admin_url: str | None = None
     rate_rps: float | None = None
     duration_s: float | None = None
     seed: int = 0
@@ -55,15 +57,16 @@ async def replay(settings: Settings, console: Console, title: str = "replaying")
     schedule = plan(settings)
     requests, span_s = count(schedule)
     _allow_sockets(settings.max_in_flight)
-    async with _session(settings) as session:
-        target = await look(session, settings.url, settings.model)
-        before = await read_planner(session, target.metrics)
+    async with _session(settings) as session, aiohttp.ClientSession(trust_env=False) as keyless:
+        admin = AdminPages(keyless, settings.admin_url)
+        target = await look(session, settings.url, settings.model, admin)
+        before = await read_planner(keyless, target.metrics)
         rows = nullcontext() if settings.rows is None else RowsFile(settings.rows)
         with rows as file:
             generator = _generator(settings, session, target, file.add if file else _nothing)
             async with watching(console, title, generator.progress, requests):
                 tally = await generator.run(schedule.requests())
-        after = await read_planner(session, target.metrics)
+        after = await read_planner(keyless, target.metrics)
     return Report(target.policy, target.replicas, span_s, tally, planner_times(before, after))
 
 

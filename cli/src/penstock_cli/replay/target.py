@@ -1,17 +1,21 @@
-"""What stands at the URL: a Penstock pool, which tells its tiers, or any OpenAI-compatible server."""
+"""What stands at the URL: a Penstock pool, whose admin port tells its tiers, or any other server."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from penstock_core.domain.slo import Judge, Slo
 from penstock_core.timing.time_model import from_json
+from penstock_runtime.serving import is_loopback
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.promises import Promises
 
 LOOK_TIMEOUT_S = 10.0
+POOL_PAGE = "/penstock/v1/pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,37 @@ class Target:
     metrics: tuple[str, ...]
 
 
-async def look(session: aiohttp.ClientSession, url: str, model: str | None) -> Target:
+@dataclass(frozen=True, slots=True)
+class AdminPages:
+    """Where a pool tells of itself: its router's admin port.
+
+    session: sends no API key. url: of the admin port; None: as the router tells it, which it does on this
+    machine only.
+    """
+
+    session: aiohttp.ClientSession
+    url: str | None
+
+    async def pool(self, url: str, model: dict[str, Any]) -> dict[str, Any] | None:
+        """The pool behind the API at `url`, whose entry for the model this is. None where nothing tells it.
+
+        Raises Failure where the URL that was given tells none.
+        """
+        if self.url is not None:
+            pool = await _get(self.session, f"{self.url}{POOL_PAGE}")
+            if pool is None:
+                raise Failure(f"--admin-url {self.url}: no admin port of a router: no {POOL_PAGE}")
+            return pool
+        told = model.get("admin_url")
+        if told is None or not is_loopback(urlsplit(url).hostname or ""):
+            return None
+        with suppress(Failure):  # the API's port may be forwarded here, without the other
+            pool = await _get(self.session, f"{told}{POOL_PAGE}")
+            return pool if pool is not None and pool.get("model") == model["id"] else None
+        return None
+
+
+async def look(session: aiohttp.ClientSession, url: str, model: str | None, admin: AdminPages) -> Target:
     """Ask the server what it is. Raises Failure where it does not answer as one."""
     models = await _get(session, f"{url}/v1/models")
     if models is None:
@@ -41,7 +75,7 @@ async def look(session: aiohttp.ClientSession, url: str, model: str | None) -> T
     name = model or next(iter(served), "")
     if name not in served:
         raise Failure(f'{url}: serves no model "{name}"; it serves {", ".join(served) or "none"}')
-    pool = await _get(session, f"{url}/penstock/v1/pool")
+    pool = await admin.pool(url, served[name])
     return Target(
         model=name,
         simulated=served[name].get("engine") == "simulated",

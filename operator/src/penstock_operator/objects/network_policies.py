@@ -1,10 +1,10 @@
 """NetworkPolicies: who may connect to a pool's pods.
 
 A replica is reached by its own pool's routers, and by nobody else: whoever talks to an engine directly takes
-what was promised to others. Metrics are for whoever collects them, anywhere in the cluster. Routers are
-reached from everywhere; what they serve is public by its nature, and guarded by keys. Where pods connect to
-is not limited: hubs, tracing and Redis are elsewhere in every cluster. The kubelet's probes come from the
-node and are always let in.
+what was promised to others. Metrics, and all else on routers' admin ports, are for whoever collects them,
+anywhere in the cluster. Routers' API is reached from everywhere: it is public by its nature, and guarded by
+keys. Where pods connect to is not limited: hubs, tracing and Redis are elsewhere in every cluster. The
+kubelet's probes come from the node and are always let in.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import (
+    ADMIN_PORT,
     METRICS_PORT,
     REPLICA_PORT,
     ROUTER_PORT,
@@ -22,22 +23,28 @@ from penstock_operator.names import (
 )
 from penstock_operator.objects.child import child
 
+ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
+
 
 def replica_network_policy(inputs: Inputs) -> Manifest:
     """gRPC from this pool's routers, metrics from any pod, nothing else."""
     routers = {"podSelector": {"matchLabels": selector(inputs.name, Component.ROUTER)}}
-    anybody: dict[str, Any] = {"namespaceSelector": {}}
     return _policy(
         inputs,
         replica_name(inputs.name),
         Component.REPLICA,
-        [{"from": [routers], "ports": _tcp(REPLICA_PORT)}, {"from": [anybody], "ports": _tcp(METRICS_PORT)}],
+        [{"from": [routers], "ports": _tcp(REPLICA_PORT)}, {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)}],
     )
 
 
 def router_network_policy(inputs: Inputs) -> Manifest:
-    """HTTP from everywhere, nothing else."""
-    return _policy(inputs, router_name(inputs.name), Component.ROUTER, [{"ports": _tcp(ROUTER_PORT)}])
+    """The API from everywhere, the admin port from any pod, nothing else."""
+    return _policy(
+        inputs,
+        router_name(inputs.name),
+        Component.ROUTER,
+        [{"ports": _tcp(ROUTER_PORT)}, {"from": [ANY_POD], "ports": _tcp(ADMIN_PORT)}],
+    )
 
 
 def _policy(inputs: Inputs, name: str, component: Component, ingress: list[Any]) -> Manifest:

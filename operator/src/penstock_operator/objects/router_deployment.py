@@ -2,6 +2,8 @@
 
 Each new one is up before an old one goes. One that is to stop first goes on serving while `/ready` says no,
 until proxies have heard of it, then finishes what it has.
+
+Probes ask the admin port, which answers while the API's port has as many connections as it may.
 """
 
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import (
+    ADMIN_PORT,
     ROUTER_PORT,
     Component,
     replicas_service_name,
@@ -83,10 +86,13 @@ def _container(inputs: Inputs, temporary: Json) -> Json:
         router.image or inputs.settings.router_image,
         command=["penstock-router"],
         args=[*_arguments(inputs), *(_tls_arguments(inputs) if tls else [])],
-        ports=[{"name": "http", "containerPort": ROUTER_PORT}],
-        startupProbe=probe("/health", "http", period_s=1, failures=60),
-        livenessProbe=probe("/health", "http", period_s=10, failures=6),
-        readinessProbe=probe("/ready", "http", period_s=1, failures=2),
+        ports=[
+            {"name": "http", "containerPort": ROUTER_PORT},
+            {"name": "admin", "containerPort": ADMIN_PORT},
+        ],
+        startupProbe=probe("/health", "admin", period_s=1, failures=60),
+        livenessProbe=probe("/health", "admin", period_s=10, failures=6),
+        readinessProbe=probe("/ready", "admin", period_s=1, failures=2),
         resources=resources(router.resources, RESOURCES),
         volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
         **_redis(inputs),
@@ -100,6 +106,8 @@ def _arguments(inputs: Inputs) -> list[str]:
         POOL_FILE,
         "--host=0.0.0.0",
         f"--port={ROUTER_PORT}",
+        "--admin-host=0.0.0.0",
+        f"--admin-port={ADMIN_PORT}",
         f"--discover={service}",
         f"--lame-duck-s={LAME_DUCK_S:g}",
         f"--drain-s={router_drain_s(inputs.pool):g}",

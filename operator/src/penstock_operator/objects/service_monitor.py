@@ -13,14 +13,15 @@ POOL_AS_LABEL = {
 
 
 def service_monitor(inputs: Inputs) -> tuple[Manifest, ...]:
-    """One for both Services, where the pool asks for it. Each endpoint is on one of them only."""
+    """One for the pool's Services, where the pool asks for it. Each endpoint is on one of them only."""
     wanted = inputs.pool.spec.monitoring
     if not wanted.service_monitor:
         return ()
     spec = {
         "selector": {"matchLabels": {POOL_LABEL: inputs.name}},
         "endpoints": [
-            {"port": port, "path": "/metrics", "relabelings": [POOL_AS_LABEL]} for port in ("http", "metrics")
+            {"port": port, "path": "/metrics", "relabelings": [POOL_AS_LABEL]}
+            for port in ("admin", "metrics")
         ],
     }
     made = child(

@@ -1,12 +1,18 @@
-"""Services: the one that clients call, and the headless one in which routers find replicas."""
+"""Services: the one that clients call, and headless ones that find each router and each replica.
+
+The admin ports of routers have a Service of their own: whoever exposes the one that clients call, by a load
+balancer or a route, exposes the API and nothing else.
+"""
 
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import (
+    ADMIN_PORT,
     METRICS_PORT,
     REPLICA_PORT,
     ROUTER_PORT,
     Component,
+    admin_service_name,
     replicas_service_name,
     selector,
 )
@@ -24,6 +30,17 @@ def router_service(inputs: Inputs) -> Manifest:
         "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": ROUTER_PORT, "appProtocol": "http"}],
     }
     return child(inputs, "v1", "Service", inputs.name, component=Component.ROUTER, spec=spec)
+
+
+def admin_service(inputs: Inputs) -> Manifest:
+    """Every router's admin port by itself, for Prometheus and `kubectl port-forward`."""
+    spec = {
+        "clusterIP": "None",
+        "selector": selector(inputs.name, Component.ROUTER),
+        "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": ADMIN_PORT, "appProtocol": "http"}],
+    }
+    name = admin_service_name(inputs.name)
+    return child(inputs, "v1", "Service", name, component=Component.ROUTER, spec=spec)
 
 
 def replicas_service(inputs: Inputs) -> Manifest:

@@ -1,0 +1,63 @@
+"""The small HTTP face of a process: pages to look at it by, for probes, for Prometheus and for people.
+
+    app = pages_app("penstock-sidecar of r0", {"/metrics": Page("for Prometheus", registry_text, PROMETHEUS)})
+
+`/` lists the pages. Nothing here is for clients of the API: these pages belong on a port of their own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from penstock_runtime.asgi import JSON, App, Receive, Scope, Send, answer
+from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.openai_errors import ApiError
+
+PLAIN_TEXT = b"text/plain; charset=utf-8"
+PROMETHEUS = CONTENT_TYPE_LATEST.encode()
+
+PAGES_BOUNDS = HttpBounds(head_bytes=16384, connections=256)
+"""Of a port that serves pages: its clients are few and their requests small."""
+
+PAGES_DRAIN_S = 1.0
+"""For a scrape that is under way when the process stops."""
+
+READERS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page. about: its line in the index. body: makes it; raises ApiError where it is no 200."""
+
+    about: str
+    body: Callable[[], bytes]
+    content_type: bytes = JSON
+
+
+def pages_app(title: str, pages: Mapping[str, Page]) -> App:
+    """Serve each page at its path, and their list at `/`."""
+    index = _index(title, pages)
+    served = {"/": Page("this list", lambda: index, PLAIN_TEXT), **pages}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"][:256], scope["method"]
+        page = served.get(path)
+        if page is None:
+            raise ApiError(404, f"there is nothing at {path}; / lists what there is", code="not_found")
+        if method not in READERS:
+            raise ApiError(
+                405,
+                f"{path} takes {' and '.join(READERS)}, not {method[:32]}",
+                code="method_not_allowed",
+                headers=(("allow", ", ".join(READERS)),),
+            )
+        await answer(send, page.body(), content_type=page.content_type)
+
+    return app
+
+
+def _index(title: str, pages: Mapping[str, Page]) -> bytes:
+    width = max(map(len, pages))
+    lines = [title, "", *(f"{path:{width}}  {page.about}" for path, page in pages.items()), ""]
+    return "\n".join(lines).encode()

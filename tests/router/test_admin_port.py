@@ -1,0 +1,84 @@
+"""The admin port: what it serves, and that the public port serves none of it."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import orjson
+import pytest
+from penstock_router.app import RouterApp
+from penstock_router.keys import Keys
+from penstock_router.rotation import Rotation
+from penstock_router.settings import settings_of
+from scripted.house import house, make_link, pool_with
+from scripted.replica import ScriptedReplica
+
+MOVED = ("/metrics", "/penstock/v1/pool", "/penstock/v1/demand")
+ADMIN_URL = "http://127.0.0.1:9080"
+
+
+@pytest.mark.parametrize("path", MOVED)
+async def test_what_is_for_operators_is_on_the_admin_port_only(path: str) -> None:
+    async with house(ScriptedReplica("r0")) as router:
+        assert (await router.admin.get(path)).status_code == 200
+        public = await router.http.get(path)
+        assert (public.status_code, public.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_find_their_pages_on_both_ports(path: str) -> None:
+    async with house(ScriptedReplica("r0")) as router:
+        pages = [await port.get(path) for port in (router.http, router.admin)]
+        assert [page.status_code for page in pages] == [200, 200]
+        assert pages[0].content == pages[1].content
+
+
+async def test_both_ports_say_that_there_is_no_replica() -> None:
+    async with house() as router:
+        pages = [await port.get("/ready") for port in (router.http, router.admin)]
+        assert [page.json()["error"]["code"] for page in pages] == ["no_replicas", "no_replicas"]
+
+
+async def test_the_admin_ports_index_names_every_page() -> None:
+    async with house(ScriptedReplica("r0")) as router:
+        index = await router.admin.get("/")
+        assert index.headers["content-type"] == "text/plain; charset=utf-8"
+        paths = [line.split()[0] for line in index.text.splitlines() if line.startswith("/")]
+        assert paths == [*MOVED, "/health", "/ready"]
+        assert [(await router.admin.get(path)).status_code for path in paths] == [200] * 5
+
+
+async def test_the_admin_port_takes_no_requests_of_clients() -> None:
+    async with house(ScriptedReplica("r0")) as router:
+        assert (await router.admin.post("/v1/chat/completions", json={})).status_code == 404
+        refused = await router.admin.post("/metrics", content=b"")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+        assert await router.metric("penstock_router_refused_total{") == 0
+
+
+@pytest.mark.parametrize(
+    ("client", "admin_url", "told"),
+    [
+        ("127.0.0.1", ADMIN_URL, ADMIN_URL),
+        ("::1", ADMIN_URL, ADMIN_URL),
+        ("10.1.2.3", ADMIN_URL, None),
+        ("127.0.0.1", None, None),
+    ],
+    ids=["local", "local, IPv6", "another machine", "an admin port beyond loopback"],
+)
+async def test_only_clients_on_this_machine_are_told_where_the_admin_port_is(
+    client: str, admin_url: str | None, told: str | None
+) -> None:
+    pool = pool_with()
+    app = RouterApp(pool, settings_of(pool), Keys((), {}), Rotation(make_link), admin_url=admin_url)
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError("no body is read")
+
+    scope = {"type": "http", "path": "/v1/models", "method": "GET", "headers": [], "client": (client, 4711)}
+    await app(scope, receive, send)
+    (model,) = orjson.loads(sent[1]["body"])["data"]
+    assert model.get("admin_url") == told
