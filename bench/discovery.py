@@ -60,6 +60,7 @@ class Applied:
     """A watch whose sets are noted once the rotation has applied them, which is when it asks for the next."""
 
     connected = True
+    malformed = 0
 
     def __init__(self, watch: EndpointWatch) -> None:
         self._watch, self._news = watch, asyncio.Event()
@@ -83,7 +84,7 @@ async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
     """(after it was sent, after it was stored) of each change, in seconds."""
     random = Random(1)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random)))
-    source = Applied(EndpointWatch(Service("default", "p"), Access(kubeconfig), Backoff(random)))
+    source = Applied(EndpointWatch(Service("default", "p"), Access(kubeconfig).client, Backoff(random)))
     following = asyncio.create_task(rotation.follow(source))
     times = []
     async with Access(kubeconfig).client() as http:

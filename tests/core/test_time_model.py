@@ -1,6 +1,8 @@
 """The time model: its lines, its inverse, its attention terms."""
 
+import math
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,3 +102,46 @@ def test_prefill_seconds_are_those_of_the_prompt_in_one_batch() -> None:
 @given(MODELS)
 def test_a_model_survives_json(model: TimeModel) -> None:
     assert from_json(to_json(model)) == model
+
+
+@given(MODELS, st.dictionaries(st.text(), st.integers() | st.text() | st.none()))
+def test_a_model_of_a_later_version_is_read_by_what_is_known_of_it(
+    model: TimeModel, later: dict[str, Any]
+) -> None:
+    values = to_json(model)
+    terms = [{**later, **term} for term in values["terms"]]
+    assert from_json({**later, **values, "terms": terms}) == model
+
+
+def test_a_model_of_an_earlier_version_has_defaults_for_what_it_does_not_say() -> None:
+    said = {"name": "first", "terms": [{"token_s": 0.3, "fixed_s": -0.2}]}
+    assert from_json(said) == TimeModel("first", (Term(0.3, -0.2),))
+
+
+NO_DURATIONS: tuple[Any, ...] = (None, "1", [], -1.0, math.nan, math.inf)
+SOUND = {"name": "m", "terms": [{"token_s": 0.1, "fixed_s": 0.2, "spec_step_s": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"name": "m"},
+        {"terms": SOUND["terms"]},
+        SOUND | {"terms": None},
+        SOUND | {"terms": []},
+        SOUND | {"terms": [None]},
+        SOUND | {"terms": [{"token_s": 0.1}]},
+        SOUND | {"terms": [{"token_s": 0.0, "fixed_s": 0.0}]},
+        *[SOUND | {name: value} for name in ("scale", "overhead_s") for value in NO_DURATIONS],
+        *[SOUND | {"terms": [{"token_s": value, "fixed_s": 0.2}]} for value in NO_DURATIONS],
+        *[SOUND | {"terms": [{"token_s": 0.1, "fixed_s": value}]} for value in (None, math.nan, math.inf)],
+        SOUND | {"scale": 0.0},
+        [],
+        "terms",
+    ],
+    ids=repr,
+)
+def test_what_is_no_model_is_refused_by_one_kind_of_error(said: Any) -> None:
+    with pytest.raises(ValueError, match=r"missing|wrong type|negative or no number|no time"):
+        from_json(said)

@@ -127,7 +127,7 @@ def endpoint(pod: str, host: int, **conditions: bool) -> dict[str, Any]:
 def watch_of(namespace: Namespace, kubeconfig: Path | None) -> EndpointWatch:
     """Reconnects at once."""
     service = Service(namespace.name, SERVICE)
-    return EndpointWatch(service, Access(kubeconfig), Backoff(Random(1), 0.01, 0.1))
+    return EndpointWatch(service, Access(kubeconfig).client, Backoff(Random(1), 0.01, 0.1))
 
 
 class Followed:
@@ -273,16 +273,14 @@ async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
     monkeypatch.setattr(endpoint_watch, "WATCH_S", 1)
     watches = 0
 
-    class Counted(Access):
-        def client(self) -> httpx2.AsyncClient:
-            nonlocal watches
-            watches += 1
-            return super().client()
-
     kubeconfig = await account(namespace, server, tmp_path, ["list", "watch"])
-    watch = EndpointWatch(
-        Service(namespace.name, SERVICE), Counted(kubeconfig), Backoff(Random(1), 0.01, 0.1)
-    )
+
+    def client() -> httpx2.AsyncClient:
+        nonlocal watches
+        watches += 1
+        return Access(kubeconfig).client()
+
+    watch = EndpointWatch(Service(namespace.name, SERVICE), client, Backoff(Random(1), 0.01, 0.1))
     async with followed(watch) as seen:
         await until(lambda: watch.connected)
         await allow(namespace, ["watch"])
@@ -348,7 +346,7 @@ async def test_the_pods_own_account_is_enough(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", url.host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(url.port))
     service = Service(namespace.name, SERVICE)
-    watch = EndpointWatch(service, Access(None, account=tmp_path), Backoff(Random(1), 0.01, 0.1))
+    watch = EndpointWatch(service, Access(None, account=tmp_path).client, Backoff(Random(1), 0.01, 0.1))
     async with followed(watch) as seen:
         await seen.until_it_is()
         await until(lambda: watch.connected)

@@ -2,12 +2,14 @@
 
 import asyncio
 
+import pytest
 from penstock_core.routing.replica_load import tokens_about
 from penstock_proto import replica_pb2 as wire
 from penstock_router.discovery import Fixed
 from penstock_router.placed_elsewhere import LONGEST_S, MOST, SETTLED_S, Placed, PlacedElsewhere
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Attempt, Submission
+from penstock_router.shared_placements import read_placements
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 
@@ -70,3 +72,32 @@ async def test_what_this_router_places_is_told() -> None:
     following.cancel()
     await asyncio.wait([following])
     await replica.die()
+
+
+def test_a_message_of_a_later_version_is_read_by_what_is_known_of_it() -> None:
+    message = b'{"router": "ab", "placed": {"r0": [2, 30, 7], "r1": [0, 0]}, "since": 5}'
+    assert read_placements(message) == ("ab", [("r0", Placed(2, 30)), ("r1", Placed(0, 0))])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b'{"router": "ab"}',
+        b'{"placed": {}}',
+        b'{"router": "ab", "placed": [1]}',
+        b'{"router": "ab", "placed": {"r0": 1}}',
+        b'{"router": "ab", "placed": {"r0": [1]}}',
+        b'{"router": "ab", "placed": {"r0": [1, -5]}}',
+        b'{"router": "ab", "placed": {"r0": [1, 1e300]}}',
+        b'{"router": "ab", "placed": {"r0": [1, 4611686018427387904]}}',
+        b'{"router": "ab", "placed": {"r0": ["1", "5"]}}',
+        b" " * (2**20 + 1),
+    ],
+)
+def test_what_is_no_message_of_a_router_is_none(message: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        read_placements(message)

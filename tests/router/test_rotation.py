@@ -21,6 +21,7 @@ class Announced:
     """A source of replica sets that a test speaks through."""
 
     connected = True
+    malformed = 0
 
     def __init__(self) -> None:
         self._sets: asyncio.Queue[ReplicaSet] = asyncio.Queue()

@@ -57,17 +57,6 @@ def _read(path: Path) -> tuple[str, TimeModel]:
         page = orjson.loads(text)
         if page["format"] != FORMAT:
             raise TimeModelError(f'has the format "{page["format"]}"; this reads {FORMAT}')
-        return str(page["model"]), _sane(from_json(page["time_model"]))
+        return str(page["model"]), from_json(page["time_model"])
     except (orjson.JSONDecodeError, LookupError, TypeError, ValueError) as error:
         raise TimeModelError(f"is no time model ({error}); penstock profile writes one") from None
-
-
-def _sane(model: TimeModel) -> TimeModel:
-    """The model, if it says that work takes time. Raises ValueError."""
-    numbers = [model.context_token_s, model.prefill_work_s, model.overhead_s, model.scale]
-    numbers += [part for term in model.terms for part in (term.token_s, term.spec_step_s)]
-    if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
-        raise ValueError("a coefficient is negative or no number")
-    if not model.terms or not model.prefill_seconds(1) > 0:
-        raise ValueError("an iteration would take no time")
-    return model

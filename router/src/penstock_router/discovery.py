@@ -48,6 +48,10 @@ class Source(Protocol):
     def connected(self) -> bool:
         """Whether a change would be heard now."""
 
+    @property
+    def malformed(self) -> int:
+        """How much of what it was told could not be used."""
+
     def sets(self) -> AsyncIterator[ReplicaSet]:
         """The sets, for as long as somebody listens."""
 
@@ -56,6 +60,7 @@ class Fixed:
     """These replicas, for ever."""
 
     connected = True
+    malformed = 0
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._set = {name: Place(address) for name, address in addresses.items()}

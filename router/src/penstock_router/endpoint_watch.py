@@ -9,12 +9,14 @@ only when the server has forgotten that version is everything listed anew. Bookm
 where nothing changes. While the API server is away the last set stands: replicas do not stop because nobody
 can be asked about them.
 
+An object that is no EndpointSlice, or cannot be read, is passed over: the last good one of its name holds.
+
 All slices of a Service carry its name in a label; nothing else tells whose they are. A Service of a thousand
 endpoints has ten slices, so they are listed in one piece.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
@@ -22,7 +24,7 @@ import orjson
 import structlog
 
 from penstock_router.backoff import Backoff
-from penstock_router.cluster_access import ANSWER_S, Access, AccessError
+from penstock_router.cluster_access import ANSWER_S, AccessError
 from penstock_router.discovery import ReplicaSet, Service
 from penstock_router.endpoint_slices import Slice, replica_set
 
@@ -34,6 +36,10 @@ LINE_BYTES = 16 * 2**20
 """Longest event. etcd keeps nothing above 1.5 MB."""
 
 GONE = 410
+
+Client = Callable[[], httpx2.AsyncClient]
+"""Makes a client of the API server. Blocks. Raises AccessError."""
+
 log = structlog.get_logger()
 
 
@@ -46,11 +52,15 @@ class Refused(Exception):
 
 
 class EndpointWatch:
-    """A source of replica sets. connected: whether the API server is being listened to."""
+    """A source of replica sets.
 
-    def __init__(self, service: Service, access: Access, backoff: Backoff) -> None:
+    connected: whether the API server is being listened to. malformed: objects and answers that were no use.
+    """
+
+    def __init__(self, service: Service, client: Client, backoff: Backoff) -> None:
         self.connected = False
-        self._service, self._access, self._backoff = service, access, backoff
+        self.malformed = 0
+        self._service, self._client, self._backoff = service, client, backoff
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
         self._label = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
         self._slices: dict[str, Slice] = {}
@@ -71,7 +81,7 @@ class EndpointWatch:
         """Whenever the slices are known anew or may have changed."""
         while True:
             try:
-                async with await asyncio.to_thread(self._access.client) as http:
+                async with await asyncio.to_thread(self._client) as http:
                     if self._version is None:
                         self._version = await self._list(http)
                         yield
@@ -82,8 +92,11 @@ class EndpointWatch:
                 why = str(refusal)
                 if refusal.status == GONE:
                     self._version = None
-            except (httpx2.HTTPError, httpx2.InvalidURL, AccessError, orjson.JSONDecodeError) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
                 why = f"{type(error).__name__}: {error}"
+            except Exception as error:  # an answer that is not as the API says: it must not end the router
+                why = f"malformed answer: {type(error).__name__}: {error}"
+                self._version, self.malformed = None, self.malformed + 1
             finally:
                 self.connected = False
             await self._again(why)
@@ -100,8 +113,27 @@ class EndpointWatch:
         if answer.status_code != 200:
             raise Refused(answer.status_code, _message(answer.content))
         listed = orjson.loads(answer.content)
-        self._slices = {one["metadata"]["name"]: one for one in listed["items"]}
-        return str(listed["metadata"]["resourceVersion"])
+        version = str(listed["metadata"]["resourceVersion"])
+        items: list[Slice] = listed["items"]
+        names = {_name_of(one) for one in items}
+        self._slices = {name: one for name, one in self._slices.items() if name in names}
+        for one in items:
+            self._learn(one)
+        return version
+
+    def _learn(self, one: Slice) -> None:
+        """Remember the slice, unless it cannot be read."""
+        try:
+            name = one["metadata"]["name"]
+            replica_set((one,))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.malformed += 1
+            why = f"malformed EndpointSlice {_name_of(one)}: {type(error).__name__}: {error}"
+            if why != self._last_why:
+                log.warning("slice passed over", service=str(self._service), why=why)
+                self._last_why = why
+        else:
+            self._slices[name] = one
 
     async def _watch(self, http: httpx2.AsyncClient, version: str) -> AsyncIterator[None]:
         """Apply every change from a version on; each is told after it was applied."""
@@ -129,12 +161,17 @@ class EndpointWatch:
         kind, changed = event["type"], event["object"]
         if kind == "ERROR":
             raise Refused(changed.get("code", 500), changed.get("message", "the watch broke"))
-        name = changed["metadata"].get("name")
         if kind in ("ADDED", "MODIFIED"):
-            self._slices[name] = changed
+            self._learn(changed)
         elif kind == "DELETED":
-            self._slices.pop(name, None)
+            self._slices.pop(changed["metadata"].get("name"), None)
         self._version = changed["metadata"]["resourceVersion"]
+
+
+def _name_of(one: Any) -> str:
+    """Return the object's name; empty where it is no object with one."""
+    metadata = one.get("metadata") if isinstance(one, dict) else None
+    return str(metadata.get("name")) if isinstance(metadata, dict) else ""
 
 
 async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:

@@ -123,6 +123,7 @@ def _sharing(
 
     channel = f"penstock:{options.service or pool.metadata.name}:placements"
     shared = SharedPlacements(options.redis_url, channel, heard, Backoff(Random()))
+    shared.malformed = metrics.placements_malformed.inc
     rotation.placed = shared.placed
     metrics.redis_connected.set_function(lambda: shared.connected)
     yield shared.run()
@@ -157,7 +158,7 @@ def _source(options: Options) -> Source:
         return Fixed(options.replicas)
     access = Access(options.kubeconfig)
     access.check()
-    return EndpointWatch(options.service, access, Backoff(Random()))
+    return EndpointWatch(options.service, access.client, Backoff(Random()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock_router.demand import Demand
@@ -86,6 +86,11 @@ class Metrics:
             registry=registry,
         )
         self.keys = KeyMetrics(registry)
+        self.placements_malformed = Counter(
+            "penstock_router_placements_malformed",
+            "Messages of other routers that are unusable.",
+            registry=registry,
+        )
         registry.register(_Replicas(rotation))
         for tier in tiers:
             self._met.labels(tier)
@@ -150,15 +155,26 @@ class _Replicas(Collector):
     def __init__(self, rotation: Rotation) -> None:
         self._rotation = rotation
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         ready = GaugeMetricFamily(
             "penstock_router_replica_ready", "Whether the replica takes work.", labels=["replica"]
         )
+        malformed = CounterMetricFamily(
+            "penstock_router_replica_malformed",
+            "Messages of the replica that are unusable.",
+            labels=["replica"],
+        )
         for link in self._rotation.links:
             ready.add_metric([link.name], float(link.state is LinkState.READY))
+            malformed.add_metric([link.name], link.malformed)
         connected = GaugeMetricFamily(
             "penstock_router_discovery_connected",
             "Whether a change of the replicas' set would be heard now.",
             value=float(self._rotation.connected),
         )
-        return [ready, connected]
+        unread = CounterMetricFamily(
+            "penstock_router_discovery_malformed",
+            "Objects of the cluster that are unusable.",
+            value=self._rotation.malformed,
+        )
+        return [ready, malformed, connected, unread]

@@ -3,6 +3,10 @@
 A link connects, asks the replica what it is, and opens the session. Frames that come are handed out to the
 exchanges they belong to, in one pass. When the connection breaks, every exchange that it carried ends as
 `Lost`, and the link connects again, at first soon and then ever later, until it is told to stop.
+
+Nothing that a replica sends ends a link, let alone the process. Fields of a later version are ignored. A
+description that cannot be used keeps the session from being opened, a snapshot that makes no sense keeps new
+requests away until the next that does, and an event that cannot be handled fails its own request only.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ from time import monotonic
 
 import grpc
 import structlog
-from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.forecast.snapshot import Snapshot, makes_sense
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
@@ -44,6 +48,7 @@ class LinkState(StrEnum):
     CONNECTING = "connecting"  # no session yet
     READY = "ready"
     ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
+    MALFORMED = "malformed"  # its snapshot makes no sense
     DRAINING = "draining"  # it finishes what it has
     NOT_READY = "not_ready"  # it would take work, and its owner says not now
     TERMINATING = "terminating"  # as well, and that it goes
@@ -65,6 +70,7 @@ class ReplicaLink:
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
     heard_s: when the last frame came.
+    malformed: how many of its messages could not be used.
     """
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
@@ -76,6 +82,7 @@ class ReplicaLink:
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
+        self.malformed = 0
         self._connect, self._backoff = connect, backoff
         self._snapshot, self._told_s = Snapshot(), 0.0
         self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
@@ -146,6 +153,12 @@ class ReplicaLink:
                 why = "the session broke while a frame was written"
             except OSError as error:  # a certificate; the file will be there again
                 why = f"{error.filename}: {error.strerror}"
+            except wire_words.Malformed as error:
+                self.malformed += 1
+                why = str(error)
+            except Exception as error:  # whatever it is: one replica must not end the router
+                why = f"{type(error).__name__}: {error}"
+                log.exception("link broke", replica=self.name)
             finally:
                 self._lose("the session ended")
             await self._again(why)
@@ -184,11 +197,22 @@ class ReplicaLink:
         while True:
             await asyncio.sleep(DESCRIBE_AGAIN_S)
             with contextlib.suppress(grpc.aio.AioRpcError):
-                await self._describe(stub)
+                try:
+                    await self._describe(stub)
+                except wire_words.Malformed as error:  # what it said before still holds
+                    self._count_malformed(str(error))
 
     async def _describe(self, stub: ReplicaStub) -> None:
-        self.description = await stub.Describe(wire.DescribeRequest(), timeout=CONNECT_S)
-        self.time_model = wire_words.time_model(self.description)
+        description = await stub.Describe(wire.DescribeRequest(), timeout=CONNECT_S)
+        self.time_model = wire_words.time_model(description)
+        self.description = description
+
+    def _count_malformed(self, why: str) -> None:
+        """Count it, and log it unless the last line said the same."""
+        self.malformed += 1
+        if why != self._last_why:
+            log.warning("malformed message", replica=self.name, why=why)
+            self._last_why = why
 
     def _deliver(self, frame: wire.ReplicaFrame) -> None:
         self.heard_s = monotonic()
@@ -197,25 +221,36 @@ class ReplicaLink:
             exchange = carried.get(event.id)
             if exchange is None:  # it was cancelled, and this crossed that
                 continue
-            kind = event.WhichOneof("kind")
-            if kind == "output":
-                output = event.output
-                if not exchange.put(output.data, output.tokens):
-                    self.abandon(exchange)
-            elif kind in ("admitted", "best_effort"):
-                self._unanswered.pop(event.id, None)
-                exchange.accepted(wire_words.accepted(event))
-            elif kind is not None:
-                self._forget(event.id)
-                exchange.finish(
-                    wire_words.rejected(event.rejected) if kind == "rejected" else getattr(event, kind)
-                )
+            try:
+                self._hand_out(event, exchange)
+            except Exception:  # a fault of one request ends that request
+                log.exception("event not handled", replica=self.name, id=event.id)
+                self.abandon(exchange)
+                exchange.finish(wire_words.INTERNAL)
         if frame.HasField("snapshot"):
             self._observe(frame.snapshot)
 
-    def _observe(self, snapshot: wire.Snapshot) -> None:
-        self._snapshot, self._told_s = wire_words.snapshot(snapshot), self.heard_s
-        state = _state_of(snapshot)
+    def _hand_out(self, event: wire.Event, exchange: Exchange) -> None:
+        kind = event.WhichOneof("kind")
+        if kind == "output":
+            output = event.output
+            if not exchange.put(output.data, output.tokens):
+                self.abandon(exchange)
+        elif kind in ("admitted", "best_effort"):
+            self._unanswered.pop(event.id, None)
+            exchange.accepted(wire_words.accepted(event))
+        elif kind is not None:  # else it is an event of a later version
+            self._forget(event.id)
+            exchange.finish(wire_words.end(event, kind))
+
+    def _observe(self, message: wire.Snapshot) -> None:
+        snapshot = wire_words.snapshot(message)
+        if makes_sense(snapshot):
+            self._snapshot, self._told_s = snapshot, self.heard_s
+            state = _state_of(message)
+        else:
+            self.malformed += 1
+            state = LinkState.MALFORMED
         if state is not self._state:
             log.info("replica", replica=self.name, state=state.value)
             self._state, self._last_why = state, ""

@@ -65,6 +65,11 @@ class Rotation:
         """Whether a change of the set would be heard now."""
         return self._source is not None and self._source.connected
 
+    @property
+    def malformed(self) -> int:
+        """How much of what the source was told could not be used."""
+        return 0 if self._source is None else self._source.malformed
+
     async def follow(self, source: Source) -> None:
         """Keep to the source until cancelled; then every link is closed."""
         self._source = source

@@ -38,6 +38,9 @@ ANSWER_S = 2.0
 MESSAGE_BYTES = 2**20
 """A longer message is none of ours."""
 
+MOST_COUNTED = 2**40
+"""More requests or tokens than any message tells of; loads are computed with floats."""
+
 Heard = Callable[[str, Placed], None]
 log = structlog.get_logger()
 
@@ -48,10 +51,12 @@ class SharedPlacements:
     url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
     channel: what the routers of one pool have in common. heard: told of what others have placed, by replica.
     connected: whether messages go out and come in.
+    malformed: called for each message that is none of ours, or of a version too far away.
     """
 
     def __init__(self, url: Callable[[], str], channel: str, heard: Heard, backoff: Backoff) -> None:
         self.connected = False
+        self.malformed: Callable[[], None] = lambda: None
         self._url, self._channel, self._heard, self._backoff = url, channel, heard, backoff
         self._me = token_hex(8)
         self._gathered: dict[str, list[int]] = {}  # requests and prompt tokens
@@ -131,18 +136,35 @@ class SharedPlacements:
 
     def _hear(self, data: bytes) -> None:
         """Take a message in. One that is not as ours are is passed over."""
-        if len(data) > MESSAGE_BYTES:
-            return
         try:
-            message = orjson.loads(data)
-            router, placed = message["router"], message["placed"]
-            others = [(name, Placed(int(count), int(tokens))) for name, (count, tokens) in placed.items()]
-        except (ValueError, TypeError, KeyError, AttributeError):
+            router, others = read_placements(data)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            self.malformed()
             return
         if router == self._me:
             return
         for replica, one in others:
             self._heard(replica, one)
+
+
+def read_placements(data: bytes) -> tuple[str, list[tuple[str, Placed]]]:
+    """Return the router that a message is of, and what it placed where.
+
+    Fields of a later version are ignored. Raises ValueError, TypeError, LookupError or AttributeError where
+    it is no such message.
+    """
+    if len(data) > MESSAGE_BYTES:
+        raise ValueError("longer than any of ours")
+    message = orjson.loads(data)
+    placed = [(name, Placed(_count(of[0]), _count(of[1]))) for name, of in message["placed"].items()]
+    return str(message["router"]), placed
+
+
+def _count(value: object) -> int:
+    """Return a count that loads can be computed with. Raises ValueError."""
+    if not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
+        raise ValueError("is no count")
+    return value
 
 
 def _said(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -1,5 +1,7 @@
 """The session's messages in the core's words."""
 
+from math import inf
+
 import orjson
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.forecast.snapshot import Snapshot
@@ -15,6 +17,14 @@ REASONS: dict[int, Reason] = {
     wire.REASON_DRAINING: Reason.DRAINING,
     wire.REASON_ENGINE_DOWN: Reason.ENGINE_DOWN,
 }
+
+
+class Malformed(Exception):
+    """A message of a replica that cannot be used; the text says why."""
+
+
+INTERNAL = wire.Failed(failure=wire.FAILURE_INTERNAL, status=502)
+"""The end of a request whose event could not be handled."""
 
 
 def rejected(message: wire.Rejected) -> Rejected:
@@ -49,7 +59,26 @@ def snapshot(message: wire.Snapshot) -> Snapshot:
     )
 
 
+def end(event: wire.Event, kind: str) -> wire.Finished | wire.Failed | Rejected:
+    """Return the end of a request that an event of this kind holds."""
+    if kind == "rejected":
+        return rejected(event.rejected)
+    return _finished(event.finished) if kind == "finished" else event.failed
+
+
+def _finished(message: wire.Finished) -> wire.Finished:
+    """Return the end with durations only: what is none becomes 0, since one NaN spoils a histogram's sum."""
+    if not 0 <= message.ttft_s < inf:
+        message.ttft_s = 0.0
+    if not 0 <= message.tpot_s < inf:
+        message.tpot_s = 0.0
+    return message
+
+
 def time_model(description: wire.DescribeReply) -> TimeModel | None:
-    """The replica's time model; None where it has not said one."""
+    """The replica's time model; None where it has not said one. Raises Malformed."""
     said = description.time_model_json
-    return from_json(orjson.loads(said)) if said else None
+    try:
+        return from_json(orjson.loads(said)) if said else None
+    except ValueError as error:
+        raise Malformed(f"malformed time model: {error}") from None

@@ -142,7 +142,7 @@ class ScriptedReplica(ReplicaServicer):
             task.cancel()
         await self._server.stop(None)
 
-    def tell(self, **snapshot: bool | int) -> None:
+    def tell(self, **snapshot: float) -> None:
         """Say something new of itself to every router."""
         self.snapshot = wire.Snapshot(**({"engine_ready": True} | snapshot))  # type: ignore[arg-type]
         for frames in self._frames:

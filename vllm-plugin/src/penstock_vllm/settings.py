@@ -129,7 +129,7 @@ def _model_of(values: Any) -> TimeModel:
     """A model as it is, or the page around it in a file of `penstock profile`'s."""
     try:
         return from_json(values.get("time_model", values))
-    except (KeyError, TypeError, AttributeError):
+    except (ValueError, AttributeError):
         raise ValueError("is no time model as `penstock profile` writes it") from None
 
 

@@ -60,6 +60,22 @@ class Snapshot:
     kv_tokens_headroom: int = 0
 
 
+def makes_sense(said: Snapshot) -> bool:
+    """Return whether these are durations and rates; NaN and what is below zero are not.
+
+    A peer of another version, or a faulty one, may send anything. A NaN compares with nothing, so it would
+    decide every order's choice.
+    """
+    return (
+        said.work_s >= 0
+        and said.prefill_wait_s >= 0
+        and said.prefill_slack_s >= 0
+        and said.prefill_tokens_s >= 0
+        and said.step_s >= 0
+        and said.tightest_pace_s >= 0
+    )
+
+
 def snapshot(view: ReplicaView) -> Snapshot:
     """The replica of this view."""
     everybody = (*view.running, *view.waiting)

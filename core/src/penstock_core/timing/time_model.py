@@ -10,8 +10,9 @@ weights. The paper stops there. Long contexts need the two attention terms [SOLA
 its whole context, and a prefill chunk attends to everything before it. `scale` is the online correction.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from math import floor, inf
+from math import floor, inf, isfinite
 from typing import Any, NamedTuple
 
 SHORTEST_CHUNK_TOKENS = 128
@@ -128,12 +129,36 @@ def largest_chunk(
     return fitting
 
 
+COEFFICIENTS = ("context_token_s", "prefill_work_s", "overhead_s", "scale")
+TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
+
+
 def to_json(model: TimeModel) -> dict[str, Any]:
     """The model as plain values, for files and messages."""
     return asdict(model)
 
 
-def from_json(values: dict[str, Any]) -> TimeModel:
-    """The model that `to_json` wrote. Raises KeyError or TypeError where it did not."""
-    terms = tuple(Term(**term) for term in values["terms"])
-    return TimeModel(**{**values, "terms": terms})
+def from_json(values: Mapping[str, Any]) -> TimeModel:
+    """Return the model that `to_json` wrote, in this version or another: unknown fields are ignored.
+
+    Raises ValueError where a field is missing, or its value would make durations meaningless.
+    """
+    try:
+        terms = tuple(Term(**_numbers(term, TERM_FIELDS)) for term in values["terms"])
+        model = TimeModel(str(values["name"]), terms, **_numbers(values, COEFFICIENTS))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"a field is missing or of a wrong type: {error}") from None
+    if not terms or not model.prefill_seconds(1) > 0:
+        raise ValueError("an iteration would take no time")
+    return model
+
+
+def _numbers(values: Mapping[str, Any], names: Collection[str]) -> dict[str, float]:
+    """Return the fields of these names that are there. Raises ValueError where one is no duration."""
+    found = {name: values[name] for name in names if name in values}
+    for name, value in found.items():
+        if not isinstance(value, int | float) or not (
+            0 <= value < inf or (name == "fixed_s" and isfinite(value))
+        ):
+            raise ValueError(f"a coefficient is negative or no number: {name}")
+    return found
