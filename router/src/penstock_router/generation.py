@@ -17,7 +17,6 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import (
     EVENT_STREAM,
     JSON,
-    LINGER_TIMES,
     ClientGone,
     Header,
     Receive,
@@ -110,7 +109,7 @@ class Generation:
     async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
         request_head.reject_encoding(head)
         bound_bytes = self.settings.max_body_bytes
-        if (request_head.content_length(head) or 0) > bound_bytes * LINGER_TIMES:
+        if (request_head.content_length(head) or 0) > bound_bytes:
             raise body_too_large(bound_bytes)
         return await read_body(receive, bound_bytes, self.settings.body_timeout_s)
 

@@ -132,9 +132,9 @@ def _split(raw: bytes) -> _Fields:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _wrong(None, f"the body is not JSON: {error}", "invalid_json") from None
     except RecursionError:
-        raise _wrong(None, f"the body is nested deeper than {MOST_LEVELS} levels", "invalid_json") from None
+        raise _wrong(None, f"the body is nested deeper than {MOST_LEVELS} levels", "too_complex") from None
     if problem := nesting_of(raw).too_much:
-        raise _wrong(None, f"the body is {problem}", "invalid_json")
+        raise _wrong(None, f"the body is {problem}", "too_complex")
     return fields
 
 

@@ -3,11 +3,20 @@
 httptools reads a request head of any length and waits for it for any time, and uvicorn answers what it
 cannot parse in plain text. Here a head has a bound in bytes and in seconds, connections have a bound in
 number, and each refusal is an error in OpenAI's shape on a connection that then closes.
+
+A response may end before its request does: a wrong key is answered 401 while megabytes of body are on their
+way. A connection that is closed with unread bytes is reset, and the client loses the answer. So the rest of
+the request is read and dropped, within bounds in bytes and seconds (nginx calls it a lingering close).
+
+A client that does not read its answer keeps bytes in memory. Where none of them has left for `write_s` while
+nothing more can be written, the connection is aborted; the app hears of it as of any client that goes away.
 """
 
 import asyncio
 import http
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,6 +25,10 @@ from penstock_runtime.openai_errors import ApiError
 
 ABORT = "penstock.abort"
 """Extension in an ASGI scope: call it to break the connection at once, though the client does not read."""
+
+
+STALLED = "penstock.stalled"
+"""Extension in the scope of a request whose connection was aborted because the client took no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,9 @@ class HttpBounds:
     connections: open at once; more are answered 503 and closed.
     half_closed_s: a client that has closed its side looks like one that has gone. What is ready within this
         still reaches it; after it the client has gone.
+    linger_s, linger_bytes: the rest of a request that is answered already is read for so long and up to this
+        length; past either the connection is aborted.
+    write_s: longest wait of written bytes for a client that takes none; noticed within twice that.
     last_call_s: when the server stops, an idle connection is closed after it: its client may have asked
         before it could hear of that.
     """
@@ -38,7 +54,19 @@ class HttpBounds:
     keep_alive_s: int = 75
     connections: int = 16384
     half_closed_s: float = 0.1
+    linger_s: float = 30.0
+    linger_bytes: int = 64 * 2**20
+    write_s: float = 30.0
     last_call_s: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """The transport as a response writes to it. close: after the last response of a connection."""
+
+    write: Callable[[bytes], None]
+    is_closing: Callable[[], bool]
+    close: Callable[[], None]
 
 
 class BoundedConfig(uvicorn.Config):
@@ -53,6 +81,12 @@ class BoundedHttp(HttpToolsProtocol):
     config: BoundedConfig
     _head_bytes = 0
     _in_head = True
+    _receiving = False
+    _refused = False
+    _linger_bytes = 0
+    _linger_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = inf
     _head_timer: asyncio.TimerHandle | None = None
     _closing: asyncio.TimerHandle | None = None
     _refusal: ApiError | None = None
@@ -60,23 +94,25 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head."""
         super().connection_made(transport)
+        self._output = _Output(transport.write, transport.is_closing, self._close_after_request)
         if len(self.connections) > self.config.bounds.connections:
-            self._refuse(
-                ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
-            )
+            full = ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
+            transport.write(_response(full))
+            transport.close()  # at once: connections that linger would be those over the bound
             return
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the clocks."""
         self._disarm()
-        if self._closing is not None:
-            self._closing.cancel()
+        for timer in (self._closing, self._linger_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep our side open for a moment, if an answer is due."""
-        if self._idle:
+        if self._idle or self._refused:
             return False
         self.cycle.keep_alive = False
         self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self.transport.close)
@@ -90,8 +126,10 @@ class BoundedHttp(HttpToolsProtocol):
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, unless the head has grown past its bound."""
+        """Feed the parser, unless the head or the rest of an answered request has grown past its bound."""
         if self.transport.is_closing():
+            return
+        if (self._refused or self._linger_timer is not None) and not self._lingers_for(len(data)):
             return
         if self._in_head:
             self._head_bytes += len(data)
@@ -99,6 +137,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > self.config.bounds.head_bytes:
             self._refuse(self._head_too_large())
+
+    def pause_writing(self) -> None:
+        """Watch whether the client takes what waits."""
+        super().pause_writing()
+        self._watch_writes()
 
     def on_message_begin(self) -> None:
         """Begin a head. Its first bytes were counted when they came, unless they came behind a body."""
@@ -112,13 +155,31 @@ class BoundedHttp(HttpToolsProtocol):
         if head_bytes > self.config.bounds.head_bytes:
             self._refusal = self._head_too_large()
             raise self._refusal
-        self._in_head, self._head_bytes = False, 0
+        self._in_head, self._head_bytes, self._receiving = False, 0, True
         self._disarm()
         super().on_headers_complete()
+        self.cycle.transport = self._output  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        """Expect the next head, or close where the answer was the connection's last."""
+        self._in_head, self._receiving = True, False
+        super().on_message_complete()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer, self._linger_bytes = None, 0
+            if self.cycle.keep_alive:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+            else:
+                self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Expect the next head, on uvicorn's keep-alive clock until its first byte."""
-        self._in_head = True
+        """Read what is left of the request, and watch whether the client reads what is left of the answer."""
+        if self._answered_early:
+            self._linger()
+        if self.transport.get_write_buffer_size():
+            self._watch_writes()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -128,6 +189,11 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _answered_early(self) -> bool:
+        """Whether the answer is complete and its request is not."""
+        return self._receiving and self._idle
 
     def _close_idle(self) -> None:
         if self._idle and self._head_bytes == 0:
@@ -139,10 +205,65 @@ class BoundedHttp(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
+        """Answer, and drop what else comes. An answer that has begun is the connection's last."""
         self._disarm()
-        if not self.transport.is_closing():
-            self.transport.write(_response(error))
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if not self._idle:
+            self.cycle.keep_alive = False
+            if self.cycle.response_started or not self._receiving:
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(_response(error))
+        self._half_close()
+        self._linger()
+        self._watch_writes()
+
+    def _close_after_request(self) -> None:
+        """Close, at once where all of the request has been read."""
+        if self._answered_early:
+            self._half_close()
+        else:
             self.transport.close()
+
+    def _half_close(self) -> None:
+        """Tell the client that nothing follows, where the transport can (TLS cannot)."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _linger(self) -> None:
+        """Read on for a while, so that the client is not reset before it has read its answer."""
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(self.config.bounds.linger_s, self.transport.abort)
+
+    def _lingers_for(self, more_bytes: int) -> bool:
+        """Return whether bytes of an answered request are to be parsed: none past the bound or a refusal."""
+        self._linger_bytes += more_bytes
+        if self._linger_bytes > self.config.bounds.linger_bytes:
+            self.transport.abort()
+            return False
+        return not self._refused
+
+    def _watch_writes(self, unread_bytes: float = inf) -> None:
+        """Look later whether fewer bytes wait than now."""
+        self._unread_bytes = unread_bytes
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.config.bounds.write_s, self._look_at_writes)
+
+    def _look_at_writes(self) -> None:
+        """Abort where the client has taken nothing. While more may be written, a full buffer tells of it."""
+        self._write_timer = None
+        waiting_bytes = self.transport.get_write_buffer_size()
+        if not waiting_bytes or not (self.flow.write_paused or self._idle or self._refused):
+            return
+        if waiting_bytes < self._unread_bytes:
+            self._watch_writes(waiting_bytes)
+            return
+        if self.cycle is not None:
+            self.cycle.scope["extensions"][STALLED] = {}
+        self.transport.abort()
 
     def _arm(self) -> None:
         if self._head_timer is None:

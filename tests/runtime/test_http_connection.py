@@ -1,0 +1,228 @@
+"""One connection: answers that end before their requests do, and clients that do not read."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvloop
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.http_protocol import STALLED, BoundedHttp, HttpBounds
+from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.serving import Server, listen, serving
+
+MANY_BYTES = 6_000_000
+PATIENCE_S = 20.0
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+class App:
+    """Refuses, echoes, or writes without end. gone: scopes of requests whose client went away."""
+
+    def __init__(self) -> None:
+        self.gone: asyncio.Queue[Scope] = asyncio.Queue()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/early" | "/v1/chat/completions":
+                raise ApiError(401, "unknown API key")
+            case "/close":
+                raise ApiError(413, "too large", headers=(("connection", "close"),))
+            case "/echo":
+                await answer(send, await read_body(receive, 10 * MANY_BYTES))
+            case "/whole":
+                await answer(send, b"x" * 4 * MANY_BYTES)
+            case "/endless":
+                await self._endless(scope, receive, send)
+            case "/slow":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+                await asyncio.sleep(0.05)
+                await send({"type": "http.response.body", "body": b"ended"})
+
+    async def _endless(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        listening = asyncio.ensure_future(receive())
+        while not listening.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        self.gone.put_nowait(scope)
+
+
+@asynccontextmanager
+async def served(app: App, **bounds: Any) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
+    listener = listen("127.0.0.1", 0)
+    async with serving(app, listener, 0.0, HttpBounds(**bounds)) as server:
+        yield server, listener.getsockname()
+
+
+def post(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def none_left(server: Server) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while server.server_state.connections:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.002)
+
+
+@on_each_loop
+@pytest.mark.parametrize(("path", "status"), [("/early", 401), ("/close", 413)])
+def test_a_client_that_still_sends_reads_its_refusal_once(run: Run, path: str, status: int) -> None:
+    async def story() -> None:
+        async with served(App()) as (_, (host, port)), httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            for _ in range(3):
+                reply = await client.post(f"http://{host}:{port}{path}", content=b"x" * MANY_BYTES)
+                assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+            after = await client.post(f"http://{host}:{port}/echo", content=b"hello")
+            assert (after.status_code, after.content) == (200, b"hello")
+
+    run(story())
+
+
+async def test_openais_client_reads_an_early_refusal_of_a_long_prompt() -> None:
+    async with (
+        served(App()) as (_, (host, port)),
+        openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.AuthenticationError, match="unknown API key"):
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x" * MANY_BYTES}]
+            )
+
+
+@on_each_loop
+def test_the_next_request_of_a_connection_is_answered_behind_a_refused_one(run: Run) -> None:
+    async def story() -> None:
+        async with served(App(), head_bytes=1000) as (_, address):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(post("/early", b"x" * MANY_BYTES) + post("/echo", b"hello"))
+            heads = [await reader.readuntil(b"\r\n\r\n")]
+            await reader.readuntil(b"}}")
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            assert [head.split()[1] for head in heads] == [b"401", b"200"]
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+
+    run(story())
+
+
+@on_each_loop
+@pytest.mark.parametrize("bounds", [{"linger_bytes": 100_000}, {"linger_s": 0.05}], ids=["bytes", "seconds"])
+@pytest.mark.parametrize("path", ["/early", "/close"])
+def test_the_rest_of_a_refused_request_is_read_within_bounds(
+    run: Run, bounds: dict[str, Any], path: str
+) -> None:
+    async def story() -> None:
+        async with served(App(), **bounds) as (server, address):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(post(path, b"x" * MANY_BYTES)[:-1])  # its end never comes
+            await reader.readuntil(b"\r\n\r\n")
+            await none_left(server)
+            writer.transport.abort()
+
+    run(story())
+
+
+@on_each_loop
+@pytest.mark.parametrize("junk", [b"no http at all\r\n\r\n" + b"x" * MANY_BYTES, b"x" * MANY_BYTES])
+def test_a_client_that_sends_junk_reads_why(run: Run, junk: bytes) -> None:
+    async def story() -> None:
+        async with served(App()) as (server, address):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(junk)
+            async with asyncio.timeout(PATIENCE_S):
+                answered = await reader.read()
+            assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+            assert answered.count(b"\r\ncontent-length: ") == 1
+            writer.close()
+            await none_left(server)
+
+    run(story())
+
+
+@on_each_loop
+def test_junk_behind_a_request_changes_nothing_of_its_answer(run: Run) -> None:
+    async def story() -> None:
+        async with served(App()) as (_, address):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(post("/slow", b""))
+            await reader.readuntil(b"begun ")
+            writer.write(b"no http at all\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                rest = await reader.read()
+            assert rest == b"\r\n5\r\nended\r\n0\r\n\r\n"
+            writer.close()
+
+    run(story())
+
+
+def slow_reader(address: tuple[str, int], path: str) -> socket.socket:
+    """A client that asks and never reads."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(address)
+    client.sendall(post(path, b""))
+    return client
+
+
+@on_each_loop
+def test_a_stream_whose_client_takes_nothing_is_dropped(run: Run) -> None:
+    async def story() -> None:
+        app = App()
+        async with served(app, write_s=0.05) as (server, address):
+            with slow_reader(address, "/endless"):
+                async with asyncio.timeout(PATIENCE_S):
+                    scope = await app.gone.get()
+                assert STALLED in scope["extensions"]
+                await none_left(server)
+
+    run(story())
+
+
+@on_each_loop
+def test_a_whole_answer_that_nobody_reads_is_dropped(run: Run) -> None:
+    async def story() -> None:
+        async with served(App(), write_s=0.05) as (server, address):
+            with slow_reader(address, "/whole"):
+                await none_left(server)
+
+    run(story())
+
+
+class FakeTransport(asyncio.Transport):
+    """Says how many bytes wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting_bytes, self.aborted = 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting_bytes
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
+    """In a full buffer, however slowly: only one that takes none between two looks is."""
+    async with served(App(), write_s=30.0) as (server, _):
+        transport = FakeTransport()
+        connection = BoundedHttp(server.config, server.server_state, {})
+        connection.connection_made(transport)
+        transport.waiting_bytes = 70_000
+        connection.pause_writing()
+        for waiting_bytes in (70_000, 69_999, 69_998):
+            transport.waiting_bytes = waiting_bytes
+            connection._look_at_writes()
+            assert not transport.aborted
+        connection._look_at_writes()
+        assert transport.aborted
+        connection.connection_lost(ConnectionAbortedError())
