@@ -1,13 +1,12 @@
 """Decisions on one observation, as the docs tell them, and what is remembered of each."""
 
-import json
 from dataclasses import replace
 from math import inf
 
 import pytest
 from penstock_core.autoscaling.decision import decide_replicas
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import Asked, Memory, Period, Share, memory_from_json
+from penstock_core.autoscaling.memory import PERIODS, SLOTS, Asked, Memory, Period, Share
 from penstock_core.autoscaling.terms import Decision, Reason, Scaling
 from penstock_core.autoscaling.utilization import filling
 from penstock_core.forecast.snapshot import Snapshot
@@ -58,7 +57,7 @@ def seen(
 def remembering(ready: int, *, desired: int | None = None, **more: object) -> Memory:
     """A pool that has long had so many replicas and was busy at the last look."""
     asked = (Asked(NOW_S - 1000, ready if desired is None else desired),)
-    return replace(Memory(asked=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
+    return replace(Memory(up=asked, down=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
 
 
 def decided(scaling: Scaling, demand: Demand, memory: Memory) -> Decision:
@@ -155,7 +154,7 @@ def test_more_only_once_the_whole_window_asks_for_more() -> None:
 
 
 def test_what_the_window_saw_stays_in_the_message() -> None:
-    memory = remembering(4, asked=(Asked(NOW_S - 60, 4),))
+    memory = remembering(4, down=(Asked(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(
         4, Reason.STABILISING, "2 are asked for: what is accepted fills 1.20 replicas"
@@ -194,10 +193,10 @@ def test_one_stays_where_zero_is_not_allowed() -> None:
 
 def test_the_first_held_request_wakes_the_pool_whatever_the_windows_say() -> None:
     patient = replace(ZERO, scale_up_window_s=600.0)
-    memory = Memory(asked=(Asked(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
+    memory = Memory(up=(Asked(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
     decision, after = decide_replicas(patient, seen({}, (), held=1), memory, NOW_S)
     assert decision == Decision(1, Reason.WAKE, "1 requests are held")
-    assert after.asked == (Asked(NOW_S, 1),)
+    assert after.up == after.down == (Asked(NOW_S, 1),)
 
 
 def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
@@ -276,18 +275,47 @@ def test_a_replica_is_as_full_as_its_scarcer_half(said: Snapshot, share: float) 
 # Memory.
 
 
-def test_a_memory_survives_as_json() -> None:
-    memory = remembering(2, capacity_rps=1.5)
-    for step in range(3):
-        memory = decide_replicas(POOL, seen(chat(60, refused=9), HALF), memory, NOW_S + step * PERIOD_S)[1]
-    assert memory_from_json(json.loads(json.dumps(memory.as_json()))) == memory
-    assert memory_from_json(json.loads(json.dumps(Memory().as_json()))) == Memory()
+@pytest.mark.parametrize(
+    ("window_s", "look_s", "looks"),
+    [(8 * 3600.0, 10.0, 4000), (300.0, 0.25, 2400), (0.0, 0.0, 300)],
+    ids=["eight hours", "four looks a second", "all at once"],
+)
+def test_a_memory_does_not_grow_with_the_number_of_observations(
+    window_s: float, look_s: float, looks: int
+) -> None:
+    patient = replace(POOL, scale_up_window_s=window_s, scale_down_window_s=window_s)
+    memory = Memory()
+    for look in range(looks):
+        demand = seen(chat(60, refused=look % 7), pool_of(1 + look % 3), desired=2, elapsed_s=look_s)
+        memory = decide_replicas(patient, demand, memory, NOW_S + look * look_s)[1]
+    assert len(memory.periods) <= PERIODS + 1
+    assert max(len(memory.up), len(memory.down)) <= SLOTS + 2
+
+
+def test_observations_in_one_slot_count_as_one_period_of_the_fewer_replicas() -> None:
+    memory = remembering(2)
+    for step, ready in enumerate((2, 1, 2)):
+        tiers = chat(10, refused=5) | ({"batch": TierDemand(arrived=4)} if step else {})
+        demand = seen(tiers, pool_of(ready, 0.5), elapsed_s=1.0)
+        memory = decide_replicas(POOL, demand, memory, NOW_S + step)[1]
+    shares = {"chat": Share(30, 15, 15, 15), "batch": Share(8, 0, 0, 0)}
+    assert memory.periods == (Period(NOW_S + 2, 3.0, 1, 1.0, 15, 0, shares),)
+
+
+def test_the_extreme_of_a_slot_counts_until_the_slot_is_out_of_the_window() -> None:
+    often = replace(POOL, scale_up_window_s=60.0, scale_down_window_s=60.0)
+    memory = remembering(4)
+    for step, share in enumerate((0.9, 0.1, 0.9, 0.1)):
+        demand = seen({}, pool_of(4, share), elapsed_s=0.1)
+        memory = decide_replicas(often, demand, memory, NOW_S + step * 0.1)[1]
+    assert memory.up[-1] == Asked(NOW_S + 0.1 * 3, 1)
+    assert memory.down[-1] == Asked(NOW_S + 0.1 * 3, 4)
 
 
 def test_a_memory_from_the_future_is_dropped() -> None:
     later = Period(NOW_S + 100, 15.0, 2, 0.5, 60, 60, {"chat": Share(60, 60, 0, 0)})
-    memory = remembering(2, periods=(later,), asked=(Asked(NOW_S + 100, 9),))
+    memory = remembering(2, periods=(later,), down=(Asked(NOW_S + 100, 9),))
     decision, after = decide_replicas(POOL, seen(chat(60), HALF), memory, NOW_S)
     assert decision.replicas == 2
     assert [period.ended_s for period in after.periods] == [NOW_S]
-    assert [asked.at_s for asked in after.asked] == [NOW_S - PERIOD_S, NOW_S]
+    assert [asked.at_s for asked in after.down] == [NOW_S - PERIOD_S, NOW_S]

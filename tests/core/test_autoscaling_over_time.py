@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from penstock_core.autoscaling.decision import decide_replicas
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import Memory, memory_from_json
+from penstock_core.autoscaling.memory import PERIODS, SLOTS, Memory
 from penstock_core.autoscaling.terms import Decision, Reason, Scaling
 from penstock_core.forecast.snapshot import Snapshot
 
@@ -195,17 +194,29 @@ def test_a_forgotten_memory_changes_no_number_of_a_pool_that_is_well() -> None:
     assert set(again) == {before}
 
 
-@pytest.mark.parametrize("rate_rps", [3.0, 25.0])
-def test_a_memory_kept_as_json_decides_the_same(rate_rps: float) -> None:
-    usual, told = Pool(POOL, takes_rps=4.0), Pool(POOL, takes_rps=4.0)
-    expected = usual.run(constant(rate_rps), 600)
-    found = []
-    for step in range(40):
-        told.memory = memory_from_json(told.memory.as_json())
-        told.ready_s = told.ready_s or [0.0]
-        decision, told.memory = decide_replicas(
-            POOL, told.demand(step * 15.0, rate_rps), told.memory, step * 15.0
-        )
-        told.become(decision.replicas, step * 15.0)
-        found.append(decision)
-    assert found == expected
+observations = st.tuples(
+    st.floats(0.0, 40_000.0),  # seconds since the one before
+    st.integers(0, 5),  # ready
+    st.lists(st.tuples(st.integers(0, 15), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=16),
+)
+
+
+@given(st.lists(observations, max_size=40), st.integers(1, 100), st.floats(0.0, 30_000.0))
+@settings(max_examples=60)
+def test_a_memory_is_bounded_whatever_is_observed(
+    found: list[tuple[float, int, list[tuple[int, int, int]]]], often: int, window_s: float
+) -> None:
+    scaling = replace(POOL, scale_up_window_s=window_s / 2, scale_down_window_s=window_s)
+    memory, now_s = Memory(), 0.0
+    for elapsed_s, ready, counts in found:
+        replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
+        tiers = {
+            f"t{i:062}": TierDemand(arrived + refused, arrived, refused) for i, arrived, refused in counts
+        }
+        for _ in range(often):
+            now_s += elapsed_s / often
+            demand = Demand(elapsed_s / often, ready, tiers, 0, replicas)
+            memory = decide_replicas(scaling, demand, memory, now_s)[1]
+    assert len(repr(memory)) < 64 * 1024
+    assert len(memory.periods) <= PERIODS + 1
+    assert max(len(memory.up), len(memory.down)) <= SLOTS + 2

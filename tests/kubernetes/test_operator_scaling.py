@@ -130,6 +130,9 @@ def test_refused_demand_brings_replicas_and_a_restart_forgets_nothing(
         assert decided["startedFrom"] == 1
         assert decided["lastScaleTime"]
         assert world.condition("Autoscaling")[0] == "True"
+        learned = world.get("ConfigMap", "chat-learned")
+        assert learned is not None
+        assert float(learned["data"]["capacityRps"]) > 0
         with operator_process(kubeconfig, tmp_path / "second", flags) as second:
             eventually(lambda: second.metric("penstock_operator_reconcile_seconds_count") > 0)
             look_again(world, router)

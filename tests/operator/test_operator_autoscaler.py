@@ -1,12 +1,16 @@
 """What of autoscaling is the operator's: where it begins, its largest steps, what it keeps over restarts."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Decision, Reason
-from penstock_operator.autoscaler import KEPT_S, Scaler, remembered, replicas_now, scales, stepped
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_operator.autoscaler import CALM_S, Scaler, replicas_now, scales, stepped
 from penstock_pool import Pool, parse_pool
 
 
@@ -36,6 +40,13 @@ def refused(desired: int, elapsed_s: float = 10.0) -> Demand:
 
 def quiet(desired: int) -> Demand:
     ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(desired))
+    return Demand(10.0, desired, {"chat": TierDemand()}, replicas=ready)
+
+
+def filled(desired: int, share: float) -> Demand:
+    """So full that one fewer is not enough."""
+    said = Snapshot(running=1, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
+    ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(desired))
     return Demand(10.0, desired, {"chat": TierDemand()}, replicas=ready)
 
 
@@ -90,25 +101,67 @@ def test_no_step_is_larger_than_the_pool_allows(
     assert ("maxStep" in decision.message) is (stepped_to != decided)
 
 
-def test_restarted_operator_goes_on_with_the_memory_in_the_status() -> None:
+def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None:
     first = Scaler()
-    told = first.look(pool(), {}, refused(desired=2), now_s=1000.0)
-    assert remembered(told["memory"]) == first.memory
+    first.look(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
+    told = first.look(pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0)
+    learned = first.capacity_rps(None)
+    assert learned is not None
     second = Scaler()
-    second.look(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), now_s=1010.0)
+    assert second.capacity_rps(learned) == learned
+    second.look(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), 1010.0, learned)
     assert second.memory is not None
-    assert second.memory.asked[0].at_s < 1010.0
+    assert second.memory.capacity_rps == pytest.approx(learned, rel=0.01)
 
 
-def test_memory_is_not_written_with_every_look() -> None:
+@pytest.mark.parametrize(
+    ("written", "known", "kept"),
+    [
+        (None, None, None),
+        (None, 2.0, 2.0),
+        (2.0, 2.19, 2.0),
+        (2.0, 2.21, 2.21),
+        (2.0, 1.0, 1.0),
+        (2.0, None, None),
+    ],
+)
+def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
+    written: float | None, known: float | None, kept: float | None
+) -> None:
+    assert Scaler(memory=Memory(capacity_rps=known)).capacity_rps(written) == kept
+
+
+def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
     scaler = Scaler()
     status: dict[str, Any] = {"autoscaling": dict(scaler.look(pool(), {}, quiet(2), now_s=1000.0))}
-    for look in range(1, 5):
-        told = scaler.look(pool(), status, quiet(2), now_s=1000.0 + look)
-        assert told["memory"] == status["autoscaling"]["memory"]
-        status = {"autoscaling": dict(told)}
-    kept = scaler.look(pool(), status, quiet(2), now_s=1001.0 + KEPT_S)
-    assert kept["memory"] != status["autoscaling"]["memory"]
+    before = status["autoscaling"]
+    busy = filled(2, 0.7)
+    for look in range(1, 6):
+        told = scaler.look(pool(), status, busy, now_s=1000.0 + look)
+        assert told == before
+    later = scaler.look(pool(), status, busy, now_s=1000.0 + CALM_S)
+    assert later["replicas"] == before["replicas"]
+    assert later["reason"] != before["reason"]
+    assert scaler.look(pool(), {"autoscaling": dict(later)}, filled(2, 0.69), now_s=1001.0 + CALM_S) == later
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 30_000.0), st.integers(0, 10**6), st.integers(0, 8)), max_size=60),
+    st.sampled_from(["0s", "5m", "8h"]),
+)
+@settings(max_examples=30)
+def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]], window: str) -> None:
+    scaled = pool(scaleUp={"stabilizationWindow": window}, scaleDown={"stabilizationWindow": window})
+    scaler, now_s = Scaler(), 0.0
+    told: dict[str, Any] = {}
+    for elapsed_s, more, ready in looks:
+        now_s += elapsed_s
+        tier = TierDemand(arrived=2 * more, admitted=more, rejected=more, hops=2 * more)
+        replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
+        demand = Demand(elapsed_s, ready, {"chat": tier}, replicas=replicas)
+        told = dict(scaler.look(scaled, {"autoscaling": told}, demand, now_s))
+        assert len(json.dumps(told)) < 1024
+    assert "memory" not in told
 
 
 def test_other_number_in_the_spec_begins_anew() -> None:
@@ -117,8 +170,3 @@ def test_other_number_in_the_spec_begins_anew() -> None:
     anew = scaler.look(pool(replicas=3), {"autoscaling": dict(told)}, quiet(3), now_s=1010.0)
     assert anew["startedFrom"] == 3
     assert anew["replicas"] == 3
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "{}", '{"periods": 1, "asked": [], "capacityRps": null}'])
-def test_memory_that_cannot_be_read_is_begun_anew(text: str) -> None:
-    assert remembered(text) == Memory()

@@ -32,8 +32,8 @@ def test_newer_definition_is_said_with_what_is_unknown_here() -> None:
 
 
 def test_definition_that_cannot_hold_the_status_stops_the_operator() -> None:
-    with pytest.raises(StartError, match=r"older than the operator.*status\.autoscaling\.memory"):
-        judge(OURS, OURS - {"status.autoscaling.memory"})
+    with pytest.raises(StartError, match=r"older than the operator.*status\.autoscaling\.startedFrom"):
+        judge(OURS, OURS - {"status.autoscaling.startedFrom"})
 
 
 def test_schema_is_found_on_the_page_by_its_kind() -> None:

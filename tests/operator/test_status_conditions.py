@@ -164,9 +164,17 @@ def test_attainment_is_of_all_tiers_together_and_of_each() -> None:
     assert status["attainment"] == "98.2%"
     assert status["tiers"] == [
         {"name": "batch", "requests": 100, "attainment": 0.92},
-        {"name": "chat", "requests": 900, "attainment": 0.9889},
+        {"name": "chat", "requests": 900, "attainment": 0.989},
         {"name": "idle", "requests": 0},
     ]
+
+
+def test_traffic_alone_does_not_change_the_status() -> None:
+    before = status_of(view(replicas(), routers(), attainment={"chat": TierCounts(1000, 982)}), {}, NOW)
+    more = status_of(view(replicas(), routers(), attainment={"chat": TierCounts(9000, 8839)}), before, LATER)
+    assert more == before
+    worse = status_of(view(replicas(), routers(), attainment={"chat": TierCounts(9900, 8839)}), before, LATER)
+    assert worse["tiers"] == [{"name": "chat", "requests": 9900, "attainment": 0.893}]
 
 
 def test_routers_that_do_not_answer_leave_the_last_attainment() -> None:
@@ -193,7 +201,7 @@ def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
             routers(),
             problems=[Problem(cause, cause.value) for cause in Cause],
             attainment={"chat": TierCounts(10, 9)},
-            autoscaling={"replicas": 3, "reason": "steady", "message": "", "startedFrom": 2, "memory": "{}"},
+            autoscaling={"replicas": 3, "reason": "steady", "message": "", "startedFrom": 2},
         ),
         {},
         NOW,

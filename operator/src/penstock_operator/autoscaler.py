@@ -2,20 +2,21 @@
 
 What was decided stands in `status.autoscaling`, and with it the `spec.replicas` that it began with. While
 that is still the spec's, the decision counts; when somebody has written another number (`kubectl scale`),
-scaling begins from there. A restarted operator reads its memory from the status and goes on.
+scaling begins from there.
 
-The memory changes with every look, and is not worth a write each time: it is written with a decision that
-changes something, and else once a minute. What is lost by a crash is that minute.
+The status says what was decided, never what was observed: it is quiet while the number stays. Of all that the
+decisions rest on, only the learned capacity of a replica is worth keeping over a restart, in a ConfigMap of
+the pool. Windows and the idle timeout begin anew then, so the first decisions wait longer and none is hasty.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
-import orjson
 from penstock_core.autoscaling.decision import decide_replicas
 from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Memory, memory_from_json
+from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Decision, Scaling
 from penstock_pool import Pool
 
@@ -25,8 +26,11 @@ from penstock_operator.times import rfc3339
 LOOK_S = 10.0
 """Between two looks at the demand."""
 
-KEPT_S = 60.0
-"""Between two writes of a memory without any news in it."""
+CALM_S = 60.0
+"""Between two reasons in the status while the number of replicas stays; they turn with the traffic."""
+
+CAPACITY_STEP = 0.1
+"""A capacity is written again once it has moved by this share."""
 
 
 def scales(pool: Pool) -> bool:
@@ -54,33 +58,50 @@ def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
 
 @dataclass(slots=True)
 class Scaler:
-    """One pool's autoscaling between two looks. memory: None until it was read from the status."""
+    """One pool's autoscaling between two reconciles. memory: None before the first."""
 
     tally: Tally = field(default_factory=Tally)
     memory: Memory | None = None
-    kept_at_s: float = 0.0
+    told_at_s: float = -inf
 
-    def look(self, pool: Pool, status: Mapping[str, Any], demand: Demand, now_s: float) -> Mapping[str, Any]:
-        """`status.autoscaling` after this look. now_s: Unix time."""
+    def capacity_rps(self, written: float | None) -> float | None:
+        """A replica's capacity, as it is to be written. written: as it is."""
+        known = written if self.memory is None else self.memory.capacity_rps
+        if known is None or written is None:
+            return known
+        return written if abs(known - written) <= CAPACITY_STEP * written else known
+
+    def look(
+        self,
+        pool: Pool,
+        status: Mapping[str, Any],
+        demand: Demand,
+        now_s: float,
+        written_rps: float | None = None,
+    ) -> Mapping[str, Any]:
+        """`status.autoscaling` after this look. now_s: Unix time. written_rps: the capacity that is kept."""
         before = status.get("autoscaling", {})
-        began_anew = before.get("startedFrom") != pool.spec.replicas
-        memory = Memory() if began_anew else self.memory or remembered(before.get("memory", ""))
+        anew = before.get("startedFrom") != pool.spec.replicas
+        memory = Memory() if anew else self.memory or Memory(capacity_rps=written_rps)
         decision, self.memory = decide_replicas(scaling_of(pool), demand, memory, now_s)
         decision = stepped(pool, demand.desired, decision)
+        told = dict(
+            replicas=decision.replicas,
+            reason=decision.reason.value,
+            message=decision.message,
+            startedFrom=pool.spec.replicas,
+        )
         moved = decision.replicas != before.get("replicas")
-        told = {
-            "replicas": decision.replicas,
-            "reason": decision.reason.value,
-            "message": decision.message,
-            "startedFrom": pool.spec.replicas,
-            "memory": before.get("memory", ""),
-        }
-        if moved or began_anew or now_s - self.kept_at_s >= KEPT_S:
-            told["memory"], self.kept_at_s = orjson.dumps(self.memory.as_json()).decode(), now_s
-        elif before.get("reason") == told["reason"]:
-            told["message"] = before.get("message", "")  # its figures move with every look
+        if moved or anew or self._is_news(told["reason"], before, now_s):
+            self.told_at_s = now_s
+        else:
+            told |= {name: before[name] for name in ("reason", "message") if name in before}
         last = rfc3339(now_s) if moved and before else before.get("lastScaleTime")
         return told | ({"lastScaleTime": last} if last else {})
+
+    def _is_news(self, reason: Any, before: Mapping[str, Any], now_s: float) -> bool:
+        """Whether a reason is worth a write. The figures in its message move with every observation."""
+        return reason != before.get("reason") and now_s - self.told_at_s >= CALM_S
 
 
 def stepped(pool: Pool, desired: int, decision: Decision) -> Decision:
@@ -96,11 +117,3 @@ def stepped(pool: Pool, desired: int, decision: Decision) -> Decision:
     if replicas == decision.replicas:
         return decision
     return Decision(replicas, decision.reason, f"{decision.message}; maxStep allows {replicas} for now")
-
-
-def remembered(text: str) -> Memory:
-    """A memory from a status. One that cannot be read, as after an upgrade, is begun anew."""
-    try:
-        return memory_from_json(orjson.loads(text)) if text else Memory()
-    except (KeyError, TypeError, ValueError):
-        return Memory()

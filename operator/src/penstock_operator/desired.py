@@ -14,7 +14,7 @@ from penstock_operator.manifest import Manifest, Owner
 from penstock_operator.names import WANTED_ANNOTATION
 from penstock_operator.objects.accounts import accounts
 from penstock_operator.objects.autoscalers import autoscalers
-from penstock_operator.objects.config_maps import replica_config_map, router_config_map
+from penstock_operator.objects.config_maps import learned_config_map, replica_config_map, router_config_map
 from penstock_operator.objects.disruption_budgets import disruption_budgets
 from penstock_operator.objects.http_route import http_route
 from penstock_operator.objects.ingress import ingress
@@ -54,6 +54,7 @@ def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple
         *http_route(inputs),
         *service_monitor(inputs),
         *autoscalers(inputs),
+        *learned_config_map(inputs),
     )
     return tuple(_with_digest(manifest) for manifest in (*before_pods, *pods, *after_pods))
 

@@ -19,10 +19,12 @@ class Facts:
 
     replicas: how many replicas to run now: `spec.replicas`, or what autoscaling decided.
     credentials: keys and certificates to publish; None where TLS is off, and only there.
+    capacity_rps: what autoscaling has learned that a replica takes; None: nothing yet, or it does not scale.
     """
 
     replicas: int
     credentials: Credentials | None
+    capacity_rps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ def router_name(pool: str) -> str:
     return f"{pool}-router"
 
 
+def learned_name(pool: str) -> str:
+    """Of the ConfigMap with what autoscaling has learned."""
+    return f"{pool}-learned"
+
+
 def tls_name(pool: str) -> str:
     """Of the Secret that pods mount."""
     return f"{pool}-tls"

@@ -49,8 +49,13 @@ def plan(
     others: Iterable[Manifest],
     settings: Settings,
     credentials: Credentials | None,
+    *,
+    capacity_rps: float | None = None,
 ) -> Plan:
-    """What a readable pool wants. document: the same, as the API server has it; others: all other pools."""
+    """What a readable pool wants.
+
+    document: the same, as the API server has it; others: all other pools; capacity_rps: as in `Facts`.
+    """
     status: Mapping[str, Any] = document.get("status", {})
     replicas = replicas_now(pool, status)
     problems: tuple[Problem, ...] = ()
@@ -58,7 +63,7 @@ def plan(
         problems = (_host_taken(document, older),)
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
     try:
-        wanted = desired(pool, owner_of(document), settings, Facts(replicas, credentials))
+        wanted = desired(pool, owner_of(document), settings, Facts(replicas, credentials, capacity_rps))
     except UnfitPool as unfit:
         return Plan(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
     return Plan(wanted, problems, replicas)

@@ -30,6 +30,7 @@ from penstock_operator.manifest import Manifest, Owner, ref_of
 from penstock_operator.metrics import Metrics
 from penstock_operator.names import Component, tls_server_name
 from penstock_operator.news import news_of
+from penstock_operator.objects.config_maps import learned_capacity_rps
 from penstock_operator.plan import Plan, owner_of, plan, read
 from penstock_operator.route_status import rejected_routes
 from penstock_operator.routers import Routers, is_ready
@@ -89,7 +90,7 @@ class Reconciler:
         if isinstance(pool, Problem):
             await self._tell(document, _unread(document, self.seen.children(key), pool), ())
             return CALM_S
-        planned, done, failed = await self._bring_about(key, pool, document)
+        planned, done, failed = await self._bring_about(key, pool, document, kept.scaler)
         children = self.seen.children(key)
         readings = await self.routers.ask(_pods(children, Component.ROUTER))
         scene = Scene(pool, document, planned, children, readings)
@@ -113,7 +114,7 @@ class Reconciler:
         return kept.read[1]
 
     async def _bring_about(
-        self, key: PoolKey, pool: Pool, document: Manifest
+        self, key: PoolKey, pool: Pool, document: Manifest, scaler: Scaler
     ) -> tuple[Plan, Sequence[Action], tuple[Problem, ...]]:
         """Make what is there what is wanted. The plan, what was done for it, and what could not be."""
         owner = owner_of(document)
@@ -126,7 +127,8 @@ class Reconciler:
             server_name = tls_server_name(key.name, key.namespace)
             credentials = renewed(held, server_name, datetime.now(UTC), new_key)
         others = (p for p in self.seen.pools() if p["metadata"]["uid"] != owner.uid)
-        planned = plan(pool, document, others, self.settings, credentials)
+        capacity_rps = scaler.capacity_rps(learned_capacity_rps(key.name, there)) if scales(pool) else None
+        planned = plan(pool, document, others, self.settings, credentials, capacity_rps=capacity_rps)
         if planned.wanted is None:
             return planned, (), ()
         actions = await self._decide(planned.wanted, there, owner)
@@ -195,7 +197,8 @@ def _scaled(scaler: Scaler, scene: Scene) -> Mapping[str, Any]:
         promises={tier.name: not tier.best_effort for tier in scene.pool.spec.tiers},
         now_s=now_s,
     )
-    return scaler.look(scene.pool, scene.document.get("status", {}), demand, now_s)
+    written_rps = learned_capacity_rps(scene.pool.metadata.name, scene.children)
+    return scaler.look(scene.pool, scene.document.get("status", {}), demand, now_s, written_rps)
 
 
 def _view(scene: Scene, problems: Sequence[Problem], autoscaling: Mapping[str, Any] | None) -> View:

@@ -17,7 +17,7 @@ build on one another:
     Autoscaling    what the last decision was; only where there is autoscaling
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -253,9 +253,15 @@ def _attainment(counts: Mapping[str, TierCounts] | None, before: Mapping[str, An
         return {name: before[name] for name in ("attainment", "tiers") if name in before}
     judged, met = sum(c.judged for c in counts.values()), sum(c.met for c in counts.values())
     tiers = [_tier(name, tier) for name, tier in sorted(counts.items())]
+    if _shares(tiers) == _shares(before.get("tiers", ())):
+        tiers = list(before.get("tiers", ()))  # more requests alone are no news
     return {"attainment": f"{met / judged:.1%}" if judged else "", "tiers": tiers}
 
 
+def _shares(tiers: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    return {tier["name"]: tier.get("attainment") for tier in tiers}
+
+
 def _tier(name: str, counts: TierCounts) -> dict[str, Any]:
-    share = {"attainment": round(counts.met / counts.judged, 4)} if counts.judged else {}
+    share = {"attainment": round(counts.met / counts.judged, 3)} if counts.judged else {}
     return {"name": name, "requests": counts.judged, **share}

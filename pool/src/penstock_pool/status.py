@@ -63,7 +63,9 @@ class TierStatus(Observed):
         description="Share of its requests whose SLO was met since the routers started, 0 to 1; absent while "
         "there is none to judge.",
     )
-    requests: Whole = Field(default=0, description="Its requests that were judged.")
+    requests: Whole = Field(
+        default=0, description="Its requests that had been judged when its attainment changed last."
+    )
 
 
 class AutoscalingStatus(Observed):
@@ -78,9 +80,6 @@ class AutoscalingStatus(Observed):
     started_from: Whole | None = Field(
         default=None,
         description="The spec.replicas that it began with; another one there, and it begins from that anew.",
-    )
-    memory: Annotated[str, Field(max_length=65536)] = Field(
-        default="", description="What it has to know after a restart of its operator; JSON, for it alone."
     )
 
 

@@ -12,11 +12,12 @@ where that is allowed and nothing has come for the idle timeout; from zero with 
 A value in, a value out: `Memory` is all that is kept between two calls.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
 from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Asked, Memory
+from penstock_core.autoscaling.memory import Asked, Memory, with_asked, within
 from penstock_core.autoscaling.need import Need, need
 from penstock_core.autoscaling.observation import is_busy, observed
 from penstock_core.autoscaling.terms import Decision, Reason, Scaling
@@ -27,6 +28,8 @@ HOPPED = 0.2
 
 MOST_AWAY = 0.25
 """Share of the replicas that one decision gives away at most, but one may always go."""
+
+Extreme = Callable[[int, int], int]
 
 AT_ONCE = frozenset({Reason.WAKE, Reason.IDLE})
 """No window is waited for: a request is held, or the idle timeout has been one."""
@@ -42,11 +45,11 @@ def decide_replicas(
     memory = observed(scaling, demand, memory, now_s)
     asked = _bounded(scaling, _asked(scaling, demand, memory, now_s))
     if asked.reason in AT_ONCE:
-        return asked, replace(memory, asked=(Asked(now_s, asked.replicas),))
-    memory = replace(memory, asked=_window(scaling, demand, memory, Asked(now_s, asked.replicas)))
-    decision = _bounded(scaling, _stabilised(scaling, demand, memory, asked))
+        return asked, _begun(memory, Asked(now_s, asked.replicas))
+    memory = _remembered(scaling, demand, memory, Asked(now_s, asked.replicas))
+    decision = _bounded(scaling, _stabilised(demand, memory, asked))
     if decision.replicas < demand.desired and memory.capacity_rps is None:
-        memory = replace(memory, asked=(Asked(now_s, decision.replicas),))  # see first what that does
+        memory = _begun(memory, Asked(now_s, decision.replicas))  # see first what that does
     return decision, memory
 
 
@@ -88,31 +91,37 @@ def _hopped(memory: Memory) -> float:
     return sum(period.tries_refused for period in memory.periods) / tries if tries else 0.0
 
 
-def _window(scaling: Scaling, demand: Demand, memory: Memory, now: Asked) -> tuple[Asked, ...]:
-    """What was asked within the windows. One not looked at for so long asks for what it has."""
-    longest_s = max(scaling.scale_up_window_s, scaling.scale_down_window_s)
-    before = tuple(asked for asked in memory.asked if now.at_s - longest_s <= asked.at_s <= now.at_s)
-    if not before and longest_s > 0:
-        before = (Asked(now.at_s - demand.elapsed_s, demand.desired),)
-    return (*before, now)
+def _begun(memory: Memory, asked: Asked) -> Memory:
+    """The memory with windows that begin now."""
+    return replace(memory, up=(asked,), down=(asked,))
 
 
-def _stabilised(scaling: Scaling, demand: Demand, memory: Memory, asked: Decision) -> Decision:
+def _remembered(scaling: Scaling, demand: Demand, memory: Memory, asked: Asked) -> Memory:
+    """The memory with what is asked for now in both windows.
+
+    A window in which nothing was asked for counts as one that asked for what there is.
+    """
+    there = Asked(asked.at_s - demand.elapsed_s, demand.desired)
+
+    def extended(window: tuple[Asked, ...], window_s: float, extreme: Extreme) -> tuple[Asked, ...]:
+        counting = within(window, asked.at_s, window_s) or within((there,), asked.at_s, window_s)
+        return with_asked(counting, asked, window_s, extreme)
+
+    up = extended(memory.up, scaling.scale_up_window_s, min)
+    return replace(memory, up=up, down=extended(memory.down, scaling.scale_down_window_s, max))
+
+
+def _stabilised(demand: Demand, memory: Memory, asked: Decision) -> Decision:
     """The decision that all within its window agree to, at least in its direction."""
     desired = demand.desired
     if asked.replicas > desired:
-        replicas = max(min(_within(memory, scaling.scale_up_window_s)), desired)
+        replicas = max(min(slot.replicas for slot in memory.up), desired)
     else:
-        replicas = min(max(_within(memory, scaling.scale_down_window_s)), desired)
+        replicas = min(max(slot.replicas for slot in memory.down), desired)
         replicas = max(replicas, desired - max(int(desired * MOST_AWAY), 1))
     if replicas == desired != asked.replicas:
         return Decision(desired, Reason.STABILISING, f"{asked.replicas} are asked for: {asked.message}")
     return replace(asked, replicas=replicas)
-
-
-def _within(memory: Memory, window_s: float) -> list[int]:
-    begins_s = memory.asked[-1].at_s - window_s
-    return [asked.replicas for asked in memory.asked if asked.at_s >= begins_s]
 
 
 def _bounded(scaling: Scaling, decision: Decision) -> Decision:

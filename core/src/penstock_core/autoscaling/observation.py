@@ -12,7 +12,7 @@ Periods count only while as many replicas are ready as now: what fewer had to re
 from dataclasses import replace
 
 from penstock_core.autoscaling.demand import Demand, TierDemand
-from penstock_core.autoscaling.memory import Memory, Period, Share
+from penstock_core.autoscaling.memory import Memory, Period, Share, with_period
 from penstock_core.autoscaling.shortfall import Shortfall, shortfall
 from penstock_core.autoscaling.terms import Scaling
 from penstock_core.autoscaling.utilization import filling
@@ -24,10 +24,10 @@ HALF_FULL = 0.5
 def observed(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Memory:
     """The memory after this observation."""
     ready = len(demand.ready())
-    begins_s = now_s - scaling.observed_s
-    periods = tuple(period for period in memory.periods if begins_s < period.ended_s < now_s)
+    periods = memory.periods
     if demand.elapsed_s > 0:
-        periods += (_period(demand, min(ready, memory.ready), now_s),)
+        now = _period(demand, min(ready, memory.ready), now_s)
+        periods = with_period(periods, now, scaling.observed_s)
     busy_s = now_s if memory.busy_s is None or is_busy(demand) else memory.busy_s
     seen = replace(memory, periods=periods, ready=ready, busy_s=busy_s)
     return replace(seen, capacity_rps=_capacity_rps(scaling, demand, seen))

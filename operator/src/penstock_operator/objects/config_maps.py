@@ -1,12 +1,16 @@
-"""ConfigMaps: the pool file, as replicas and as routers read it."""
+"""ConfigMaps: the pool file, as replicas and as routers read it; and what autoscaling has learned."""
+
+from collections.abc import Iterable
+from math import inf
 
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component, replica_name, router_name
+from penstock_operator.names import Component, learned_name, replica_name, router_name
 from penstock_operator.objects.child import child
 from penstock_operator.pool_file import replica_file, router_file
 
 POOL_ENTRY = "pool.yaml"
+CAPACITY_ENTRY = "capacityRps"
 
 
 def replica_config_map(inputs: Inputs) -> Manifest:
@@ -19,3 +23,24 @@ def router_config_map(inputs: Inputs) -> Manifest:
     """For routers."""
     data = {POOL_ENTRY: router_file(inputs.pool)}
     return child(inputs, "v1", "ConfigMap", router_name(inputs.name), component=Component.ROUTER, data=data)
+
+
+def learned_config_map(inputs: Inputs) -> tuple[Manifest, ...]:
+    """For the operator itself, after a restart. No pod reads it."""
+    capacity_rps = inputs.facts.capacity_rps
+    if capacity_rps is None:
+        return ()
+    data = {CAPACITY_ENTRY: f"{capacity_rps:.3g}"}
+    return (child(inputs, "v1", "ConfigMap", learned_name(inputs.name), data=data),)
+
+
+def learned_capacity_rps(pool: str, children: Iterable[Manifest]) -> float | None:
+    """What such a ConfigMap says. None where there is none, or where it cannot be read."""
+    for one in children:
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"] == learned_name(pool):
+            try:
+                capacity_rps = float(one["data"][CAPACITY_ENTRY])
+            except (KeyError, TypeError, ValueError):
+                return None
+            return capacity_rps if 0.0 < capacity_rps < inf else None
+    return None

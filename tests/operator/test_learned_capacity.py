@@ -1,0 +1,43 @@
+"""What autoscaling has learned of a pool, kept where a restarted operator finds it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from penstock_operator.desired import Facts, desired
+from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.objects.config_maps import learned_capacity_rps
+from penstock_operator.settings import Settings
+from penstock_operator.tls import Credentials
+from penstock_pool import Pool
+
+
+def learned(
+    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials, capacity_rps: float | None
+) -> list[Manifest]:
+    facts = Facts(2, credentials, capacity_rps)
+    made = desired(make_pool(), Owner("llama", "apps", "uid"), settings, facts)
+    return [one for one in made if one["metadata"]["name"] == "llama-learned"]
+
+
+def test_a_capacity_is_written_and_read_again(
+    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials
+) -> None:
+    (made,) = learned(make_pool, settings, credentials, 3.14159)
+    assert made["data"] == {"capacityRps": "3.14"}
+    assert learned_capacity_rps("llama", [made]) == 3.14
+
+
+def test_nothing_is_written_before_anything_is_learned(
+    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials
+) -> None:
+    assert learned(make_pool, settings, credentials, None) == []
+    assert learned_capacity_rps("llama", []) is None
+
+
+@pytest.mark.parametrize(
+    "data", [{}, None, {"capacityRps": "much"}, {"capacityRps": "-1"}, {"capacityRps": "inf"}]
+)
+def test_what_cannot_be_read_is_learned_anew(data: Any) -> None:
+    found = {"kind": "ConfigMap", "metadata": {"name": "llama-learned"}, "data": data}
+    assert learned_capacity_rps("llama", [found]) is None
