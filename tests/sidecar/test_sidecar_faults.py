@@ -6,7 +6,10 @@ import grpc
 import pytest
 from penstock_core.domain.verdict import Reason
 from penstock_proto import replica_pb2 as wire
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar import service
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.service import is_local
 
 from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
 
@@ -242,8 +245,129 @@ async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: 
 
 async def test_a_drain_out_of_time_says_what_is_left(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
-    await engine.asked()
+    await streaming(engine)
+    await until(lambda: "output" in router.kinds(1))
     assert (await router.stub.Drain(wire.DrainRequest(deadline_s=0.01))).unfinished == 1
+
+
+def handed_back(event: wire.Event) -> bool:
+    return event.failed.failure == wire.FAILURE_RETURNED and event.failed.status == 503
+
+
+async def test_a_drain_hands_back_what_has_not_begun_and_lets_the_rest_end(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    for id in (1, 2, 3):
+        await router.submit(id, {"prompt": [1] * id, "stream": id != 3})
+    begun, queued = await streaming(engine), await engine.asked(2)
+    whole = await engine.asked(3)  # nobody can tell whether that has begun
+    await until(lambda: "output" in router.kinds(1))
+    draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
+    assert handed_back(await router.ended(2))
+    await queued.closed.wait()
+    assert (rig.metric("returned_total"), rig.replica.unfinished) == (1, 2)
+    await begun.send(DONE)
+    await begun.end()
+    await whole.begin(content_type="application/json")
+    await whole.send(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 1}}')
+    await whole.end()
+    assert (await router.ended(1)).HasField("finished") and (await router.ended(3)).HasField("finished")
+    assert (await draining).unfinished == 0
+    assert rig.metric("ends_total", tier="chat", end="returned") == 1
+
+
+async def test_a_drain_goes_by_the_engines_reports_where_there_are_any(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    for id in (1, 2, 3):
+        await router.submit(id, {"prompt": [1] * id})
+    keys = [(await engine.asked(id)).key for id in (1, 2, 3)]
+    rows = StepReport(
+        sequence=1,
+        running=1,
+        waiting=1,
+        request_ids=keys[:2],
+        computed_tokens=[1, 0],
+        generated_tokens=[0, 0],
+        best_effort=[False, False],
+    )
+    rig.reports.receive([rows])
+    assert (await router.stub.Drain(wire.DrainRequest(deadline_s=0.01))).unfinished == 1
+    assert handed_back(await router.ended(2)) and handed_back(await router.ended(3))
+    assert router.kinds(1) == ["admitted"]
+
+
+async def test_a_replica_resumes(engine: Engine, rig: Rig, router: Router) -> None:
+    await router.submit(1)
+    exchange = await streaming(engine)
+    await until(lambda: "output" in router.kinds(1))
+    draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
+    await until(lambda: rig.replica.draining)
+    await router.stub.Resume(wire.ResumeRequest())
+    assert (await draining).unfinished == 1
+    await until(lambda: not router.frames[-1].snapshot.draining)
+    await router.submit(2)
+    assert (await router.first(2)).HasField("admitted")
+    await exchange.send(DONE)
+    await exchange.end()
+    await router.ended(1)
+    again = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
+    assert handed_back(await router.ended(2))
+    assert (await again).unfinished == 0
+    assert rig.metric("drains_total") == 2
+
+
+async def test_a_replica_that_stops_does_not_resume(rig: Rig, router: Router) -> None:
+    rig.replica.stopping = True
+    await rig.replica.drain(0.0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await router.stub.Resume(wire.ResumeRequest())
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert rig.replica.draining
+
+
+async def test_a_replica_that_closes_hands_back_what_has_not_begun(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1)
+    await engine.asked()
+    await rig.replica.close()
+    assert handed_back(await router.ended(1))
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("ipv4:127.0.0.1:4711", True),
+        ("ipv4:127.8.0.1:4711", True),
+        ("ipv6:%5B::1%5D:4711", True),
+        ("ipv6:[::1]:4711", True),
+        ("unix:/run/replica.sock", True),
+        ("unix:", True),
+        ("ipv4:10.0.0.7:4711", False),
+        ("ipv6:%5Bfd00::7%5D:4711", False),
+        ("unknown", False),
+        ("", False),
+    ],
+)
+async def test_only_its_own_machine_may_drain_a_replica(
+    rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch, peer: str, local: bool
+) -> None:
+    assert is_local(peer) is local
+    monkeypatch.setattr(service, "is_local", lambda _: is_local(peer))
+    calls = (
+        lambda: router.stub.Drain(wire.DrainRequest(deadline_s=0.01)),
+        lambda: router.stub.Resume(wire.ResumeRequest()),
+    )
+    for call in calls:
+        if local:
+            await call()
+            continue
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call()
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert not rig.replica.draining
+    assert (rig.metric("drains_total") == 1) is local
 
 
 async def test_health_follows_the_engine_and_the_drain(engine: Engine, rig: Rig, router: Router) -> None:

@@ -1,5 +1,6 @@
 """Before an engine that has no policy of its own: two seats, an engine of the test's making."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -291,3 +292,17 @@ async def test_an_answer_that_ends_without_a_reason_was_cut_short(
     exchange = await begins(engine, 1)
     await exchange.end()
     assert (await router.ended(1)).failed.failure == wire.FAILURE_ENGINE_LOST
+
+
+async def test_a_drain_hands_back_who_is_held(engine: Engine, rig: Rig, router: Router) -> None:
+    seated = await fills_seats(engine, router)
+    await router.submit(3)
+    await router.submit(4, {"model": "m", "prompt": [1, 2, 3]})
+    await router.first(4)
+    draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
+    for id in (3, 4):
+        assert (await router.ended(id)).failed.failure == wire.FAILURE_RETURNED
+    for exchange in seated:
+        await ends(exchange)
+    assert (await draining).unfinished == 0
+    assert ids(engine) == ["r1", "r2"]

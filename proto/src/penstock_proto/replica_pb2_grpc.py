@@ -49,6 +49,11 @@ class ReplicaStub:
                 request_serializer=penstock__proto_dot_replica__pb2.DrainRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_replica__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/penstock.v1.Replica/Resume',
+                request_serializer=penstock__proto_dot_replica__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_replica__pb2.ResumeReply.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -69,7 +74,15 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Admit nothing more; answers when what was admitted has ended, or the deadline has passed.
+        """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
+        or Resume was called. Taken from the replica's own machine only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +105,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=penstock__proto_dot_replica__pb2.DrainRequest.FromString,
                     response_serializer=penstock__proto_dot_replica__pb2.DrainReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=penstock__proto_dot_replica__pb2.ResumeRequest.FromString,
+                    response_serializer=penstock__proto_dot_replica__pb2.ResumeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +193,33 @@ class Replica:
             '/penstock.v1.Replica/Drain',
             penstock__proto_dot_replica__pb2.DrainRequest.SerializeToString,
             penstock__proto_dot_replica__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Replica/Resume',
+            penstock__proto_dot_replica__pb2.ResumeRequest.SerializeToString,
+            penstock__proto_dot_replica__pb2.ResumeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,11 @@ class ReplicaStub:
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeReply]
     """What this replica is: asked after connecting, and again now and then, since the engine may change."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
-    """Admit nothing more; answers when what was admitted has ended, or the deadline has passed."""
+    """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
+    or Resume was called. Taken from the replica's own machine only.
+    """
+    Resume: _aio.UnaryUnaryMultiCallable[_replica_pb2.ResumeRequest, _replica_pb2.ResumeReply]
+    """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,6 +55,16 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DrainRequest,
         context: _aio.ServicerContext[_replica_pb2.DrainRequest, _abc.Awaitable[_replica_pb2.DrainReply]],
     ) -> _abc.Awaitable[_replica_pb2.DrainReply]:
-        """Admit nothing more; answers when what was admitted has ended, or the deadline has passed."""
+        """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
+        or Resume was called. Taken from the replica's own machine only.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _replica_pb2.ResumeRequest,
+        context: _aio.ServicerContext[_replica_pb2.ResumeRequest, _abc.Awaitable[_replica_pb2.ResumeReply]],
+    ) -> _abc.Awaitable[_replica_pb2.ResumeReply]:
+        """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _aio.Server) -> None: ...

@@ -23,6 +23,7 @@ from penstock_sidecar.sse import Usage
 from penstock_sidecar.wire_events import (
     ENGINE_LOST,
     INTERNAL,
+    RETURNED,
     failed_event,
     finished_event,
     verdict_event,
@@ -143,7 +144,7 @@ class Carried:
         tokens = max(self._events, self._carrier.tokens_out(self), self.tokens) - self.tokens
         self.tokens += tokens
         output = wire.Output(data=data, tokens=tokens)
-        hurry = Hurry.NONE if not self._streams else Hurry.AT_ONCE if first else Hurry.STEP
+        hurry = Hurry.NONE if not self.streams else Hurry.AT_ONCE if first else Hurry.STEP
         self._happens(Event.OUTPUT, wire.Event(id=self.id, output=output), len(data), hurry)
         self._carrier.has_passed(self, tokens)
 
@@ -154,7 +155,7 @@ class Carried:
     def finished(self, usage: Usage) -> None:
         """The engine has closed the answer as it should."""
         self.usage, self.tokens = usage, max(self.tokens, usage.completion_tokens)
-        times_s = () if self._streams else self._carrier.token_times_s(self, self.tokens)
+        times_s = () if self.streams else self._carrier.token_times_s(self, self.tokens)
         if times_s:
             self.first_s, self.last_s = times_s[0], times_s[-1]
         told = finished_event(
@@ -165,7 +166,7 @@ class Carried:
             thinking_tokens=self._carrier.thinking_tokens(self),
             token_gaps_us=self._gaps_us(times_s),
         )
-        self._happens(Event.ENDED, told, hurry=Hurry.NONE if self._streams else Hurry.AT_ONCE)
+        self._happens(Event.ENDED, told, hurry=Hurry.NONE if self.streams else Hurry.AT_ONCE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
         """The engine answered with an error status."""
@@ -181,6 +182,11 @@ class Carried:
         """The connection broke, or the engine does not answer any more."""
         failed = failed_event(self.id, wire.FAILURE_ENGINE_LOST, ENGINE_LOST.status, ENGINE_LOST.body())
         self._happens(Event.ENGINE_LOST, failed)
+
+    def returned(self) -> None:
+        """The replica drains and has not begun with it: the router asks the next one."""
+        failed = failed_event(self.id, wire.FAILURE_RETURNED, RETURNED.status, RETURNED.body())
+        self._happens(Event.RETURNED, failed)
 
     def broke(self) -> None:
         """A fault of our own."""
@@ -202,7 +208,7 @@ class Carried:
         return [max(round((at_s - before_s) * 1e6), 0) for before_s, at_s in pairwise((from_s, *times_s))]
 
     @property
-    def _streams(self) -> bool:
+    def streams(self) -> bool:
         """Whether its client reads along. Otherwise it waits for the end, which output may wait for too."""
         return self.body is not None and self.body.stream
 

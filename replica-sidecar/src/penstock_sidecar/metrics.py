@@ -42,6 +42,7 @@ class Metrics:
         self.engine_ready = gauge("engine_ready", "1 while the engine serves.")
         self.draining = gauge("draining", "1 once the replica takes no new work.")
         self.drains = counter("drains_total", "Drains asked for.")
+        self.returned = counter("returned_total", "Requests handed back to their routers by a drain.")
         self.reports = counter("telemetry_reports_total", "Step reports received.")
         self.lost = counter("telemetry_lost_total", "Step reports that never came.")
         self.malformed = counter("telemetry_malformed_total", "Step reports that nothing can be planned by.")

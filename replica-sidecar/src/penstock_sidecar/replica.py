@@ -94,10 +94,9 @@ class Replica:
         self._best_effort: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._drained = asyncio.Event()
         self.max_model_len = serving.max_model_len
-        self.draining = self.engine_ready = False
+        self.draining = self.stopping = self.engine_ready = False
         self.engine_lost: Callable[[], None] = lambda: None
         self.standing_changed: Callable[[], None] = lambda: None
 
@@ -179,7 +178,7 @@ class Replica:
         with self._faults.within("end"):
             self._release(carried)
         if not self._accepted:
-            self._empty.set()
+            self._drained.set()
 
     def _release(self, carried: Carried) -> None:
         """Take what it held as free, and learn from how it went."""
@@ -215,19 +214,35 @@ class Replica:
         self._changed()
 
     async def drain(self, deadline_s: float | None) -> int:
-        """Take no new work; returns what is unfinished when all has ended or the deadline has passed."""
+        """Take no new work, hand back what has not begun, and let the rest end.
+
+        Returns what is unfinished when all has ended, the deadline has passed or `resume` was called.
+        """
         if not self.draining:
             self.draining = True
             self._metrics.drains.inc()
             log.info("draining", unfinished=self.unfinished)
             self._changed()
+        self._hand_back()
+        self._drained.clear()
+        if not self._accepted:
+            self._drained.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self._empty.wait()
+                await self._drained.wait()
         return self.unfinished
+
+    def resume(self) -> None:
+        """Take new work again."""
+        if self.draining:
+            self.draining = False
+            log.info("resumed")
+            self._drained.set()
+            self._changed()
 
     async def close(self) -> None:
         """End every session and everything that is carried."""
+        self._hand_back()
         for session in self._sessions:
             session.close()
         for carried in list(self._accepted.values()):
@@ -235,6 +250,20 @@ class Replica:
         self._reader.shutdown(wait=False, cancel_futures=True)
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _hand_back(self) -> None:
+        """End what has not begun: at another replica it loses nothing, here it would wait to be cut off."""
+        for carried in list(self._accepted.values()):
+            if carried.state is State.WAITING and not self._begun(carried):
+                self._metrics.returned.inc()
+                with self._faults.of(carried, "drain"):
+                    carried.returned()
+
+    def _begun(self, carried: Carried) -> bool:
+        """Whether the engine computes it, as far as is known."""
+        if self._gate is not None and self._gate.holds(carried.key):
+            return False
+        return self._mirror.computes(carried.key, shows_output=carried.streams)
 
     def tick(self) -> None:
         """What time alone brings about; called every second or so."""
@@ -364,7 +393,6 @@ class Replica:
     def _accept(self, carried: Carried, job: Job) -> None:
         assert carried.body is not None
         self._accepted[carried.key] = carried
-        self._empty.clear()
         if job.best_effort:
             self._best_effort.add(carried.key)
         self._mirror.accept(

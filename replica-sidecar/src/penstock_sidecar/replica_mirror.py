@@ -116,6 +116,19 @@ class ReplicaMirror:
             return False
         return found in self._running if self._live else found.job.generated_tokens > 0
 
+    def computes(self, request_id: RequestId, shows_output: bool) -> bool:
+        """Return whether the engine has begun with a job, as far as is known.
+
+        Reports tell. Without them output does, where the job's answer `shows_output` as it comes; where it
+        does not, the job is taken to have begun.
+        """
+        found = self._accepted.get(request_id)
+        if found is None:
+            return False
+        if self._live:
+            return found in self._running or found.job.generated_tokens > 0
+        return not shows_output or found.job.generated_tokens > 0
+
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Tokens of a job have passed towards its client."""
         self.heard_s = now_s

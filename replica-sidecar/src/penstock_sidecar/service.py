@@ -5,7 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import orjson
@@ -81,8 +83,19 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DrainReply:
         """Admit nothing more; answer when what was admitted has ended, or the deadline has passed."""
+        await _only_from_here(context)
         unfinished = await self._replica.drain(request.deadline_s or None)
         return wire.DrainReply(unfinished=unfinished)
+
+    async def Resume(
+        self, request: wire.ResumeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> wire.ResumeReply:
+        """Take new work again."""
+        await _only_from_here(context)
+        if self._replica.stopping:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica stops")
+        self._replica.resume()
+        return wire.ResumeReply()
 
     async def _end_behind(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         self._metrics.routers_behind.inc()
@@ -92,3 +105,25 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
                 await context.abort(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its frames"
                 )
+
+
+async def _only_from_here(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Abort the call unless its peer is on this machine: no router may take a replica out of service."""
+    if not is_local(context.peer()):
+        log.warning("drain or resume refused", peer=context.peer())
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "only this replica's own machine may ask for that",
+        )
+
+
+def is_local(peer: str) -> bool:
+    """Return whether a gRPC peer, like `ipv4:127.0.0.1:4711`, is on this machine."""
+    kind, _, where = peer.partition(":")
+    if kind == "unix":
+        return True
+    host = unquote(where.rpartition(":")[0]).strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

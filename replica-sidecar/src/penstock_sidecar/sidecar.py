@@ -80,6 +80,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
+        replica.stopping = True
         unfinished = await replica.drain(drain_s)
         log.info("stopped", unfinished=unfinished)
         await replica.close()

@@ -197,3 +197,10 @@ class ScriptedReplica(ReplicaServicer):
         context: "grpc.aio.ServicerContext[wire.DrainRequest, Awaitable[wire.DrainReply]]",
     ) -> wire.DrainReply:
         raise NotImplementedError
+
+    async def Resume(
+        self,
+        request: wire.ResumeRequest,
+        context: "grpc.aio.ServicerContext[wire.ResumeRequest, Awaitable[wire.ResumeReply]]",
+    ) -> wire.ResumeReply:
+        raise NotImplementedError

@@ -1,6 +1,6 @@
 """The life of one request inside a replica, as a table that can be read aloud.
 
-A request waits for its verdict, then for the engine's first output, then streams, then ends in one of four
+A request waits for its verdict, then for the engine's first output, then streams, then ends in one of five
 ways. What must be done on the way stands beside each transition, so a shell that carries requests asks
 `after` and does what it says; it keeps no rules of its own. A pair that is not in the table cannot happen:
 where it does, the shell is wrong, and `ImpossibleEvent` says so at once.
@@ -24,6 +24,7 @@ class State(StrEnum):
     FINISHED = "finished"  # answered whole
     FAILED = "failed"  # answered by an error
     CANCELLED = "cancelled"  # nobody waits for it any more
+    RETURNED = "returned"  # accepted, not begun, and handed back: the router asks the next replica
 
 
 class Event(StrEnum):
@@ -37,6 +38,7 @@ class Event(StrEnum):
     ENGINE_REFUSED = "engine refused"  # the engine answered with an error status
     ENGINE_LOST = "engine lost"  # the connection broke, or the engine stopped answering
     BROKE = "broke"  # a fault of our own
+    RETURNED = "returned"  # the replica drains, and has not begun with it
     CANCELLED = "cancelled"  # its client went away, or its router did
 
 
@@ -47,6 +49,7 @@ class Do(StrEnum):
     ANSWER_REJECTED = "answer: rejected"
     ANSWER_FAILED = "answer: failed"
     ANSWER_FINISHED = "answer: finished"
+    ANSWER_RETURNED = "answer: handed back"
     PASS_ON = "pass the bytes on"
     ABORT = "close the engine's stream"
     NOTHING = "nothing"
@@ -74,6 +77,7 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
         (State.WAITING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.CANCELLED): (State.CANCELLED, Do.ABORT),
+        (State.WAITING, Event.RETURNED): (State.RETURNED, Do.ANSWER_RETURNED),
         (State.STREAMING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
         (State.STREAMING, Event.ENDED): (State.FINISHED, Do.ANSWER_FINISHED),
         (State.STREAMING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
@@ -83,10 +87,11 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
         (State.FINISHED, Event.CANCELLED): (State.FINISHED, Do.NOTHING),
         (State.FAILED, Event.CANCELLED): (State.FAILED, Do.NOTHING),
         (State.CANCELLED, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
+        (State.RETURNED, Event.CANCELLED): (State.RETURNED, Do.NOTHING),
     }
 )
 
-ENDS = frozenset({State.REJECTED, State.FINISHED, State.FAILED, State.CANCELLED})
+ENDS = frozenset({State.REJECTED, State.FINISHED, State.FAILED, State.CANCELLED, State.RETURNED})
 """States that a request never leaves."""
 
 
