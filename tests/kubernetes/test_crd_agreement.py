@@ -104,6 +104,14 @@ VALUES: dict[str, list[object]] = {
     "spec/applications/0/tier": ["batch", "x", REMOVED],
     "spec/applications/0/allow": [[], ["chat", "chat"], ["x"], ["chat"] * 17],
     "spec/applications/0/keys": [{"secret": "a.b"}, {"secret": "A_b"}, {}, {"secret": "a", "file": "b"}],
+    "spec/applications/0/limits": [
+        {},
+        {"concurrentRequests": 1, "requestsPerMinute": 2, "tokensPerMinute": 2**31 - 1},
+        {"concurrentRequests": 0},
+        {"requestsPerMinute": "60"},
+        {"tokensPerMinute": 1.5},
+        {"tokens": 1},
+    ],
     "spec/scheduling": [
         {},
         {"policy": "sola"},

@@ -88,6 +88,10 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("applications.tier", {"applications": [{"tier": "batch"}]}, ROUTERS),
     ("applications.allow", {"applications": [{"allow": ["batch"]}]}, ROUTERS),
     ("applications.keys.secret", {"applications": [{"keys": {"secret": "others"}}]}, ROUTERS),
+    *(
+        (f"applications.limits.{limit}", {"applications": [{"limits": {limit: 9}}]}, ROUTERS)
+        for limit in ("concurrentRequests", "requestsPerMinute", "tokensPerMinute")
+    ),
     ("scheduling.policy", {"scheduling": {"policy": "sola"}}, BOTH),
     ("scheduling.maxBatchTokens", {"scheduling": {"maxBatchTokens": 512}}, REPLICAS),
     ("scheduling.maxRunning", {"scheduling": {"maxRunning": 64}}, REPLICAS),

@@ -17,7 +17,10 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 PROMPTS = st.text(max_size=5) | st.lists(st.integers(0, 9), max_size=9) | st.lists(st.text(), max_size=6)
-NAMES = st.sampled_from(["model", "stream", "service_tier", "n", "best_of", "prompt", "messages", "other"])
+LONGEST = ("max_completion_tokens", "max_tokens")
+NAMES = st.sampled_from(
+    ["model", "stream", "service_tier", "n", "best_of", "prompt", "messages", "other", *LONGEST]
+)
 BODIES = st.dictionaries(NAMES, VALUES | PROMPTS | st.integers(0, 6), max_size=6)
 
 
@@ -31,7 +34,9 @@ def asked(body: dict[str, Any]) -> Asked | None:
     prompt = body.get("prompt")
     is_list = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     sequences = (len(prompt) if is_list and prompt else 1) * max(count or 1 for count in counts)
-    return Asked(str(model), bool(stream), tier, sequences) if sequences <= 4 else None
+    longest = next((body[name] for name in LONGEST if body.get(name) is not None), None)
+    max_tokens = longest if type(longest) is int else None
+    return Asked(str(model), bool(stream), tier, sequences, max_tokens) if sequences <= 4 else None
 
 
 @given(BODIES)

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from penstock_pool.cel import Rule, Why, checked_by
-from penstock_pool.scalars import Name, ObjectName, Text, wrong_at
+from penstock_pool.scalars import Count, Name, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
 
@@ -43,6 +43,23 @@ class KeySource(Spec):
         return self
 
 
+class Limits(Spec):
+    """How much of the pool one application may use, over all routers. What is absent is not limited."""
+
+    concurrent_requests: Count | None = Field(
+        default=None, description="Most requests under way at once.", examples=[64]
+    )
+    requests_per_minute: Count | None = Field(
+        default=None, description="Most requests in any 60 seconds.", examples=[600]
+    )
+    tokens_per_minute: Count | None = Field(
+        default=None,
+        description="Most tokens in any 60 seconds, of prompts and answers. A request counts with its prompt "
+        "and its `max_tokens` when it comes, and with what it used when it has ended.",
+        examples=[100000],
+    )
+
+
 class Application(Spec):
     """One user of the pool."""
 
@@ -52,6 +69,9 @@ class Application(Spec):
         default=(), description="Other tiers it may ask for.", examples=[["batch"]]
     )
     keys: KeySource = Field(description="Its API keys.")
+    limits: Limits = Field(
+        default=Limits(), description="How much it may use; more is answered 429. Absent: no limit."
+    )
 
     def may_use(self, tier: str) -> bool:
         """Whether a key of this application gets this tier."""

@@ -19,10 +19,12 @@ from penstock_router.generation import Call, Generation
 from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.placement import RefusedBehind
+from penstock_router.rate_limits import RateLimits, limits_of
 from penstock_router.request_body import BodyReader
 from penstock_router.rotation import Rotation
 from penstock_router.settings import Settings
 from penstock_router.tiers import application_of
+from penstock_router.usage import Usage
 from penstock_router.waiting_room import WaitingRoom
 
 GENERATES = {
@@ -59,10 +61,13 @@ class RouterApp:
         self.metrics = Metrics(settings.tiers, rotation)
         self._room = WaitingRoom(rotation, settings.hold_s)
         self.metrics.held.set_function(lambda: self._room.held)
+        self.limits = RateLimits(limits_of(pool.spec.applications), self.metrics.limits)
         self._generation = Generation(
             settings,
             keys,
             BodyReader(settings.max_sequences),
+            self.limits,
+            Usage(pool.spec.applications, settings.max_model_len, self.metrics.usage),
             rotation,
             self.metrics,
             self._room,

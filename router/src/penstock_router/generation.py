@@ -36,11 +36,13 @@ from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome
 from penstock_router.placement import Placed, Placement, error_body
+from penstock_router.rate_limits import RateLimits
 from penstock_router.request_body import BodyReader
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Submission
 from penstock_router.settings import Settings
 from penstock_router.tiers import application_of, own_targets, tier_of
+from penstock_router.usage import Usage
 from penstock_router.waiting_room import WaitingRoom
 
 LAST_EVENT = b"data: [DONE]\n\n"
@@ -75,6 +77,8 @@ class Generation:
     settings: Settings
     keys: Keys
     reader: BodyReader
+    limits: RateLimits
+    usage: Usage
     rotation: Rotation
     metrics: Metrics
     room: WaitingRoom
@@ -91,18 +95,21 @@ class Generation:
             raise unknown_model(asked.model, self.settings.model)
         tier = tier_of(self.settings, application, request_head.tier_name(head), asked.service_tier)
         own = own_targets(tier, head)
+        expected_tokens = self.usage.expected(application, len(raw), asked)
+        admission = await self.limits.enter(application, expected_tokens)
         outcome = Outcome(tier, own, arrival_s, asked.stream)
         self.metrics.demand.arrived(tier.name)
         submission = Submission(call.request_id, call.endpoint, raw, tier.name, arrival_s, own)
         try:
             async with Client(call.scope, call.receive) as client:
-                await self._answer(call, outcome, submission, client)
+                await self._answer(call, outcome, submission, client, admission.headers)
         except ClientGone:
             if outcome.ending is not Ending.CLIENT_SLOW:
                 outcome.ending = Ending.CLIENT_GONE
             raise
         finally:
             outcome.ended_s = outcome.ended_s or monotonic()
+            admission.leave(self.usage.ended(application, outcome, len(raw)))
             self.metrics.ended(outcome, self.time_model())
             log_ended(call.request_id, outcome)
 
@@ -113,7 +120,9 @@ class Generation:
             raise body_too_large(bound_bytes)
         return await read_body(receive, bound_bytes, self.settings.body_timeout_s)
 
-    async def _answer(self, call: Call, outcome: Outcome, submission: Submission, client: Client) -> None:
+    async def _answer(
+        self, call: Call, outcome: Outcome, submission: Submission, client: Client, limits: list[Header]
+    ) -> None:
         def overflowed() -> None:
             outcome.ending = Ending.CLIENT_SLOW
             client.abort()
@@ -130,7 +139,7 @@ class Generation:
             overflowed,
         )
         placed = await placement.walk(submission, call.turn)
-        headers = _headers(submission.request_id, outcome, placed.link.name)
+        headers = _headers(submission.request_id, outcome, placed.link.name) + limits
         try:
             if outcome.stream:
                 await _stream(outcome, placed, client, call.send, headers)

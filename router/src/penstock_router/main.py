@@ -28,6 +28,7 @@ from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.options import Options, parse
 from penstock_router.placed_elsewhere import Placed
+from penstock_router.rate_limits import limits_of
 from penstock_router.replica_link import ReplicaLink
 from penstock_router.rotation import Rotation
 from penstock_router.settings import Settings, settings_of
@@ -83,6 +84,7 @@ async def serve(
         asyncio.create_task(part)
         for part in (
             *_sharing(options, pool, rotation, app.metrics),
+            *_sharing_limits(options, pool, app),
             *_refreshing(options, pool, keys, app.metrics),
             rotation.follow(source),
         )
@@ -126,6 +128,19 @@ def _sharing(
     shared.malformed = metrics.placements_malformed.inc
     rotation.placed = shared.placed
     metrics.redis_connected.set_function(lambda: shared.connected)
+    yield shared.run()
+
+
+def _sharing_limits(options: Options, pool: Pool, app: RouterApp) -> Iterator[Coroutine[None, None, None]]:
+    """What makes applications' limits hold over all routers, where there are limits and a Redis."""
+    limits = limits_of(pool.spec.applications)
+    if options.redis_url is None or not limits:
+        return
+    from penstock_router.shared_limits import SharedLimits
+
+    prefix = f"penstock:{options.service or pool.metadata.name}:limits"
+    shared = app.limits.shared = SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))
+    app.metrics.limits.shared.set_function(lambda: shared.connected)
     yield shared.run()
 
 

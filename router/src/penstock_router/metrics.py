@@ -14,8 +14,10 @@ from prometheus_client.registry import Collector
 from penstock_router.demand import Demand
 from penstock_router.key_refresh import KeyMetrics
 from penstock_router.outcome import Ending, Outcome, measured, misses, targets_of
+from penstock_router.rate_limits import LimitMetrics
 from penstock_router.replica_link import LinkState
 from penstock_router.rotation import Rotation
+from penstock_router.usage import UsageMetrics
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 PACE_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
@@ -85,12 +87,13 @@ class Metrics:
             "Messages of other routers about what they had just sent where.",
             registry=registry,
         )
-        self.keys = KeyMetrics(registry)
         self.placements_malformed = Counter(
             "penstock_router_placements_malformed",
             "Messages of other routers that are unusable.",
             registry=registry,
         )
+        self.keys, self.limits = KeyMetrics(registry), LimitMetrics(registry)
+        self.usage = UsageMetrics(registry)
         registry.register(_Replicas(rotation))
         for tier in tiers:
             self._met.labels(tier)

@@ -35,6 +35,8 @@ class _Fields(msgspec.Struct):
     n: Raw = NULL
     best_of: Raw = NULL
     prompt: Raw = NULL
+    max_tokens: Raw = NULL
+    max_completion_tokens: Raw = NULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,14 @@ class Asked:
     """What the body asks for, as far as the router looks.
 
     sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
+    max_tokens: most tokens of each answer, where the client says so; replicas refuse a wrong value.
     """
 
     model: str
     stream: bool
     service_tier: str | None
     sequences: int = 1
+    max_tokens: int | None = None
 
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
@@ -81,7 +85,8 @@ class BodyReader:
             raise _wrong("model", "'model' is missing", "missing_required_parameter")
         stream = _typed("stream", fields.stream, _flag.decode, "true or false")
         service_tier = _typed("service_tier", fields.service_tier, _text.decode, "text")
-        return Asked(model, bool(stream), service_tier, self._sequences(endpoint, fields))
+        sequences, max_tokens = self._sequences(endpoint, fields), _max_tokens(fields)
+        return Asked(model, bool(stream), service_tier, sequences, max_tokens)
 
     def _sequences(self, endpoint: "wire.Endpoint.ValueType", fields: _Fields) -> int:
         answers = self._count("n", fields.n)
@@ -121,6 +126,17 @@ class BodyReader:
         return _wrong(
             param, f"{what} is over the bound of {bound} sequences for one request", "invalid_value"
         )
+
+
+def _max_tokens(fields: _Fields) -> int | None:
+    """Return the bound on an answer, the newer of its two names first; None if it is no whole number."""
+    for given in (fields.max_completion_tokens, fields.max_tokens):
+        if given is not NULL and given != NULL:
+            try:
+                return _whole.decode(given)
+            except msgspec.DecodeError:
+                return None
+    return None
 
 
 def _split(raw: bytes) -> _Fields:

@@ -1,0 +1,292 @@
+"""Limits of applications over several routers, through a real Redis, which comes and goes."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from live.redis import PROGRAM, RedisServer
+from penstock_pool import Application
+from penstock_pool.application_spec import Limits
+from penstock_router import shared_limits
+from penstock_router.application_limits import Ledger, Limit, Refused, Ticket
+from penstock_router.backoff import Backoff
+from penstock_router.rate_limits import Admission, LimitMetrics, RateLimits
+from penstock_router.shared_limits import (
+    LEASE_S,
+    SCRIPT,
+    SharedLimits,
+    refused_of,
+    script_arguments,
+    standing_of,
+)
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    monkeypatch.setattr(shared_limits, "ANSWER_S", 10.0)  # a busy machine is no outage
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def limits(**given: int) -> Limits:
+    return Limits.model_validate(given)
+
+
+class Router:
+    """One router's part, for an application `ide`."""
+
+    def __init__(self, redis: RedisServer, of: Limits) -> None:
+        self.application = Application.model_validate(
+            {"name": "ide", "tier": "chat", "keys": {"file": "x"}, "limits": of.model_dump(by_alias=True)}
+        )
+        self.registry = CollectorRegistry()
+        self.rates = RateLimits({"ide": of}, LimitMetrics(self.registry))
+        self.shared = SharedLimits(lambda: redis.url, "pool", {"ide": of}, Backoff(Random(1), 0.01, 0.1))
+        self.rates.shared = self.shared
+
+    async def enter(self, tokens: int = 1) -> Admission | ApiError:
+        try:
+            return await self.rates.enter(self.application, tokens)
+        except ApiError as error:
+            return error
+
+    @property
+    def alone(self) -> float | None:
+        return self.registry.get_sample_value("penstock_router_limits_decided_alone_total")
+
+
+@asynccontextmanager
+async def routers(*ours: Router) -> AsyncIterator[None]:
+    """All of them running, and connected."""
+    tasks = [asyncio.create_task(one.shared.run()) for one in ours]
+    try:
+        await until(lambda: all(one.shared.connected for one in ours))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  of many kinds, and few have an event
+            await asyncio.sleep(0.005)
+
+
+def admitted(answers: list[Admission | ApiError]) -> list[Admission]:
+    return [answer for answer in answers if isinstance(answer, Admission)]
+
+
+@pytest.mark.parametrize(
+    ("of", "tokens", "wanted"),
+    [
+        (limits(requestsPerMinute=100), 1, 100),
+        (limits(concurrentRequests=30), 1, 30),
+        (limits(tokensPerMinute=1000), 7, 142),
+        (limits(requestsPerMinute=90, concurrentRequests=80, tokensPerMinute=750), 10, 75),
+    ],
+    ids=["requests", "at once", "tokens", "all"],
+)
+async def test_three_routers_admit_what_one_would(
+    redis: RedisServer, of: Limits, tokens: int, wanted: int
+) -> None:
+    three = [Router(redis, of) for _ in range(3)]
+    async with routers(*three):
+        answers = await asyncio.gather(*(each.enter(tokens) for each in three for _ in range(120)))
+    assert len(admitted(answers)) == wanted
+    assert all(one.alone == 0 for one in three)
+
+
+async def test_what_ends_on_one_router_makes_room_on_another(redis: RedisServer) -> None:
+    a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
+    async with routers(a, b):
+        (first,) = admitted([await a.enter(100)])
+        refusal = await b.enter(1)
+        assert isinstance(refusal, ApiError)
+        assert (refusal.status, refusal.code) == (429, "rate_limit_exceeded")
+        first.leave(30)
+        await enters(b, 70)
+
+
+async def enters(router: Router, tokens: int) -> Admission:
+    async with asyncio.timeout(PATIENCE_S):
+        while isinstance(answer := await router.enter(tokens), ApiError):  # noqa: ASYNC110  as clients do
+            await asyncio.sleep(0.005)
+    return answer
+
+
+async def test_answers_tell_what_is_left_over_all_routers(redis: RedisServer) -> None:
+    a, b = (Router(redis, limits(requestsPerMinute=10)) for _ in range(2))
+    async with routers(a, b):
+        await a.enter()
+        (second,) = admitted([await b.enter()])
+        assert (b"x-ratelimit-remaining-requests", b"8") in second.headers
+
+
+async def test_a_request_that_is_cancelled_while_it_asks_leaves_nothing(redis: RedisServer) -> None:
+    a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
+    async with routers(a, b):
+        redis.signal(signal.SIGSTOP)
+        asking = asyncio.create_task(a.enter(100))
+        await asyncio.sleep(0)
+        await until(lambda: not a.shared._due.is_set())
+        asking.cancel()
+        await asyncio.wait([asking])
+        redis.signal(signal.SIGCONT)
+        await enters(b, 100)
+        assert a.alone == b.alone == 0
+
+
+async def test_without_redis_each_router_holds_the_limits_alone_and_with_it_all_do_again(
+    redis: RedisServer,
+) -> None:
+    a, b = (Router(redis, limits(concurrentRequests=4)) for _ in range(2))
+    with capture_logs() as said:
+        async with routers(a, b):
+            redis.kill()
+            await until_away(a, b)
+            alone = admitted([await each.enter() for each in (a, b) for _ in range(6)])
+            assert len(alone) == 8
+            redis.start()
+            await until(lambda: a.shared.connected and b.shared.connected)
+            for one in alone[:5]:
+                one.leave(1)
+            await enters(a, 1)
+            assert admitted([await each.enter() for each in (a, b)]) == []
+    assert len([line for line in said if line["event"] == "limits are not shared"]) == 2
+
+
+async def until_away(*ours: Router) -> None:
+    """Calls find that Redis is gone; what they asked for is decided, and given back."""
+    async with asyncio.timeout(PATIENCE_S):
+        while any(one.shared.connected for one in ours):
+            for one in admitted([await each.enter() for each in ours]):
+                one.leave(1)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_redis_that_stands_still_holds_up_nobody(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router(redis, limits(requestsPerMinute=10))
+    async with routers(router):
+        monkeypatch.setattr(shared_limits, "ANSWER_S", 0.05)
+        monkeypatch.setattr(shared_limits, "CONNECT_S", 0.05)
+        redis.signal(signal.SIGSTOP)
+        answers = await asyncio.gather(*(router.enter() for _ in range(15)))
+        assert len(admitted(answers)) == 10
+        assert router.alone == 10
+        monkeypatch.setattr(shared_limits, "CONNECT_S", 10.0)
+        redis.signal(signal.SIGCONT)
+        await until(lambda: router.shared.connected)
+
+
+async def test_a_script_that_redis_has_forgotten_is_brought_again(redis: RedisServer) -> None:
+    router = Router(redis, limits(requestsPerMinute=10))
+    async with routers(router), Redis.from_url(redis.url) as administrator:
+        await administrator.script_flush()
+        await router.enter()
+        await until(lambda: router.shared.connected)
+        before = router.alone
+        await router.enter()
+        assert router.alone == before
+
+
+class Script:
+    """The script as one router calls it, at moments that a test chooses."""
+
+    def __init__(self, redis: Redis, of: Limits, router: str = "me") -> None:
+        self.redis, self.of, self.router = redis, of, router
+        self.open = 0
+        self.corrections: dict[int, int] = {}
+
+    async def __call__(self, now_s: float, *asks: int) -> list[int]:
+        arguments = script_arguments(
+            self.router, self.open, self.of, self.corrections, asks, now_ms=round(now_s * 1000)
+        )
+        self.corrections = {}
+        reply = await self.redis.eval(SCRIPT.decode(), 1, "key", *map(str, arguments))
+        self.open += sum(code == 0 for code in reply[5::2])
+        return cast("list[int]", reply)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_redis_decides_as_one_router_would(redis: RedisServer, seed: int) -> None:
+    random = Random(seed)
+    of = limits(concurrentRequests=4, requestsPerMinute=12, tokensPerMinute=150)
+    ledger, now_s, under_way = Ledger(of), 1000.0, list[Ticket]()
+    async with Redis.from_url(redis.url) as client:
+        script = Script(client, of)
+        for _ in range(150):
+            now_s += random.choice((0.0, 0.125, 0.5, 1.0, 7.25))
+            for _ in range(random.randrange(3)):
+                if under_way:
+                    ticket, used = under_way.pop(random.randrange(len(under_way))), random.randrange(40)
+                    ledger.leave(now_s, ticket, used)
+                    script.open -= 1
+                    change = used - ticket.tokens
+                    script.corrections[ticket.slot] = script.corrections.get(ticket.slot, 0) + change
+                    await script(now_s)
+            tokens = random.choice((1, 10, 30, 151))
+            mine, reply = ledger.enter(now_s, tokens), await script(now_s, tokens)
+            theirs = Ticket(reply[0], tokens) if reply[5] == 0 else refused_of(reply[5], reply[6])
+            assert theirs == mine
+            assert standing_of(reply) == ledger.standing(now_s)
+            if isinstance(mine, Ticket):
+                under_way.append(mine)
+
+
+async def test_what_a_dead_router_had_under_way_is_free_after_its_lease(redis: RedisServer) -> None:
+    of = limits(concurrentRequests=3)
+    async with Redis.from_url(redis.url) as client:
+        dead, alive = Script(client, of, "dead"), Script(client, of, "alive")
+        await dead(1000.0, 1, 1)
+        assert (await alive(1000.0, 1, 1))[5:] == [0, 0, 1, 1000]
+        assert (await alive(1000.0 + LEASE_S - 0.001, 1))[5] == 1
+        assert (await alive(1000.0 + LEASE_S, 1, 1, 1))[5::2] == [0, 0, 1]
+
+
+async def test_a_router_that_renews_keeps_what_it_has_under_way(redis: RedisServer) -> None:
+    of = limits(concurrentRequests=1)
+    async with Redis.from_url(redis.url) as client:
+        busy, other = Script(client, of, "busy"), Script(client, of, "other")
+        await busy(1000.0, 1)
+        await busy(1000.0 + LEASE_S - 1)
+        assert (await other(1000.0 + LEASE_S + 1, 1))[5] == 1
+
+
+async def test_what_is_kept_is_bounded_and_goes_by_itself(redis: RedisServer) -> None:
+    of = limits(concurrentRequests=5, requestsPerMinute=10_000, tokensPerMinute=10_000)
+    async with Redis.from_url(redis.url) as client:
+        for second in range(300):
+            script = Script(client, of, f"router-{second}")
+            await script(1000.0 + second, 1)
+        assert await client.hlen("key") <= 2 * 61 + LEASE_S + 1
+        assert 0 < await client.pttl("key") <= 61_000 + LEASE_S * 1000
+
+
+def test_the_limits_of_the_script_are_in_the_order_of_its_arguments() -> None:
+    of = limits(concurrentRequests=1, requestsPerMinute=2, tokensPerMinute=3)
+    assert script_arguments("me", 0, of, {}, [])[3:6] == [1, 2, 3]
+    assert [refused_of(code, 5).limit for code in (1, 2, 3)] == [
+        Limit.CONCURRENT_REQUESTS,
+        Limit.REQUESTS_PER_MINUTE,
+        Limit.TOKENS_PER_MINUTE,
+    ]
+    assert refused_of(3, -1) == Refused(Limit.TOKENS_PER_MINUTE, None)

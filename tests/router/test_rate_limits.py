@@ -1,0 +1,194 @@
+"""Limits of one application on one router: exact, whatever comes when."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_pool.application_spec import Limits
+from penstock_router.application_limits import Ledger, Limit, Refused, Ticket
+from penstock_router.rate_limits import duration, headers_of, refusal
+from penstock_router.rate_window import SLOTS, Window
+
+
+def limits(**given: int) -> Limits:
+    return Limits.model_validate(given)
+
+
+class Taken(NamedTuple):
+    at_s: float
+    amount: int
+
+
+moments = st.floats(0, 400, allow_nan=False)
+amounts = st.integers(0, 40)
+
+
+@given(st.lists(st.tuples(moments, amounts), max_size=60), st.integers(1, 100))
+def test_no_sixty_seconds_hold_more_than_the_limit(asked: list[tuple[float, int]], limit: int) -> None:
+    window, taken = Window(limit), list[Taken]()
+    for at_s, amount in sorted(asked):
+        if window.wait_s(at_s, amount) == 0:
+            window.take(at_s, amount)
+            taken.append(Taken(at_s, amount))
+    for last in taken:
+        assert sum(one.amount for one in taken if last.at_s - SLOTS < one.at_s <= last.at_s) <= limit
+
+
+@given(st.lists(st.tuples(moments, amounts), max_size=60), st.integers(1, 100), amounts)
+def test_after_the_wait_there_is_room_and_before_it_there_is_none(
+    asked: list[tuple[float, int]], limit: int, amount: int
+) -> None:
+    window, now_s = Window(limit), 0.0
+    for at_s, used in sorted(asked):
+        window.take(at_s, used)
+        now_s = at_s
+    wait_s = window.wait_s(now_s, amount)
+    if wait_s is None:
+        assert amount > limit
+    elif wait_s > 0:
+        assert window.wait_s(now_s + wait_s + 1e-6, amount) == 0
+        window = Window(limit)
+        for at_s, used in sorted(asked):
+            window.take(at_s, used)
+        assert window.wait_s(now_s + wait_s - 0.01, amount) != 0
+
+
+def test_a_burst_gets_exactly_the_limit_and_the_rest_a_minute_later() -> None:
+    window = Window(60)
+    assert sum(window.wait_s(0.5, 1) == 0 and window.take(0.5, 1) == 0 for _ in range(100)) == 60
+    assert window.wait_s(30.0, 1) == 31.0
+    assert window.wait_s(61.0, 60) == 0
+
+
+def test_what_was_used_less_is_given_back_while_it_counts() -> None:
+    window = Window(100)
+    slot = window.take(5.0, 90)
+    window.correct(20.0, slot, -80)
+    assert window.used(20.0) == 10
+    window.correct(70.0, slot, -10)
+    assert window.used(70.0) == 0
+
+
+def test_what_was_used_beyond_counts_even_late() -> None:
+    window = Window(100)
+    slot = window.take(5.0, 10)
+    window.correct(20.0, slot, 40)
+    assert (window.used(20.0), window.reset_s(20.0)) == (50, 46.0)
+    window.correct(70.0, slot, 15)
+    assert (window.used(70.0), window.reset_s(70.0)) == (15, 61.0)
+
+
+def test_a_window_that_was_given_everything_back_is_new() -> None:
+    window = Window(100)
+    window.correct(1.0, window.take(0.0, 7), -7)
+    assert window.reset_s(1.0) == 0
+
+
+def admitted(ledger: Ledger, now_s: float, tokens: Sequence[int]) -> list[Ticket]:
+    asked = [ledger.enter(now_s, each) for each in tokens]
+    return [ticket for ticket in asked if isinstance(ticket, Ticket)]
+
+
+def test_requests_at_once_are_exact_and_free_when_one_ends() -> None:
+    ledger = Ledger(limits(concurrentRequests=3))
+    tickets = admitted(ledger, 0.0, [10] * 5)
+    assert len(tickets) == 3
+    assert ledger.enter(0.0, 1) == Refused(Limit.CONCURRENT_REQUESTS, 1.0)
+    ledger.leave(0.1, tickets[0], 10)
+    assert len(admitted(ledger, 0.1, [1, 1])) == 1
+
+
+def test_requests_a_minute_count_when_they_come_not_while_they_run() -> None:
+    ledger = Ledger(limits(requestsPerMinute=2))
+    for ticket in admitted(ledger, 0.5, [1] * 3):
+        ledger.leave(0.6, ticket, 1)
+    assert ledger.enter(10.0, 1) == Refused(Limit.REQUESTS_PER_MINUTE, 51.0)
+    assert len(admitted(ledger, 61.0, [1] * 3)) == 2
+
+
+def test_tokens_are_reserved_and_settled() -> None:
+    ledger = Ledger(limits(tokensPerMinute=100))
+    (ticket,) = admitted(ledger, 0.0, [80])
+    assert ledger.enter(1.0, 30) == Refused(Limit.TOKENS_PER_MINUTE, 60.0)
+    ledger.leave(2.0, ticket, 20)
+    assert len(admitted(ledger, 2.0, [80, 1])) == 1
+
+
+def test_a_request_over_the_whole_limit_is_told_that_waiting_is_no_help() -> None:
+    ledger = Ledger(limits(tokensPerMinute=100, concurrentRequests=1))
+    assert ledger.enter(0.0, 101) == Refused(Limit.TOKENS_PER_MINUTE, None)
+    admitted(ledger, 0.0, [100])
+    assert ledger.enter(0.0, 101) == Refused(Limit.TOKENS_PER_MINUTE, None)
+
+
+def test_a_request_that_others_refused_leaves_nothing_behind() -> None:
+    ledger = Ledger(limits(concurrentRequests=1, requestsPerMinute=1, tokensPerMinute=10))
+    (ticket,) = admitted(ledger, 0.0, [10])
+    ledger.take_back(0.1, ticket)
+    assert ledger.standing(0.1) == (0, 0, 0, 0)
+    assert len(admitted(ledger, 0.1, [10])) == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5, allow_nan=False), amounts, st.booleans(), amounts), max_size=80),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 200),
+)
+def test_no_order_of_coming_and_going_is_ever_over_a_limit(
+    steps: list[tuple[float, int, bool, int]], at_once: int, requests: int, tokens: int
+) -> None:
+    """Each step: a pause, a request's tokens, whether one ends before it, and what that one used at most."""
+    ledger = Ledger(limits(concurrentRequests=at_once, requestsPerMinute=requests, tokensPerMinute=tokens))
+    now_s, under_way, came = 0.0, list[Ticket](), list[Taken]()
+    for pause_s, wanted, ends, used in steps:
+        now_s += pause_s
+        if ends and under_way:
+            ticket = under_way.pop(0)
+            ledger.leave(now_s, ticket, min(used, ticket.tokens))
+        ticket_or_not = ledger.enter(now_s, wanted)
+        if isinstance(ticket_or_not, Ticket):
+            under_way.append(ticket_or_not)
+            came.append(Taken(now_s, wanted))
+        assert len(under_way) <= at_once
+        assert sum(now_s - one.at_s < SLOTS for one in came) <= requests
+        assert ledger.standing(now_s).tokens <= tokens
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.0061, "7ms"), (1, "1s"), (7.66, "7.66s"), (60, "1m0s"), (61.5, "1m1.5s")],
+)
+def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_headers_tell_of_the_limits_that_there_are() -> None:
+    ledger = Ledger(limits(requestsPerMinute=3, concurrentRequests=9))
+    admitted(ledger, 0.0, [50, 50])
+    assert headers_of(limits(requestsPerMinute=3, concurrentRequests=9), ledger.standing(0.0)) == [
+        (b"x-ratelimit-limit-requests", b"3"),
+        (b"x-ratelimit-remaining-requests", b"1"),
+        (b"x-ratelimit-reset-requests", b"1m1s"),
+    ]
+
+
+def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
+    of = limits(tokensPerMinute=100)
+    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).standing(0.0), 50)
+    assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
+    assert error.message == (
+        "Rate limit reached for ide on tokens per min. Limit: 100. Please try again in 7 s."
+    )
+    assert dict(error.headers)["retry-after"] == "7"
+    assert dict(error.headers)["x-ratelimit-remaining-tokens"] == "100"
+
+
+def test_a_refusal_for_ever_says_so() -> None:
+    of = limits(tokensPerMinute=100)
+    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, None), Ledger(of).standing(0.0), 500)
+    assert dict(error.headers)["x-should-retry"] == "false"
+    assert "retry-after" not in dict(error.headers)
+    assert "may need 500" in error.message
