@@ -52,7 +52,7 @@ e2e-plugin-image: setup ## the plug-in's image beside real vLLM, on the CPU; nee
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 
-CONFTESTS := tests/kubernetes/conftest.py tests/vllm_plugin/conftest.py tests/vllm_serving/conftest.py
+CONFTESTS := $(patsubst %,tests/%/conftest.py,kubernetes operator vllm_plugin vllm_serving)
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
 	@$(BIN)/mypy --no-error-summary $(filter-out %.dist-info,$(wildcard */src/penstock_*)) \
 	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py e2e/*/*.py e2e/*/*/*.py))

@@ -119,6 +119,42 @@ def test_one_operator_acts_and_the_next_takes_over_when_it_is_killed(
     eventually(lambda: world.get("Service", "chat"))
 
 
+def test_leader_that_was_frozen_at_work_writes_nothing_once_another_leads(
+    world: World, start: Start, home: str
+) -> None:
+    frozen = start(f"--lease-namespace={home}")
+    eventually(lambda: frozen.metric("penstock_operator_leading") == 1)
+    standby = start(f"--lease-namespace={home}")
+    pools = [f"pool-{number}" for number in range(10)]
+    for pool in pools:
+        world.make("ServingPool", pool_document(pool))
+    eventually(lambda: world.all("ConfigMap", "app.kubernetes.io/managed-by=penstock-operator"))
+    frozen.freeze()
+    assert len(world.all("Deployment")) < len(pools), "it is not at work any more"
+    eventually(lambda: standby.metric("penstock_operator_leading") == 1)
+    for pool in pools:
+        world.change("ServingPool", pool, {"spec": {"replicas": 1}})
+    for pool in pools:
+        eventually(lambda pool=pool: world.pool(pool).get("status", {}).get("readyReplicas") == 1)
+        world.ready(pool)
+    assert standby.stop() == 0
+    before = {kind: versions(world, kind) for kind in ("StatefulSet", "Deployment", "ConfigMap", "Service")}
+    frozen.thaw()
+    eventually(lambda: "reconcile broken off" in frozen.said())
+    assert {kind: versions(world, kind) for kind in before} == before
+    eventually(lambda: frozen.said().count("event=leads") == 2)  # and then it leads again
+    world.change("ServingPool", pools[0], {"spec": {"replicas": 2}})
+    eventually(lambda: world.pool(pools[0])["status"].get("readyReplicas") == 2)
+
+
+def versions(world: World, kind: str) -> dict[str, object]:
+    """By name: the generation, which statuses leave as it is; the resource version of kinds without one."""
+    metadata = [
+        made["metadata"] for made in world.all(kind, "app.kubernetes.io/managed-by=penstock-operator")
+    ]
+    return {each["name"]: each.get("generation", each["resourceVersion"]) for each in metadata}
+
+
 def test_operator_that_stops_gives_the_lease_back(start: Start, home: str, client: httpx.Client) -> None:
     first = start(f"--lease-namespace={home}")
     eventually(lambda: first.metric("penstock_operator_leading") == 1)

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from penstock_operator.cluster.api import Api, ApiRefused, ApiUnreachable, found_access
 from penstock_operator.cluster.kinds import POOL, WATCHED, Kind
-from penstock_operator.cluster.lease import Leadership
+from penstock_operator.cluster.lease import Leadership, LeaseLost
 from penstock_operator.cluster.seen import PoolKey, Seen, pool_of
 from penstock_operator.fit import check_crd
 from penstock_operator.hosts import host_of
@@ -54,13 +54,21 @@ class Operator:
         GCCollector(registry=self.registry)
         self.metrics = Metrics(self.registry)
         self.seen = Seen()
-        self.api = Api(found_access())
+        access = found_access()
+        self.lease_api = Api(access)
+        self.leadership = (
+            None
+            if options.lease is None
+            else Leadership(self.lease_api, options.lease, options.identity, self._lead)
+        )
+        self.api = Api(access, self.leadership.check if self.leadership else None)
         self.routers = Routers()
         self.reconciler = Reconciler(self.api, self.seen, self.routers, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
         self.health = Health(STUCK_S)
         self._leads = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._holding: asyncio.Task[None] | None = None
         self._serving = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -77,11 +85,10 @@ class Operator:
         self._spawn("resync", self._resync_forever())
         for number in range(self.options.workers):
             self._spawn(f"worker {number}", self._work())
-        if self.options.lease is None:
+        if self.leadership is None:
             self._lead(True)
         else:
-            leadership = Leadership(self.api, self.options.lease, self.options.identity, self._lead)
-            self._spawn("leadership", leadership.run())
+            self._holding = self._spawn("leadership", self.leadership.run())
         log.info("ready", address=address_of(listener), namespaces=self.options.namespaces or "all")
 
     async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -98,15 +105,15 @@ class Operator:
             await asyncio.sleep(START_PAUSE_S)
 
     async def stop(self) -> None:
-        """End: what is under way is broken off, which by design harms nothing."""
+        """End: what is under way is broken off, which by design harms nothing. The Lease goes back last."""
         self.queue.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        holding = {self._holding} if self._holding is not None else set()
+        await _cancelled(self._tasks - holding)
+        await _cancelled(holding)
         await self._serving.aclose()
         await self.routers.close()
         await self.api.close()
+        await self.lease_api.close()
         log.info("stopped")
 
     def note(self, manifest: Manifest, gone: bool) -> None:
@@ -158,6 +165,9 @@ class Operator:
         with self.health.busy(key), self.metrics.reconcile.time():
             try:
                 again_s = await self.reconciler.look(key)
+            except LeaseLost as lost:
+                log.warning("reconcile broken off", pool=str(key), error=str(lost))
+                self.queue.add(key)
             except (ApiRefused, ApiUnreachable) as error:
                 self._failed(key, type(error).__name__, str(error))
             except Exception:
@@ -190,10 +200,11 @@ class Operator:
         self.metrics.count_pools(self.seen.pools())
         self.metrics.waiting.set(len(self.queue))
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """No task of ours ends by itself: one that does is a bug, and liveness says so."""
@@ -201,3 +212,10 @@ class Operator:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=repr(error))
             self.health.broken = task.get_name()
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -60,6 +60,14 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait(STOP_S)
 
+    def freeze(self) -> None:
+        """Keep it from running, as a node does that is short of memory."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it stood."""
+        self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """SIGTERM; its exit code."""
         if self.process.poll() is None:

@@ -5,13 +5,15 @@ a rotated token again when the old one is refused. A rotated authority is this m
 connection that fails on TLS is made anew, once, from the files as they are now.
 
 Every write is server-side apply in the operator's name with strict validation: a field that the server does
-not know is an error, never dropped in silence. Nothing is retried here, for a caller that works by levels
-has its own next time; every failure is one of two exceptions.
+not know is an error, never dropped in silence. Where several operators share a Lease, a fence is asked when a
+write's bytes are about to be sent, not before: a request may wait for a connection, and a process may be
+frozen meanwhile. Nothing is retried here, for a caller that works by levels has its own next time; every
+failure of the server is one of two exceptions.
 """
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -71,10 +73,14 @@ def found_access() -> SingleConfig:
 
 
 class Api:
-    """One connection pool to one API server."""
+    """One connection pool to one API server.
 
-    def __init__(self, access: SingleConfig) -> None:
+    fence: called before a write is sent; what it raises is raised by the write, which is not sent then.
+    """
+
+    def __init__(self, access: SingleConfig, fence: Callable[[], None] | None = None) -> None:
         self._access = access
+        self._fence = fence
         self._http = self._connect()
 
     def _connect(self) -> httpx2.AsyncClient:
@@ -164,22 +170,30 @@ class Api:
         body: bytes | None = None,
     ) -> Manifest:
         headers = {"content-type": "application/json"} | dict(headers or {})
+        fenced = {} if method == "GET" or self._fence is None else {"trace": self._check_fence}
+        request: dict[str, Any] = {
+            "params": params,
+            "headers": headers,
+            "content": body,
+            "extensions": fenced,
+        }
         async with self._failures():
             try:
-                response = await self._http.request(
-                    method, path, params=params, headers=headers, content=body
-                )
+                response = await self._http.request(method, path, **request)
             except httpx2.ConnectError as error:
                 if not _is_tls(error):
                     raise
                 old, self._http = self._http, self._connect()
                 await old.aclose()
-                response = await self._http.request(
-                    method, path, params=params, headers=headers, content=body
-                )
+                response = await self._http.request(method, path, **request)
         if response.is_success:
             return _json(response)
         raise _refused(response)
+
+    async def _check_fence(self, step: str, _: dict[str, Any]) -> None:
+        """Ask the fence when httpcore begins to send a request's head, and again for its body."""
+        if self._fence is not None and ".send_request_" in step and step.endswith(".started"):
+            self._fence()
 
     @contextlib.asynccontextmanager
     async def _failures(self) -> AsyncIterator[None]:

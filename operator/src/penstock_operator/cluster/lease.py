@@ -1,11 +1,21 @@
 """Which of several operators acts: the one that holds a Lease, as everywhere in Kubernetes.
 
-The holder renews; who finds that the Lease was not renewed for its duration takes it. What counts is how
-long one has oneself seen it unchanged, so clocks need not agree. A holder that cannot renew stops acting
-before others may begin, and one that is told to stop gives the Lease back, so that the next begins at once.
+The holder renews the Lease. An operator that has seen it unchanged for its whole duration takes it. Each
+measures that on its own clock, so clocks need not agree; only their rates have to, within a third.
+
+A holder may write until `HOLD_S` after it asked for the last renewal that was granted. Others wait for
+`DURATION_S` after they saw that renewal, which is later. Each write is checked against this bound when it is
+sent (`cluster/api.py`), because a process that was frozen notices nothing: it goes on where it stood, with
+reconciles under way, after another has taken the Lease. The margin, `DURATION_S - HOLD_S`, is what a write
+may take from the check to its effect. No Lease can bound a freeze between the check and the system call after
+it; what may arrive late is one write, which the new leader's next reconcile corrects.
+
+An operator that is told to stop gives the Lease back, so that the next one begins at once.
 """
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +31,23 @@ log = structlog.get_logger()
 
 DURATION_S = 15.0
 RENEW_S = 4.0
-GIVE_UP_S = 10.0
-"""A holder that could not renew for so long stops acting: well before others may begin."""
+HOLD_S = 10.0
+"""A holder that could not renew for so long no longer writes: well before others may begin."""
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux' monotonic clock stops while a machine is suspended; this one does not."""
+
+
+class LeaseLost(Exception):
+    """This operator may not write: it does not provably hold the Lease."""
+
+
+def elapsed_s() -> float:
+    """A clock that only goes forward, also while the process or its machine sleeps.
+
+    Not the event loop's: that one is read once a turn, so it is late after a freeze in the middle of one.
+    """
+    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(slots=True)
@@ -63,10 +88,20 @@ def taken(lease: Manifest | None, ref: Ref, me: str, now: str) -> Manifest:
 
 
 class Leadership:
-    """This operator's place among those that share a Lease. changed: called with whether it leads now."""
+    """This operator's place among those that share a Lease.
 
-    def __init__(self, api: Api, ref: Ref, me: str, changed: Callable[[bool], None]) -> None:
-        self._api, self._ref, self._me, self._changed = api, ref, me, changed
+    api: its writes are not checked against the Lease. changed: called with whether it leads now.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        ref: Ref,
+        me: str,
+        changed: Callable[[bool], None],
+        now_s: Callable[[], float] = elapsed_s,
+    ) -> None:
+        self._api, self._ref, self._me, self._changed, self._now_s = api, ref, me, changed, now_s
         self._leads = False
         self._renewed_s = 0.0
         self._sighting: Sighting | None = None
@@ -75,16 +110,30 @@ class Leadership:
         """Seek and keep the Lease until cancelled; then give it back."""
         try:
             while True:
-                await self._once()
-                await asyncio.sleep(RENEW_S if self._leads else RENEW_S / 2)
+                await self.attempt()
+                await asyncio.sleep(self.pause_s)
         finally:
             if self._leads:
+                self._become(False)
                 await asyncio.shield(self._give_back())
 
-    async def _once(self) -> None:
-        now_s = asyncio.get_running_loop().time()
+    @property
+    def pause_s(self) -> float:
+        """Until the next attempt."""
+        return RENEW_S if self._leads else RENEW_S / 2
+
+    def check(self) -> None:
+        """Return where this operator may write now. Raises LeaseLost."""
+        if self._leads and self._now_s() - self._renewed_s >= HOLD_S:
+            self._become(False)
+        if not self._leads:
+            raise LeaseLost(f"{self._ref} is not held, or was not renewed for {HOLD_S:g} s")
+
+    async def attempt(self) -> None:
+        """Take the Lease where it is free, renew it where it is held."""
+        now_s = self._now_s()
         try:
-            async with asyncio.timeout(GIVE_UP_S - RENEW_S):
+            async with asyncio.timeout(HOLD_S - RENEW_S):
                 if await self._try(now_s):
                     self._renewed_s = now_s
                     self._become(True)
@@ -92,8 +141,8 @@ class Leadership:
                     self._become(False)
         except (ApiRefused, ApiUnreachable, TimeoutError) as error:
             log.warning("lease not renewed", lease=str(self._ref), error=str(error))
-        if self._leads and asyncio.get_running_loop().time() - self._renewed_s >= GIVE_UP_S:
-            self._become(False)
+        with contextlib.suppress(LeaseLost):
+            self.check()
 
     async def _try(self, now_s: float) -> bool:
         lease = await self._api.get(self._ref)
