@@ -40,6 +40,9 @@ OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
 
 START_PAUSE_S = 1.0
 
+DEAF_RESYNC_S = 15.0
+"""Between lists of everything, while watches are deaf because the API server's history went back."""
+
 STUCK_S = 120.0
 """A look that takes longer is stuck: a pool's requests all have bounds that add up to less."""
 
@@ -134,18 +137,19 @@ class Operator:
             self.queue.add(pool_of(pool))
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
-        labels = "" if kind is POOL else OWN
+        labels, asked = "" if kind is POOL else OWN, self.seen.mark(kind)
         try:
             listed, version = await self.api.list(kind, namespace, labels=labels)
         except ApiRefused as refused:
             if refused.code == 404 and kind.optional:
                 return
             raise
-        self.seen.replace(kind, namespace, listed, version)
+        self.seen.replace(kind, namespace, listed, version, asked)
 
     async def _resync_forever(self) -> None:
         while True:
-            await asyncio.sleep(self.options.resync_s)
+            deaf = self.seen.behind
+            await asyncio.sleep(min(self.options.resync_s, DEAF_RESYNC_S) if deaf else self.options.resync_s)
             try:
                 await self.resync()
             except (ApiRefused, ApiUnreachable) as error:
