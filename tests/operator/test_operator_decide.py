@@ -5,10 +5,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from clusterless.memory_api import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.decide import Action, Apply, Conflict, Delete, Reason, decide
+from penstock_operator.decide import Action, Apply, Conflict, Delete, LeftOut, Reason, decide
 from penstock_operator.manifest import Manifest, Owner, Ref, ref_of
+from penstock_operator.names import FIELD_MANAGER
 
 Want = Callable[..., dict[str, Manifest]]
 OURS = Owner("llama", "apps", "uid-of-llama")
@@ -27,7 +29,7 @@ def words(actions: tuple[Action, ...]) -> list[tuple[str, str]]:
 
 
 def _ref(action: Action) -> Ref:
-    return ref_of(action.manifest) if isinstance(action, Apply) else action.ref
+    return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
 
 
 def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
@@ -52,6 +54,31 @@ def test_what_somebody_changed_has_drifted_and_says_where(want: Want) -> None:
     assert (action.reason, action.drift) == (
         Reason.DRIFTED,
         ("spec.template.spec.containers[router].image",),
+    )
+
+
+def sent(manifest: Manifest) -> Manifest:
+    """As the API server has it right after the operator applied it: every field is the operator's."""
+    kept = stored(manifest)
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields_of(manifest)}
+    kept["metadata"]["managedFields"] = [entry]
+    return kept
+
+
+def test_what_admission_changed_is_left_as_it_is(want: Want) -> None:
+    wanted = want()
+    seen = {name: sent(each) for name, each in wanted.items()}
+    template = seen["Deployment/llama-router"]["spec"]["template"]["spec"]
+    template["containers"][0]["image"] = "mirror.example/router:1"
+    assert decide(tuple(wanted.values()), list(seen.values()), OURS) == ()
+
+
+def test_what_the_api_server_leaves_out_is_said_and_not_sent_again(want: Want) -> None:
+    wanted = want()
+    seen = {name: sent(each) for name, each in wanted.items()}
+    del seen["Deployment/llama-router"]["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert decide(tuple(wanted.values()), list(seen.values()), OURS) == (
+        LeftOut(wanted["Deployment/llama-router"], ("spec.template.spec.containers[router].image",)),
     )
 
 

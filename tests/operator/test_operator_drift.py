@@ -1,11 +1,14 @@
 """Where an object differs from what was asked for, and where it only looks so."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
+from clusterless.memory_api import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.drift import drift
+from penstock_operator.drift import Difference, differences, drift
+from penstock_operator.names import FIELD_MANAGER
 from penstock_operator.quantity import quantity
 
 CONTAINERS = {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]}
@@ -117,6 +120,121 @@ def test_drift_is_named_by_its_path(wanted: Any, seen: Any, paths: list[str]) ->
     assert drift(wanted, seen) == tuple(paths)
 
 
+WANTED: dict[str, Any] = {
+    "metadata": {"name": "chat", "labels": {"a": "1"}},
+    "spec": {
+        "replicas": 2,
+        "selector": {"pool": "chat"},
+        "template": {
+            "containers": [
+                {"name": "router", "image": "router:1", "args": ["-v"], "ports": [{"containerPort": 80}]},
+                {"name": "logs", "resources": {"limits": {"memory": "1Gi"}}},
+            ]
+        },
+    },
+}
+
+
+def owned(of: dict[str, Any], manager: str = FIELD_MANAGER) -> dict[str, Any]:
+    """An object of which a manager owns all that is in `of`."""
+    entry = {"manager": manager, "operation": "Apply", "fieldsV1": fields_of(of)}
+    found = deepcopy(WANTED)
+    found["metadata"]["managedFields"] = [
+        {"manager": FIELD_MANAGER, "operation": "Apply", "subresource": "status", "fieldsV1": {}},
+        {"manager": "kubectl", "operation": "Update", "fieldsV1": fields_of(WANTED)},
+        entry,
+    ]
+    return found
+
+
+def change(document: dict[str, Any], path: str, value: Any) -> None:
+    *steps, last = [int(step) if step.isdigit() else step for step in path.split("/")]
+    place: Any = document
+    for step in steps:
+        place = place[step]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+
+
+CHANGES = [
+    ("spec/replicas", 3, "spec.replicas"),
+    ("spec/replicas", None, "spec.replicas"),
+    ("spec/selector", {"pool": "chat", "more": "1"}, "spec.selector"),
+    ("metadata/labels/a", "2", "metadata.labels.a"),
+    ("spec/template/containers/0/image", "mirror/router:1", "spec.template.containers[router].image"),
+    ("spec/template/containers/0/args", ["-v", "-q"], "spec.template.containers[router].args"),
+    (
+        "spec/template/containers/0/ports",
+        [{"containerPort": 81}],
+        "spec.template.containers[router].ports[80]",
+    ),
+    ("spec/template/containers/1", None, "spec.template.containers[logs]"),
+    (
+        "spec/template/containers/1/resources/limits/memory",
+        "2Gi",
+        "spec.template.containers[logs].resources.limits.memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), CHANGES)
+def test_field_that_is_still_the_operators_was_changed_by_admission(path: str, value: Any, told: str) -> None:
+    seen = owned(WANTED)
+    change(seen, path, value)
+    assert drift(WANTED, seen) == ()
+    assert differences(WANTED, seen) == (
+        Difference(told, absent="ports" in path or value is None, owned=True),
+    )
+
+
+@pytest.mark.parametrize(("path", "value", "told"), CHANGES)
+def test_field_that_another_manager_has_taken_drifts(path: str, value: Any, told: str) -> None:
+    left = deepcopy(WANTED)
+    change(left, path.removesuffix("/limits/memory").removesuffix("/a"), None)
+    seen = owned(left)
+    change(seen, path, value)
+    assert drift(WANTED, seen) == (told,)
+
+
+@pytest.mark.parametrize(
+    "of_others",
+    [owned(WANTED, "somebody"), {**WANTED, "metadata": {}}],
+    ids=["another manager's", "nobody says"],
+)
+def test_object_that_the_operator_owns_nothing_of_drifts(of_others: dict[str, Any]) -> None:
+    seen = deepcopy(of_others)
+    change(seen, "spec/replicas", 3)
+    assert "spec.replicas" in drift(WANTED, seen)
+
+
+@pytest.mark.parametrize("path", ["resources/limits", "resources/limits/memory"])
+def test_limit_that_admission_removed_was_changed(path: str) -> None:
+    seen = owned(WANTED)
+    change(seen, f"spec/template/containers/1/{path}", None)
+    (difference,) = differences(WANTED, seen)
+    assert (difference.owned, difference.absent) == (True, False)
+
+
+def test_entry_whose_fields_are_all_taken_drifts() -> None:
+    seen = owned(WANTED)
+    containers = seen["metadata"]["managedFields"][-1]["fieldsV1"]["f:spec"]["f:template"]["f:containers"]
+    containers['k:{"name":"router"}'] = {}
+    change(seen, "spec/template/containers/0/image", "other:1")
+    assert drift(WANTED, seen) == ("spec.template.containers[router].image",)
+
+
+def test_key_of_an_entry_that_is_left_out_has_its_default() -> None:
+    wanted = {"spec": {"ports": [{"containerPort": 80, "name": "http"}]}}
+    seen: dict[str, Any] = {"spec": {"ports": [{"containerPort": 80, "protocol": "TCP", "name": "web"}]}}
+    fields: dict[str, Any] = {
+        "f:spec": {"f:ports": {'k:{"containerPort":80,"protocol":"TCP"}': {"f:name": {}}}}
+    }
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
+    assert drift(wanted, {**seen, "metadata": {"managedFields": [entry]}}) == ()
+
+
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 JSON = st.recursive(
     SCALARS,
@@ -127,7 +245,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_nothing_drifts_from_itself(value: Any) -> None:
-    assert drift(value, value) == ()
+    assert drift({"spec": value}, {"spec": value}) == ()
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=3), st.dictionaries(st.text(max_size=4), JSON))

@@ -5,15 +5,15 @@ its CRD is no reason to serve nothing. What was refused becomes problems for the
 looked at again soon. A server that does not answer ends the look: nothing else would fare better.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import structlog
 
 from penstock_operator.cluster.api import Api, ApiRefused
 from penstock_operator.cluster.seen import Seen
-from penstock_operator.decide import Action, Apply, Conflict, Delete, Reason
+from penstock_operator.decide import Action, Apply, Conflict, Delete, LeftOut, Reason
 from penstock_operator.diagnosis import Cause, Problem, component_of
-from penstock_operator.drift import drift
+from penstock_operator.drift import differences
 from penstock_operator.manifest import Manifest, Ref, ref_of
 from penstock_operator.metrics import Metrics
 
@@ -43,24 +43,27 @@ async def carry_out(actions: Iterable[Action], api: Api, seen: Seen, metrics: Me
 
 def ref_in(action: Action) -> Ref:
     """The object that an action is about."""
-    return ref_of(action.manifest) if isinstance(action, Apply) else action.ref
+    return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
 
 
 async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
     match action:
         case Apply(manifest, reason):
-            made = await _mend(manifest, api) if reason is Reason.DRIFTED else await api.apply(manifest)
+            made = await _restore(manifest, api) if reason is Reason.DRIFTED else await api.apply(manifest)
+            problem = not_kept(manifest, made)
             if watched(manifest):
                 seen.note(made)
-            return not_kept(manifest, made)
+            return problem
         case Delete(ref, uid):
             await api.delete(ref, uid)
         case Conflict(_, message):
             return Problem(Cause.NAME_TAKEN, message)
+        case LeftOut(manifest, fields):
+            return _left_out(manifest, fields)
     return None
 
 
-async def _mend(manifest: Manifest, api: Api) -> Manifest:
+async def _restore(manifest: Manifest, api: Api) -> Manifest:
     """Apply; where what somebody put beside ours cannot be there together with it, put ours in its place.
 
     Server-side apply never removes an entry that another wrote, not even where both together are invalid.
@@ -75,11 +78,24 @@ async def _mend(manifest: Manifest, api: Api) -> Manifest:
 
 
 def not_kept(manifest: Manifest, made: Manifest) -> Problem | None:
-    """What the API server took and left out without a word: fields whose feature it has switched off."""
-    fields = drift(manifest, made)
-    if not fields:
-        return None
-    message = f"{ref_of(manifest)}: the API server does not keep {', '.join(fields)}: it has that feature off"
+    """Return the fields of a manifest that the API server left out of what it made, as a problem.
+
+    Values that admission changed are none: they are logged.
+    """
+    differs = differences(manifest, made)
+    changed = [each.path for each in differs if not each.absent]
+    if changed:
+        log.info("changed by admission", what=str(ref_of(manifest)), fields=changed)
+    left_out = [each.path for each in differs if each.absent]
+    return _left_out(manifest, left_out) if left_out else None
+
+
+def _left_out(manifest: Manifest, fields: Sequence[str]) -> Problem:
+    """Fields that the API server took and left out without a word."""
+    message = (
+        f"{ref_of(manifest)}: the API server does not keep {', '.join(fields)}: "
+        "it has that feature off, or an admission webhook removes it"
+    )
     return Problem(Cause.API_REFUSED, message, component_of(manifest))
 
 
@@ -91,5 +107,5 @@ def watched(manifest: Manifest) -> bool:
 def _refusal(action: Action, refused: ApiRefused) -> Problem:
     quota = "exceeded quota" in str(refused)
     cause = Cause.QUOTA_EXCEEDED if quota else Cause.API_REFUSED
-    component = component_of(action.manifest) if isinstance(action, Apply) else None
+    component = component_of(action.manifest) if isinstance(action, Apply | LeftOut) else None
     return Problem(cause, f"{ref_in(action)}: {refused}", component)

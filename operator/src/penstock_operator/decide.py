@@ -2,7 +2,7 @@
 
 Three rules. Apply what is missing, changed or drifted. Delete what this pool owns and no longer wants. Touch
 nothing else: an object of a wanted name that this pool does not own is a conflict for a person to solve, and
-says so in the pool's status.
+says so in the pool's status. So does a field that the API server leaves out however often it is sent.
 
 Ownership is the ownerReference with this pool's uid (a name alone could be an earlier pool's). To be deleted
 an object has to carry the operator's label besides: two marks that no accident makes.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_operator.drift import drift
+from penstock_operator.drift import Difference, differences
 from penstock_operator.manifest import Manifest, Owner, Ref, ref_of
 from penstock_operator.names import FIELD_MANAGER, MANAGED_BY, WANTED_ANNOTATION
 
@@ -24,6 +24,7 @@ class Reason(StrEnum):
     CHANGED = "changed"  # the pool or the operator wants something else than it did
     DRIFTED = "drifted"  # the same is wanted, somebody changed the object
     ORPHANED = "orphaned"  # this pool's, and no longer wanted
+    LEFT_OUT = "left_out"  # sent, and the API server does not keep it
     NOT_OURS = "not_ours"  # wanted, but the name is taken by somebody else's object
 
 
@@ -57,7 +58,16 @@ class Conflict:
     reason: Reason = Reason.NOT_OURS
 
 
-Action = Apply | Delete | Conflict
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Do nothing: the API server has taken this manifest, and left out these fields."""
+
+    manifest: Manifest
+    fields: tuple[str, ...]
+    reason: Reason = Reason.LEFT_OUT
+
+
+Action = Apply | Delete | Conflict | LeftOut
 
 
 def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -> tuple[Action, ...]:
@@ -65,8 +75,8 @@ def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -
 
     seen: every object in the pool's namespace that carries the label `penstock.dev/pool` of this pool, and
         every object, whosever, that has the kind and name of a wanted one.
-    Applies come first and in the order of `wanted`, then deletions, conflicts last. An object that is being
-    deleted is left alone until it is gone.
+    Applies come first and in the order of `wanted`, then deletions, last what only a person can solve. An
+    object that is being deleted is left alone until it is gone.
     """
     there = {ref_of(manifest): manifest for manifest in seen}
     steps = [_towards(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
@@ -77,11 +87,11 @@ def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -
         if ref not in still_wanted and _may_be_deleted(manifest, owner)
     ]
     applies = [step for step in steps if isinstance(step, Apply)]
-    conflicts = [step for step in steps if isinstance(step, Conflict)]
-    return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *conflicts)
+    problems = [step for step in steps if isinstance(step, Conflict | LeftOut)]
+    return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *problems)
 
 
-def _towards(wanted: Manifest, seen: Manifest | None, owner: Owner) -> Apply | Conflict | None:
+def _towards(wanted: Manifest, seen: Manifest | None, owner: Owner) -> Apply | Conflict | LeftOut | None:
     """What to do about one wanted object."""
     if seen is None:
         return Apply(wanted, Reason.MISSING)
@@ -89,11 +99,18 @@ def _towards(wanted: Manifest, seen: Manifest | None, owner: Owner) -> Apply | C
         return Conflict(ref_of(wanted), _whose(seen))
     if _leaving(seen):
         return None
-    differs = drift(wanted, seen)
     asked_before = _annotation(seen, WANTED_ANNOTATION)
     if asked_before not in (None, _annotation(wanted, WANTED_ANNOTATION)):
         return Apply(wanted, Reason.CHANGED)
-    return Apply(wanted, Reason.DRIFTED, differs) if differs else None
+    return _about_fields(wanted, differences(wanted, seen))
+
+
+def _about_fields(wanted: Manifest, differs: Sequence[Difference]) -> Apply | LeftOut | None:
+    """What to do about an object that was asked for as it is wanted now."""
+    if taken := tuple(each.path for each in differs if not each.owned):
+        return Apply(wanted, Reason.DRIFTED, taken)
+    left_out = tuple(each.path for each in differs if each.absent)
+    return LeftOut(wanted, left_out) if left_out else None
 
 
 def _owned(manifest: Manifest, owner: Owner) -> bool:

@@ -1,18 +1,25 @@
 """Where an object differs from what was asked for.
 
-The API server fills in defaults, other controllers add fields, and quantities come back in another writing.
+The API server fills in defaults, other controllers add fields, and quantities come back in another notation.
 So what is compared is what was asked for and nothing else: everything that the manifest says has to be there,
 whatever else is there too. Lists that are maps are compared entry by entry; all other lists whole, because
 that is how server-side apply owns them.
+
+A difference is drift where another manager has taken the field. Where the field is still the operator's, the
+value came with the operator's own write: a mutating webhook or policy has changed what was sent, such as an
+image's registry, and would do so again. Such a field is left as it is.
 
 A field asked for with an empty value (`{}`, `[]`, `""`, 0, false) is also met by its absence: the server
 drops many of those. Not so the few whose absence means something else.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from penstock_operator.list_keys import list_key
+from penstock_operator.manifest import Manifest
+from penstock_operator.ownership import Fields, of_entry, of_field, owned_fields
 from penstock_operator.quantity import quantity
 
 _ABSENT = object()
@@ -38,38 +45,69 @@ _WHOLE_MAPS = frozenset(
 _OF_QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "averageValue"})
 
 
-def drift(wanted: Any, seen: Any) -> tuple[str, ...]:
-    """Paths of the fields of `wanted` that `seen` does not have so, in order; empty where it has them all."""
-    return tuple(_differences("", "", wanted, seen))
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of an object that is not as it was asked for.
+
+    absent: the object has no such field. A limit or request that is gone counts as changed: adjusters of
+        resources remove them, and the API server never does.
+    owned: the field is still the operator's, so that no other manager wrote this value: admission changed it,
+        or the API server does not know it.
+    """
+
+    path: str
+    absent: bool
+    owned: bool
 
 
-def _differences(path: str, field: str, wanted: Any, seen: Any) -> Iterator[str]:
+def differences(wanted: Manifest, seen: Manifest) -> tuple[Difference, ...]:
+    """Fields of `wanted` that `seen` does not have so, in order. Not owned, where `seen` names no owners."""
+    return tuple(_differences("", "", wanted, seen, owned_fields(seen)))
+
+
+def drift(wanted: Manifest, seen: Manifest) -> tuple[str, ...]:
+    """Paths of the fields that somebody else has changed, in order; empty where nobody has."""
+    return tuple(each.path for each in differences(wanted, seen) if not each.owned)
+
+
+def _differences(path: str, field: str, wanted: Any, seen: Any, owned: Fields | None) -> Iterator[Difference]:
     if isinstance(wanted, dict) and isinstance(seen, dict):
         if field in _WHOLE_MAPS and seen.keys() - wanted.keys():
-            yield path
+            yield Difference(path, absent=False, owned=_whole(owned))
         for name, value in wanted.items():
             inner = field if field in _OF_QUANTITIES else name
-            yield from _differences(_join(path, name), inner, value, seen.get(name, _ABSENT))
+            yield from _differences(
+                _join(path, name), inner, value, seen.get(name, _ABSENT), of_field(owned, name)
+            )
     elif isinstance(wanted, list) and isinstance(seen, list):
-        yield from _list_differences(path, field, wanted, seen)
+        yield from _list_differences(path, field, wanted, seen, owned)
     elif not _same(field, wanted, seen):
-        yield path
+        absent = (seen is _ABSENT or seen is None) and field not in _OF_QUANTITIES
+        yield Difference(path, absent, owned=owned is not None)
 
 
-def _list_differences(path: str, field: str, wanted: list[Any], seen: list[Any]) -> Iterator[str]:
+def _list_differences(
+    path: str, field: str, wanted: list[Any], seen: list[Any], owned: Fields | None
+) -> Iterator[Difference]:
     key = list_key(field, wanted)
     if key is None:
         if len(wanted) != len(seen):
-            yield path
+            yield Difference(path, absent=False, owned=_whole(owned))
             return
         for index, (one, other) in enumerate(zip(wanted, seen, strict=True)):
-            yield from _differences(f"{path}[{index}]", field, one, other)
+            yield from _differences(f"{path}[{index}]", field, one, other, of_entry(owned, one))
         return
     there = {item.get(key): item for item in seen if isinstance(item, dict)}
     for item in wanted:
-        yield from _differences(f"{path}[{item[key]}]", "", item, there.get(item[key], _ABSENT))
+        name = item[key]
+        yield from _differences(f"{path}[{name}]", "", item, there.get(name, _ABSENT), of_entry(owned, item))
     if field in _ORDERED and not _in_order([item[key] for item in wanted], list(there)):
-        yield path
+        yield Difference(path, absent=False, owned=False)
+
+
+def _whole(owned: Fields | None) -> bool:
+    """Whether a tree owns everything under it: Kubernetes replaces such a list or map whole."""
+    return owned is not None and not owned
 
 
 def _in_order(wanted: list[Any], seen: list[Any]) -> bool:

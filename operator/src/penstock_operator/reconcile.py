@@ -137,13 +137,17 @@ class Reconciler:
     async def _decide(
         self, wanted: Sequence[Manifest], there: Sequence[Manifest], owner: Owner
     ) -> Sequence[Action]:
-        """Decide. What seems to be missing is looked up: it may be somebody else's, so not watched."""
+        """Decide. What seems to be missing or drifted is read from the API server.
+
+        The cache has no objects without the operator's label, and of no object who owns its fields: that is
+        most of an object's size, and rarely asked for.
+        """
         actions = decide(wanted, there, owner)
-        missing = [a.manifest for a in actions if isinstance(a, Apply) and a.reason is Reason.MISSING]
-        unseen = [ref_of(manifest) for manifest in missing if watched(manifest)]
-        if not unseen:
+        unsure = [a.manifest for a in actions if isinstance(a, Apply) and a.reason is not Reason.CHANGED]
+        refs = [ref_of(manifest) for manifest in unsure if watched(manifest)]
+        if not refs:
             return actions
-        found = await asyncio.gather(*(self.api.get(ref) for ref in unseen))
+        found = await asyncio.gather(*(self.api.get(ref) for ref in refs))
         return decide(wanted, [*there, *(one for one in found if one is not None)], owner)
 
     async def _problems(self, key: PoolKey, scene: Scene, failed: Sequence[Problem]) -> tuple[Problem, ...]:
