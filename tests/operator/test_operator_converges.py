@@ -1,0 +1,173 @@
+"""A pool reaches what is wanted, whatever the API server fails at meanwhile: in virtual time."""
+
+import asyncio
+import random
+from copy import deepcopy
+from typing import Any
+
+from clusterless.memory_api import MemoryApi
+from clusterless.virtual_time import now_s, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_operator.cluster.api import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.kinds import POOL, WATCHED
+from penstock_operator.cluster.seen import PoolKey, Seen
+from penstock_operator.drift import differences
+from penstock_operator.manifest import Manifest, Owner, Ref
+from penstock_operator.metrics import Metrics
+from penstock_operator.plan import plan
+from penstock_operator.reconcile import Reconciler
+from penstock_operator.settings import Settings
+from penstock_operator.status import condition
+from penstock_pool import parse_pool
+from prometheus_client import CollectorRegistry
+
+KEY = PoolKey("team", "chat")
+REF = Ref(POOL.api_version, POOL.kind, *KEY)
+SETTINGS = Settings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
+TROUBLE_S, CALM_S = 60.0, 60.0
+RESYNC_S = 20.0
+
+
+def pool_document(**spec: Any) -> Manifest:
+    return {
+        "apiVersion": POOL.api_version,
+        "kind": POOL.kind,
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
+        "spec": {
+            "model": {"name": "llama"},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+            "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
+            "replicas": 2,
+        }
+        | spec,
+    }
+
+
+class NoRouters:
+    """None of the pool's routers is up."""
+
+    async def ask(self, pods: object) -> tuple[()]:
+        return ()
+
+
+class Cluster:
+    """An API server that fails, people who meddle, and one operator."""
+
+    def __init__(self, seed: int, admit: bool) -> None:
+        self.chance = random.Random(seed)
+        self.api = MemoryApi(chance=self.chance, admit=mirrored if admit else lambda manifest: manifest)
+        self.api.store(pool_document(), "kubectl")
+        self.cache = Seen()
+        metrics = Metrics(CollectorRegistry())
+        api: Any = self.api
+        routers: Any = NoRouters()
+        self.reconciler = Reconciler(api, self.cache, routers, SETTINGS, metrics)
+
+    async def resync(self) -> None:
+        for kind in (POOL, *WATCHED):
+            asked = self.cache.mark(kind)
+            listed, version = await self.api.list(kind)
+            self.cache.replace(kind, None, listed, version, asked)
+
+    async def operate(self) -> None:
+        """Reconcile again and again; what fails is tried again a little later."""
+        resynced_s = -RESYNC_S
+        while True:
+            try:
+                if now_s() - resynced_s >= RESYNC_S:
+                    await self.resync()
+                    resynced_s = now_s()
+                await self.reconciler.look(KEY)
+            except (ApiRefused, ApiUnreachable):
+                pass
+            await asyncio.sleep(self.chance.uniform(0.1, 2.0))
+
+    async def watch(self) -> None:
+        """Tell of objects now and then: late, in any order, and not of all."""
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.1, 3.0))
+            if self.api.objects and self.chance.random() < 0.8:
+                self.cache.note(deepcopy(self.chance.choice(list(self.api.objects.values()))))
+
+    async def meddle(self) -> None:
+        """People and controllers change and delete objects, and change the pool."""
+        while now_s() < TROUBLE_S:
+            await asyncio.sleep(self.chance.uniform(1.0, 10.0))
+            owned = [ref for ref in self.api.objects if ref.kind not in (POOL.kind, "Event")]
+            if self.chance.random() < 0.3 or not owned:
+                self._change_pool()
+                continue
+            ref = self.chance.choice(owned)
+            if self.chance.random() < 0.5:
+                self.cache.forget(self.api.objects.pop(ref))
+            else:
+                self._change(ref)
+
+    def _change_pool(self) -> None:
+        """Its generation is the API server's to count."""
+        changed = pool_document(replicas=self.chance.randint(1, 5))
+        changed["metadata"]["generation"] = self.api.objects[REF]["metadata"]["generation"] + 1
+        self.api.store(changed, "kubectl")
+
+    def _change(self, ref: Ref) -> None:
+        there = self.api.objects[ref]
+        body = {"apiVersion": ref.api_version, "kind": ref.kind}
+        labels = {name: "changed" for name in there["metadata"]["labels"]}
+        labels["penstock.dev/pool"] = KEY.name  # without it, it would be no longer the operator's to watch
+        self.api.store(
+            {**body, "metadata": {"name": ref.name, "namespace": ref.namespace, "labels": labels}}, "kubectl"
+        )
+
+    def wrong(self) -> list[str]:
+        """What is not as the pool wants it, by what the API server has."""
+        document = self.api.objects[REF]
+        metadata = document["metadata"]
+        pool = parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
+        assert pool.spec.replicas
+        owner = Owner(KEY.name, KEY.namespace, metadata["uid"])
+        wanted = plan(pool, document, (), SETTINGS, None).wanted or ()
+        found = []
+        for manifest in wanted:
+            ref = Ref(manifest["apiVersion"], manifest["kind"], owner.namespace, manifest["metadata"]["name"])
+            there = self.api.objects.get(ref)
+            if there is None:
+                found.append(f"{ref} is missing")
+            else:
+                found += [f"{ref} {each.path}" for each in differences(manifest, there) if not each.owned]
+        return found
+
+
+def mirrored(manifest: Manifest) -> Manifest:
+    """Admission by a registry's mirror: whatever the operator sends, images are others."""
+    for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
+        container["image"] = f"mirror.example/{container['image']}"
+    return manifest
+
+
+async def converges(seed: int, failing: float, admit: bool) -> None:
+    cluster = Cluster(seed, admit)
+    cluster.api.failing = failing
+    running = [asyncio.create_task(each) for each in (cluster.operate(), cluster.watch(), cluster.meddle())]
+    await asyncio.sleep(TROUBLE_S)
+    cluster.api.failing = 0.0
+    await asyncio.sleep(CALM_S)
+    written = len(cluster.api.writes)
+    await asyncio.sleep(CALM_S)
+    for task in running:
+        task.cancel()
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    assert not [end for end in ends if isinstance(end, Exception)], ends
+    assert cluster.wrong() == []
+    status = cluster.api.objects[REF]["status"]
+    assert status["observedGeneration"] == cluster.api.objects[REF]["metadata"]["generation"]
+    degraded = condition(status, "Degraded")
+    assert degraded is not None
+    assert degraded["status"] == "False", degraded
+    assert cluster.api.writes[written:] == [], "it goes on writing"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.0, 0.4), st.booleans())
+def test_pool_is_as_wanted_once_the_api_server_works_again(seed: int, failing: float, admit: bool) -> None:
+    run(converges(seed, failing, admit))
