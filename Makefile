@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units proto proto-check crds clean \
+.PHONY: help setup demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator
 
@@ -67,6 +67,10 @@ units: setup # core apart, with its coverage: decisions are tested in full, by d
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real --ignore=tests/vllm_plugin \
 	  --ignore=tests/vllm_serving -n 2 --dist loadfile
+
+explore: export GRPC_VERBOSITY := ERROR
+explore: setup ## every property with other examples on each run, ten times as many; prints the seed of what fails
+	@$(BIN)/pytest -m hypothesis --hypothesis-profile=explore --timeout 3600 -n 2 --dist worksteal $(or $(ONLY),tests)
 
 cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null

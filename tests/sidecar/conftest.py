@@ -93,6 +93,12 @@ class Exchange:
 Script = Callable[[Exchange], Awaitable[None]]
 
 
+async def _ended(reader: asyncio.StreamReader) -> None:
+    """Until the client closes its connection, or loses it."""
+    with contextlib.suppress(ConnectionError):
+        await reader.read(1)
+
+
 class Engine:
     """An HTTP engine of a test's making. Requests go to `script`; without one the test answers them."""
 
@@ -161,7 +167,7 @@ class Engine:
         task = asyncio.create_task(self._scripted(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        gone = asyncio.create_task(reader.read(1))
+        gone = asyncio.create_task(_ended(reader))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             exchange.closed.set()

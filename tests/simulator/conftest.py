@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
+from patience import eventually
 from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
@@ -95,9 +96,7 @@ class RealTime:
 
     async def until(self, holds: Callable[[EngineState], bool]) -> None:
         """Wait for a condition of the engine's state."""
-        async with asyncio.timeout(20):
-            while not holds(self.loop.state):  # noqa: ASYNC110  # it changes in the engine, which tells nobody
-                await asyncio.sleep(0.002)
+        await eventually(lambda: holds(self.loop.state))
 
 
 @pytest.fixture
@@ -115,6 +114,7 @@ def real_time() -> Callable[..., object]:
         speculation: Speculation | None = None,
     ) -> AsyncIterator[RealTime]:
         model = TimeModel("quick", (Term(1e-6, step_s),))
+        report_socket = ReportSocket(report_to, print) if report_to else None
         accepted = Drafter(speculation.acceptance if speculation else 0.0, seed=1).accepted
         state = EngineState(kv_tokens, Limits(batch_tokens=2048, running=64), accept=accepted)
         metrics = EngineMetrics("tiny", state)
@@ -124,7 +124,7 @@ def real_time() -> Callable[..., object]:
             belief=Belief(model),
             drafting=Drafting(speculation),
             truth=ExactTruth(model),
-            reports=StateReports(ReportSocket(report_to, print) if report_to else None),
+            reports=StateReports(report_socket),
             metrics=metrics,
         )
         api = EngineApi(
@@ -148,5 +148,7 @@ def real_time() -> Callable[..., object]:
                 yield RealTime(loop, address, client)
         finally:
             stepping.cancel()
+            if report_socket is not None:
+                report_socket.close()
 
     return run

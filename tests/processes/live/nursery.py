@@ -28,7 +28,8 @@ class Nursery:
     """Call it to start a process, as `Process` is called."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        folders = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
         self._forker = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,

@@ -1,0 +1,38 @@
+"""Waiting gives what was waited for, and says what never came."""
+
+import asyncio
+
+import pytest
+from patience import answered, eventually, until
+
+
+def test_what_was_found_is_returned() -> None:
+    looks = iter([None, 0, "found"])
+    assert until(lambda: next(looks)) == "found"
+
+
+def test_what_never_comes_is_named() -> None:
+    with pytest.raises(AssertionError, match="never saw: a miracle"):
+        until(lambda: False, "a miracle", within_s=0)
+
+
+def test_a_condition_without_a_name_is_named_by_its_place() -> None:
+    with pytest.raises(AssertionError, match=r"test_patience\.py:"):
+        until(lambda: False, within_s=0)
+
+
+async def test_others_run_while_a_coroutine_waits() -> None:
+    done: list[str] = []
+    asyncio.get_running_loop().call_soon(done.append, "this")
+    assert await eventually(lambda: done) == ["this"]
+
+
+async def test_what_is_asked_for_is_asked_again() -> None:
+    answers = iter([None, "yes"])
+
+    async def ask() -> str | None:
+        return next(answers)
+
+    assert await answered(ask) == "yes"
+    with pytest.raises(AssertionError, match=r"test_patience\.py:"):
+        await eventually(lambda: False, within_s=0)
