@@ -8,8 +8,8 @@ import openai
 import pytest
 from live.pool import LivePool
 from live.raw_http import chat, post
-from live.waiting import until
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import until
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 ENDLESS: dict[str, Any] = {"max_tokens": 8000, "extra_body": {"ignore_eos": True}}

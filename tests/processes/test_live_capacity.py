@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live.waiting import until
+from patience import until
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
 CHILDREN = "/proc/{pid}/task/{pid}/children"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import openai
 import pytest
 from live.pool import Kind, LivePool
-from live.waiting import until
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import until
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 LONG_PROMPT = list(range(1, 3001))

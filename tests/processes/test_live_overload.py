@@ -13,7 +13,7 @@ import openai
 import pytest
 from live.open_pool import OpenPool
 from live.pool import LivePool
-from live.waiting import until
+from patience import until
 
 KV_TOKENS = 8192
 PROMPT = list(range(1, 6001))

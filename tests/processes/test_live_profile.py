@@ -8,7 +8,7 @@ import grpc
 import pytest
 from live.pool_file import write_pool
 from live.process import Process
-from live.waiting import until
+from patience import until
 from penstock_core.timing.time_model import BatchWork, from_json
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub

@@ -8,7 +8,7 @@ import openai
 import pytest
 from live.pool import LivePool
 from live.redis import PROGRAM, RedisServer
-from live.waiting import until
+from patience import until
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
 ROUTERS = ("main", "second")

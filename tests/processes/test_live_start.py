@@ -9,7 +9,7 @@ import pytest
 from live.pool import LivePool
 from live.pool_file import TIERS, write_pool
 from live.process import Process
-from live.waiting import until
+from patience import until
 
 FLAGS = {
     "penstock-engine": ["--port", "0"],

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import openai
 import pytest
 from live.pool import Kind, LivePool
-from live.waiting import until
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import until
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 TOKENS = 120

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from live.pool_file import MODEL, write_pool
 from live.process import Process
-from live.waiting import until
+from patience import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 

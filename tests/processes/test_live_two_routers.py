@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 from live.pool import LivePool
-from live.waiting import until
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import until
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 

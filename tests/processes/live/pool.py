@@ -17,7 +17,7 @@ import httpx
 import openai
 from live.pool_file import MODEL, write_pool
 from live.process import Process, Started
-from live.waiting import until
+from patience import until
 
 Kind = Literal["engine", "sidecar", "router"]
 REPLICA: tuple[Kind, Kind] = ("engine", "sidecar")

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from live.waiting import PATIENCE_S, until
+from patience import PATIENCE_S, until
 
 BIN = Path(sys.executable).parent
 READY = re.compile(r"^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)", re.MULTILINE)

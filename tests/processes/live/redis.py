@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from live.waiting import until
+from patience import until
 
 PROGRAM = shutil.which("redis-server", path=str(Path(sys.executable).parent)) or shutil.which("redis-server")
 """The environment's own, where it has one for this machine; else the machine's."""
