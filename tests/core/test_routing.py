@@ -13,15 +13,18 @@ from penstock_core.routing.walk import (
     Backup,
     Move,
     NoReplicas,
+    ReplicaLost,
     Try,
     Unattainable,
     Walk,
     lost,
     next_move,
+    passed_over,
     refused,
+    spread_retry_s,
 )
 
-LOST = "lost"
+LOST, RETURNED = "lost", "returned"
 Outcome = Reason | str
 
 
@@ -40,13 +43,14 @@ def walk_with(outcomes: list[Outcome], walk: Walk, there: list[ReplicaLoad]) -> 
         if isinstance(outcome, Reason):
             walk = refused(walk, move, Rejected(outcome, 2.0))
         else:
-            walk = lost(walk, move)
+            walk = lost(walk, move) if outcome == LOST else passed_over(walk, move)
     return [*moves, next_move(walk, there)]
 
 
 BUSY, FULL, NEVER = Reason.PREFILL_BUDGET, Reason.QUEUE_FULL, Reason.NEVER
 DOWN, DRAINING = Reason.ENGINE_DOWN, Reason.DRAINING
 A1, B1, B2, C2, C3 = Try("a", 1), Try("b", 1), Try("b", 2), Try("c", 2), Try("c", 3)
+BACKUP_B = Try("b", 1, backup=True)
 LATER, POINTLESS, NOBODY = Unattainable(3, 2), Unattainable(3, None), NoReplicas()
 REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
 
@@ -61,8 +65,10 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (REJECT, 3, [NEVER, NEVER, NEVER], [A1, B2, C3, POINTLESS]),
         (REJECT, 3, [NEVER, FULL, NEVER], [A1, B2, C3, LATER]),
         (REJECT, 3, [LOST], [A1, B1]),
-        (REJECT, 1, [LOST, LOST], [A1, B1, Try("c", 1)]),
-        (REJECT, 3, [LOST, LOST, LOST], [A1, B1, Try("c", 1), NOBODY]),
+        (REJECT, 1, [RETURNED, LOST], [A1, B1, Try("c", 1)]),
+        (REJECT, 3, [LOST, LOST], [A1, B1, ReplicaLost(2)]),
+        (REJECT, 3, [LOST, BUSY, LOST], [A1, B1, C2, ReplicaLost(2)]),
+        (REJECT, 3, [RETURNED, RETURNED, LOST], [A1, B1, Try("c", 1), NOBODY]),
         (REJECT, 3, [DOWN, DRAINING, LOST], [A1, B1, Try("c", 1), NOBODY]),
         (REJECT, 3, [LOST, BUSY, BUSY], [A1, B1, C2, Unattainable(2, 2)]),
         (BEST_EFFORT, 1, [BUSY], [A1, Try("b", 1, backup=True)]),
@@ -70,7 +76,8 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (BEST_EFFORT, 1, [BUSY, LOST], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
         (BEST_EFFORT, 1, [BUSY, DOWN], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
         (BEST_EFFORT, 1, [NEVER, NEVER], [A1, Try("b", 1, backup=True), Unattainable(1, None)]),
-        (BEST_EFFORT, 3, [LOST, LOST, LOST], [A1, B1, Try("c", 1), NOBODY]),
+        (BEST_EFFORT, 1, [BUSY, LOST, LOST], [A1, BACKUP_B, Try("a", 1, backup=True), ReplicaLost(2)]),
+        (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NOBODY]),
     ],
 )
 def test_the_walk(backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[Move]) -> None:
@@ -105,7 +112,23 @@ def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None]
     assert answer == Unattainable(len(earliest_s), retry_after_s)
 
 
-OUTCOMES = st.sampled_from([LOST, *Reason])
+def test_a_request_that_the_retry_budget_does_not_cover_is_not_sent_again() -> None:
+    walk = lost(Walk(("a", "b"), 3, REJECT), A1, affordable=False)
+    assert next_move(walk, loads("a", "b")) == ReplicaLost(1)
+
+
+@given(st.integers(1, 3600), st.floats(0, 1, exclude_max=True))
+def test_retries_are_spread_over_half_their_wait_and_a_second(retry_s: int, draw: float) -> None:
+    assert retry_s <= spread_retry_s(retry_s, draw) <= min(1.5 * retry_s + 1, 3600)
+    assert spread_retry_s(retry_s, 0.0) == retry_s
+
+
+def test_clients_rejected_together_come_back_apart() -> None:
+    assert {spread_retry_s(1, draw / 10) for draw in range(10)} == {1, 2}
+    assert {spread_retry_s(4, draw / 10) for draw in range(10)} == {4, 5, 6}
+
+
+OUTCOMES = st.sampled_from([LOST, RETURNED, *Reason])
 NAMES = ["a", "b", "c", "d"]
 
 
@@ -127,7 +150,7 @@ def test_every_walk_ends_and_repeats_nothing(
 ) -> None:
     walk, there, outcome_of = story
     tried: set[tuple[str, bool]] = set()
-    answers = 0
+    answers = losses = 0
     while isinstance(move := next_move(walk, seen := there()), Try):
         assert move.replica in {load.name for load in seen}
         assert (move.replica, move.backup) not in tried
@@ -138,14 +161,18 @@ def test_every_walk_ends_and_repeats_nothing(
         if isinstance(outcome, Reason):
             answers += outcome not in OUT_OF_SERVICE and not move.backup
             walk = refused(walk, move, Rejected(outcome))
-        else:
+        elif outcome == LOST:
+            losses += 1
             walk = lost(walk, move)
+        else:
+            walk = passed_over(walk, move)
     assert len(tried) <= 2 * len(NAMES)
-    assert isinstance(move, Unattainable) == (answers > 0)
+    assert isinstance(move, ReplicaLost) == (losses > 1)
+    assert isinstance(move, Unattainable) == (answers > 0 and losses <= 1)
 
 
 @given(walks())
-def test_losing_replicas_turns_nothing_away(
+def test_replicas_that_hand_requests_back_turn_nothing_away(
     story: tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:
     walk, _, _ = story
@@ -153,5 +180,5 @@ def test_losing_replicas_turns_nothing_away(
     for name in walk.left:
         move = next_move(walk, there)
         assert move == Try(name, 1)
-        walk = lost(walk, move)
+        walk = passed_over(walk, move)
     assert next_move(walk, there) == NoReplicas()

@@ -35,7 +35,7 @@ async def test_a_later_versions_time_model_is_read_by_what_is_known_of_it() -> N
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND | {"name": "later", "curvature": [1, 2]}).decode()
     async with house(replica) as router:
-        page = (await router.http.get("/penstock/v1/pool")).json()
+        page = (await router.admin.get("/penstock/v1/pool")).json()
         assert page["time_model"]["name"] == "later"
         assert await serves(router)
 

@@ -10,6 +10,7 @@ What is held for a client that reads slowly is bounded. Past the bound the excha
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
@@ -18,10 +19,16 @@ from penstock_proto import replica_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The replica went away, or said nothing in time."""
+    """The replica went away, or said nothing in time.
+
+    reached: whether the request may have been begun there, which counts as a loss. Else it costs nothing to
+    ask
+        another replica.
+    """
 
     replica: str
     why: str
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Exchange:
     id: within the session.
     verdict: None until the replica has accepted; a rejection is an `end`.
     bound_bytes: most bytes held, where there is a bound.
+    heard_s: when the replica last said something about it. longest_silence_s: how long it may say nothing.
     """
 
     __slots__ = (
@@ -57,7 +65,9 @@ class Exchange:
         "_tokens",
         "_waiter",
         "end",
+        "heard_s",
         "id",
+        "longest_silence_s",
         "verdict",
     )
 
@@ -70,11 +80,17 @@ class Exchange:
         self.id = id
         self.verdict: Admitted | BestEffort | None = None
         self.end: End | None = None
+        self.heard_s, self.longest_silence_s = 0.0, inf
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
         self._chunks: list[bytes] = []
         self._held_bytes = self._tokens = 0
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its output comes token by token."""
+        return self._bound_bytes is not None
 
     @property
     def brought(self) -> bool:

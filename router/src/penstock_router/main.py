@@ -68,7 +68,7 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random, connect = Random(), connect_by(options.tls)
-    rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)))
+    rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)), random)
     listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
     app = RouterApp(
         pool,

@@ -167,7 +167,28 @@ class _Replicas(Collector):
             "Messages of the replica that are unusable.",
             labels=["replica"],
         )
+        ejected = GaugeMetricFamily(
+            "penstock_router_replica_ejected",
+            "Whether the replica is left alone, because it did not answer.",
+            labels=["replica"],
+        )
+        ejections = CounterMetricFamily(
+            "penstock_router_ejections", "Times that the replica was ejected.", labels=["replica"]
+        )
+        stalled = CounterMetricFamily(
+            "penstock_router_stalled_requests",
+            "Requests ended because the replica said nothing about them for far longer than forecast.",
+            labels=["replica"],
+        )
+        replays = GaugeMetricFamily(
+            "penstock_router_replays_left",
+            "Requests that may still be sent again after a loss, by the retry budget.",
+            value=self._rotation.replays_left,
+        )
         for link in self._rotation.links:
+            ejected.add_metric([link.name], float(link.ejection.ejected))
+            ejections.add_metric([link.name], link.ejection.total)
+            stalled.add_metric([link.name], link.stalled)
             ready.add_metric([link.name], float(link.state is LinkState.READY))
             malformed.add_metric([link.name], link.malformed)
         connected = GaugeMetricFamily(
@@ -180,4 +201,4 @@ class _Replicas(Collector):
             "Objects of the cluster that are unusable.",
             value=self._rotation.malformed,
         )
-        return [ready, malformed, connected, unread]
+        return [ready, ejected, ejections, stalled, replays, malformed, connected, unread]

@@ -1,7 +1,8 @@
 """The walk of one request over the replicas, until one of them has something for the client.
 
 The core says whom to ask next; here it is asked. Nothing has been written to the client before this ends, so
-whatever goes wrong up to then is mended by asking the next replica, or answered by a status.
+whatever goes wrong up to then is repaired by asking the next replica, or answered by a status. A request that
+was lost with a replica is sent to one other, as far as the retry budget goes, and then answered.
 """
 
 import asyncio
@@ -14,7 +15,20 @@ import orjson
 import structlog
 from penstock_core.domain.verdict import Admitted, Reason, Rejected
 from penstock_core.routing.replica_load import Asked
-from penstock_core.routing.walk import Backup, NoReplicas, Try, Unattainable, Walk, lost, next_move, refused
+from penstock_core.routing.walk import (
+    REPLAYS,
+    Backup,
+    NoReplicas,
+    ReplicaLost,
+    Try,
+    Unattainable,
+    Walk,
+    lost,
+    next_move,
+    passed_over,
+    refused,
+    spread_retry_s,
+)
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
@@ -67,17 +81,21 @@ class Placement:
 
     async def walk(self, submission: Submission, turn: int) -> Placed:
         """Ask until somebody takes it. Raises ApiError where nobody does, RefusedBehind where one answers."""
+        self.rotation.arrived()
         placed = await self._round(submission, turn, self.settings.backup)
         while isinstance(placed, NoReplicas) and await self._held(submission):
             placed = await self._round(submission, turn, Backup.BEST_EFFORT)
         if isinstance(placed, Placed):
             return placed
+        if isinstance(placed, ReplicaLost):
+            self.outcome.ending, self.outcome.reason = Ending.FAILED, "replica_lost"
+            raise _answer(placed, submission.tier, self.rotation.random.random())
         self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
         if isinstance(placed, NoReplicas):
             self.outcome.reason = "no_replicas"
         never = isinstance(placed, Unattainable) and placed.retry_after_s is None
         self.metrics.demand.decided(self.outcome, never)
-        raise _answer(placed, submission.tier)
+        raise _answer(placed, submission.tier, self.rotation.random.random())
 
     async def _held(self, submission: Submission) -> bool:
         """Wait for a replica; False where there is no waiting. Nobody is refused for having waited."""
@@ -87,11 +105,11 @@ class Placement:
 
     async def _round(
         self, submission: Submission, turn: int, backup: Backup
-    ) -> Placed | Unattainable | NoReplicas:
+    ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
         """Ask those who take work now."""
         order = self.settings.order(self.rotation.loads(), self._asked(submission, turn))
         backup = Backup.REJECT if self.outcome.tier.best_effort else backup
-        walk = Walk(order, self.settings.max_hops, backup)
+        walk = Walk(order, self.settings.max_hops, backup, losses=self.outcome.failovers)
         while isinstance(move := next_move(walk, self.rotation.loads()), Try):
             self.outcome.hops = move.hop
             taken = await self._try(submission, move)
@@ -100,10 +118,15 @@ class Placement:
             if isinstance(taken, Rejected):
                 walk, self.outcome.reason = refused(walk, move, taken), taken.reason.value
             else:
-                walk = lost(walk, move)
-                self.outcome.failovers += 1
                 log.info("lost", request=submission.request_id, replica=taken.replica, why=taken.why)
+                walk = self._after_loss(walk, move, taken)
         return move
+
+    def _after_loss(self, walk: Walk, move: Try, loss: Lost) -> Walk:
+        if not loss.reached:
+            return passed_over(walk, move)
+        self.outcome.failovers += 1
+        return lost(walk, move, affordable=walk.losses < REPLAYS and self.rotation.replays())
 
     def _asked(self, submission: Submission, turn: int) -> Asked:
         """The request as orders see it. A slowdown of a model that is not known yet is no bound."""
@@ -133,6 +156,7 @@ class Placement:
                 while exchange.verdict is None and exchange.end is None:
                     await exchange.changed()
         except TimeoutError:
+            link.ejection.failed()
             return _unanswered(link, asked_s)
         if exchange.verdict is not None:
             admitted = isinstance(exchange.verdict, Admitted)
@@ -149,6 +173,8 @@ class Placement:
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_ENGINE_LOST:
                 return Lost(replica, "its engine was lost")
+            if end.failure == wire.FAILURE_RETURNED:
+                return Lost(replica, "it handed the request back", reached=False)
             self.outcome.ending = Ending.INVALID if 400 <= end.status < 500 else Ending.FAILED
             raise refused_behind(end)
         return None
@@ -178,14 +204,17 @@ def error_body(end: wire.Failed) -> bytes:
     return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()
 
 
-def _answer(move: Unattainable | NoReplicas, tier: str) -> ApiError:
+def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:
+    if isinstance(move, ReplicaLost):
+        return _lost_answer(move.losses, spread_retry_s(1, draw))
     if isinstance(move, NoReplicas):
+        again_s = spread_retry_s(1, draw)
         return ApiError(
             503,
-            "no replica is in service; try again in 1 s",
+            f"no replica is in service; try again in {again_s} s",
             type="no_replicas",
             code="no_replicas",
-            headers=(("retry-after", "1"),),
+            headers=(("retry-after", str(again_s)),),
         )
     where = f"on any of {move.replicas} replicas" if move.replicas > 1 else "on the replica asked"
     if move.retry_after_s is None:
@@ -196,10 +225,29 @@ def _answer(move: Unattainable | NoReplicas, tier: str) -> ApiError:
             code="slo_unattainable",
             headers=(("x-should-retry", "false"),),
         )
+    again_s = spread_retry_s(move.retry_after_s, draw)
     return ApiError(
         429,
-        f"tier '{tier}' cannot start this request in time {where}; try again in {move.retry_after_s} s",
+        f"tier '{tier}' cannot start this request in time {where}; try again in {again_s} s",
         type="slo_unattainable",
         code="slo_unattainable",
-        headers=(("retry-after", str(move.retry_after_s)),),
+        headers=(("retry-after", str(again_s)),),
+    )
+
+
+def _lost_answer(losses: int, again_s: int) -> ApiError:
+    """Answer a request that was lost with its replica. One that two were lost with must not come again by
+    itself."""
+    if losses > REPLAYS:
+        said = f"{losses} replicas were lost with this request, one after the other; it is sent to no other"
+        return ApiError(
+            502, said, type="server_error", code="replica_lost", headers=(("x-should-retry", "false"),)
+        )
+    return ApiError(
+        503,
+        "a replica was lost with this request, and too many others are being sent again; "
+        f"try again in {again_s} s",
+        type="server_error",
+        code="replica_lost",
+        headers=(("retry-after", str(again_s)),),
     )

@@ -7,10 +7,13 @@ exchanges they belong to, in one pass. When the connection breaks, every exchang
 Nothing that a replica sends ends a link, let alone the process. Fields of a later version are ignored. A
 description that cannot be used keeps the session from being opened, a snapshot that makes no sense keeps new
 requests away until the next that does, and an event that cannot be handled fails its own request only.
+
+A replica can also fall silent while its connection stands. HTTP/2 pings find a host that is gone, a
+description that is not answered finds a process that hangs, and `Ejection` keeps requests away from it
+meanwhile. A request about which a replica that talks says nothing for far too long is ended by itself.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
@@ -18,7 +21,9 @@ from time import monotonic
 
 import grpc
 import structlog
+from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.forecast.snapshot import Snapshot, makes_sense
+from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
@@ -28,6 +33,7 @@ from penstock_router import wire_words
 from penstock_router.backoff import Backoff
 from penstock_router.connecting import Connect
 from penstock_router.discovery import Standing
+from penstock_router.ejection import Ejection
 from penstock_router.exchange import Exchange, Lost
 from penstock_router.placed_elsewhere import PlacedElsewhere
 from penstock_router.session_writer import Attempt, SessionWriter
@@ -37,6 +43,16 @@ CONNECT_S = 5.0
 
 DESCRIBE_AGAIN_S = 15.0
 """The engine behind a replica may be another one by now; this often the router asks again what it is."""
+
+MOST_UNANSWERED = 2
+"""Descriptions in a row that a replica may leave unanswered, while it says nothing else, before it counts as
+lost."""
+
+SWEEP_S = 5.0
+"""How often requests are looked through for those of which nothing is heard."""
+
+LONGEST_ANSWER_TOKENS = 2**17
+"""Of a replica that has not told its longest sequence."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
@@ -62,6 +78,10 @@ SET_ASIDE = {
 """What a replica is that would take work and is not to get any."""
 
 
+class Silent(Exception):
+    """The connection stands, and nothing comes."""
+
+
 class ReplicaLink:
     """One replica.
 
@@ -71,6 +91,7 @@ class ReplicaLink:
     time_model: the one in it.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
+    ejection: whether it is left alone for a while. stalled: requests that were ended for want of any news.
     """
 
     def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
@@ -82,7 +103,8 @@ class ReplicaLink:
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.heard_s = 0.0
-        self.malformed = 0
+        self.malformed = self.stalled = 0
+        self.ejection = Ejection(name)
         self._connect, self._backoff = connect, backoff
         self._snapshot, self._told_s = Snapshot(), 0.0
         self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
@@ -121,13 +143,14 @@ class ReplicaLink:
         """Ask the replica. The exchange ends as lost at once where there is no session."""
         exchange = Exchange(next(self._ids), bound_bytes, on_overflow)
         if self._state in (LinkState.CONNECTING, LinkState.LOST):
-            exchange.finish(Lost(self.name, "no connection"))
+            exchange.finish(Lost(self.name, "no connection", reached=False))
             return exchange
         self._carried[exchange.id] = exchange
         tokens = self._unanswered[exchange.id] = tokens_about(len(attempt.submission.body))
         self.placed(self.name, tokens)
         self._idle.clear()
         self._writer.submit(exchange.id, attempt)
+        self.ejection.sent(exchange.id)
         return exchange
 
     def abandon(self, exchange: Exchange) -> None:
@@ -135,6 +158,7 @@ class ReplicaLink:
         if self._carried.get(exchange.id) is exchange:
             self._forget(exchange.id)
             self._writer.cancel(exchange.id)
+            self.ejection.taken_back(exchange.id)
 
     async def idle(self) -> None:
         """Until it carries nothing."""
@@ -151,6 +175,8 @@ class ReplicaLink:
                 why = f"{error.code().name.lower()}: {error.details()}"
             except asyncio.InvalidStateError:
                 why = "the session broke while a frame was written"
+            except (Silent, TimeoutError):
+                why = "it is connected, and does not answer"
             except OSError as error:  # a certificate; the file will be there again
                 why = f"{error.filename}: {error.strerror}"
             except wire_words.Malformed as error:
@@ -175,6 +201,7 @@ class ReplicaLink:
         beside = [
             asyncio.create_task(self._writer.run(session.write)),
             asyncio.create_task(self._describe_again(stub)),
+            asyncio.create_task(self._end_stalled()),
         ]
         for task in beside:
             task.add_done_callback(lambda _: session.cancel())
@@ -193,17 +220,41 @@ class ReplicaLink:
                 task.result()
 
     async def _describe_again(self, stub: ReplicaStub) -> None:
-        """A replica too busy to answer keeps its session: pings on the connection tell who is gone."""
+        """Keep the description fresh. Raises Silent where nothing at all comes any more.
+
+        A replica that is too busy to describe itself, but sends frames, keeps its session.
+        """
+        unanswered = 0
         while True:
-            await asyncio.sleep(DESCRIBE_AGAIN_S)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                try:
-                    await self._describe(stub)
-                except wire_words.Malformed as error:  # what it said before still holds
-                    self._count_malformed(str(error))
+            await asyncio.sleep(DESCRIBE_AGAIN_S if unanswered == 0 else 0)
+            asked_s = monotonic()
+            try:
+                await self._describe(stub)
+                unanswered = 0
+            except wire_words.Malformed as error:  # what it said before still holds
+                self._count_malformed(str(error))
+            except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
+                unanswered = 0
+            except TimeoutError:
+                unanswered = 0 if self.heard_s >= asked_s else unanswered + 1
+                if unanswered == MOST_UNANSWERED:
+                    raise Silent from None
+
+    async def _end_stalled(self) -> None:
+        """End requests of which the replica has said nothing for far longer than forecast."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = monotonic()
+            for exchange in list(self._carried.values()):
+                silent_s = now_s - exchange.heard_s
+                if silent_s > exchange.longest_silence_s:
+                    self.stalled += 1
+                    self.abandon(exchange)
+                    exchange.finish(Lost(self.name, f"nothing was heard of it for {silent_s:.0f} s"))
 
     async def _describe(self, stub: ReplicaStub) -> None:
-        description = await stub.Describe(wire.DescribeRequest(), timeout=CONNECT_S)
+        async with asyncio.timeout(CONNECT_S):
+            description = await stub.Describe(wire.DescribeRequest())
         self.time_model = wire_words.time_model(description)
         self.description = description
 
@@ -221,6 +272,7 @@ class ReplicaLink:
             exchange = carried.get(event.id)
             if exchange is None:  # it was cancelled, and this crossed that
                 continue
+            exchange.heard_s = self.heard_s
             try:
                 self._hand_out(event, exchange)
             except Exception:  # a fault of one request ends that request
@@ -238,10 +290,20 @@ class ReplicaLink:
                 self.abandon(exchange)
         elif kind in ("admitted", "best_effort"):
             self._unanswered.pop(event.id, None)
-            exchange.accepted(wire_words.accepted(event))
+            self.ejection.answered(self.heard_s)
+            self._accepted(exchange, wire_words.accepted(event))
         elif kind is not None:  # else it is an event of a later version
             self._forget(event.id)
+            self.ejection.answered(self.heard_s)
             exchange.finish(wire_words.end(event, kind))
+
+    def _accepted(self, exchange: Exchange, verdict: Admitted | BestEffort) -> None:
+        described = self.description
+        longest = (
+            LONGEST_ANSWER_TOKENS if described is None else described.max_model_len or LONGEST_ANSWER_TOKENS
+        )
+        exchange.longest_silence_s = longest_silence_s(verdict, 1 if exchange.streamed else longest)
+        exchange.accepted(verdict)
 
     def _observe(self, message: wire.Snapshot) -> None:
         snapshot = wire_words.snapshot(message)
@@ -267,12 +329,14 @@ class ReplicaLink:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
             self.changed()
+        if self._unanswered:
+            self.ejection.failed()
         lost, self._carried = self._carried, {}
+        unsent, self._writer = self._writer, SessionWriter(monotonic)
         self._unanswered.clear()
-        self._writer = SessionWriter(monotonic)
         self._idle.set()
         for exchange in lost.values():
-            exchange.finish(Lost(self.name, why))
+            exchange.finish(Lost(self.name, why, reached=not unsent.holds(exchange.id)))
 
 
 def _state_of(snapshot: wire.Snapshot) -> LinkState:

@@ -7,9 +7,12 @@ nothing new; where it is terminating and there is no link yet, there will be non
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from time import monotonic
 
+from penstock_core.routing.outlier_detection import panics
 from penstock_core.routing.replica_load import ReplicaLoad
+from penstock_core.routing.retry_budget import RetryBudget
 
 from penstock_router.discovery import Place, ReplicaSet, Source, Standing
 from penstock_router.placed_elsewhere import Placed
@@ -23,10 +26,13 @@ class Rotation:
 
     known: whether the source has said any set, even an empty one.
     placed: called with each request's replica and prompt tokens, about. To be set before `follow`.
+    random: spreads ejections and retries.
     """
 
-    def __init__(self, make_link: MakeLink) -> None:
+    def __init__(self, make_link: MakeLink, random: Random | None = None) -> None:
         self._make_link = make_link
+        self.random = random or Random()
+        self._budget = RetryBudget()
         self._links: dict[str, ReplicaLink] = {}
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
@@ -48,8 +54,26 @@ class Rotation:
             link.elsewhere.heard(placed, monotonic())
 
     def loads(self) -> list[ReplicaLoad]:
-        """The replicas that take work."""
-        return [link.load for link in self._links.values() if link.state is LinkState.READY]
+        """Return the replicas that take work, without those ejected unless too many are."""
+        now_s = monotonic()
+        ready = [link for link in self._links.values() if link.state is LinkState.READY]
+        taking = [link for link in ready if link.ejection.takes(now_s)]
+        return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
+
+    def arrived(self) -> None:
+        """A new request is to be placed."""
+        self._budget = self._budget.arrived()
+
+    def replays(self) -> bool:
+        """Take a replay out of the retry budget. False where none is left."""
+        budget = self._budget.replayed()
+        self._budget = self._budget if budget is None else budget
+        return budget is not None
+
+    @property
+    def replays_left(self) -> float:
+        """Replays that the retry budget has left."""
+        return self._budget.left
 
     @property
     def ready(self) -> bool:
@@ -105,6 +129,7 @@ class Rotation:
         link = self._make_link(name, place.address)
         link.stands(place.standing)
         link.changed, link.placed = self._changed, self.placed
+        link.ejection.draw = self.random.random
         self._tasks[link] = group.create_task(link.run())
         return link
 

@@ -56,6 +56,10 @@ class SessionWriter:
         self._attempts[id] = attempt
         self._due.set()
 
+    def holds(self, id: int) -> bool:
+        """Return whether this request has not been sent yet."""
+        return id in self._attempts
+
     def cancel(self, id: int) -> None:
         """Take the request back."""
         if self._attempts.pop(id, None) is None:

@@ -94,6 +94,13 @@ class House:
                 await asyncio.sleep(0.002)
 
 
+class NoSpread(Random):
+    """Draws that leave times as they are."""
+
+    def random(self) -> float:
+        return 0.0
+
+
 @asynccontextmanager
 async def house(
     *replicas: ScriptedReplica,
@@ -108,7 +115,7 @@ async def house(
         for replica in replicas:
             await replica.start()
             stack.push_async_callback(replica.die)
-        rotation = Rotation(make_link)
+        rotation = Rotation(make_link, NoSpread())
         admin_listener = listen("127.0.0.1", 0)
         app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), rotation)
         following = asyncio.create_task(rotation.follow(Fixed({r.name: r.address for r in replicas})))

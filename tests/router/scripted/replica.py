@@ -117,6 +117,7 @@ class ScriptedReplica(ReplicaServicer):
         self.time_model_json = ""
         self.described = 0
         self.describes_once = False
+        self.hangs = False  # says nothing to anybody, over connections that stand
         self.port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,6 +157,8 @@ class ScriptedReplica(ReplicaServicer):
         self.described += 1
         if self.describes_once and self.described > 1:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too busy")
+        while self.hangs:  # noqa: ASYNC110  until the test, or the router, has had enough
+            await asyncio.sleep(0.002)
         return wire.DescribeReply(
             replica=self.name, max_model_len=4096, time_model_json=self.time_model_json, engine_ready=True
         )

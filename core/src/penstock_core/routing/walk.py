@@ -6,9 +6,10 @@ serve it without a promise on the replica with the least such work, or answer th
 be kept.
 
 Only an answer spends a hop. A replica that is lost before its first byte, that drains, or whose engine is
-down has not answered for its capacity: the walk goes on as if it had not been there, so losing replicas
-never turns a request that fits elsewhere away. Every replica is asked at most once on each of the two
-occasions, so a walk ends after at most twice as many tries as there are replicas.
+down has not answered for its capacity: the walk goes on as if it had not been there. But a request that was
+lost with its replica may be what ended it, so it is sent to one other replica and no further (`REPLAYS`): a
+prompt that kills engines must not walk through the fleet. Every replica is asked at most once on each of the
+two occasions, so a walk ends after at most twice as many tries as there are replicas.
 
 `Walk` is a value: `next_move` says what to do, and `refused` or `lost` is the walk after it was done.
 """
@@ -27,6 +28,9 @@ RETRY_UNKNOWN_S = 1
 
 RETRY_LONGEST_S = 3600
 """Longest Retry-After. A planner looks seconds ahead; beyond an hour it says no more than 'later'."""
+
+REPLAYS = 1
+"""Times that a request is sent again after a replica was lost with it."""
 
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that speak of the replica, not of its capacity."""
@@ -66,7 +70,16 @@ class NoReplicas(NamedTuple):
     """Answer: nobody is there to ask."""
 
 
-Move = Try | Unattainable | NoReplicas
+class ReplicaLost(NamedTuple):
+    """Answer: replicas were lost with this request, and it is sent to no other.
+
+    losses: how many. Past `REPLAYS` the request is suspect, and a client's retry would cost further replicas.
+    """
+
+    losses: int
+
+
+Move = Try | Unattainable | NoReplicas | ReplicaLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,7 @@ class Walk:
     refusals: the rejections so far, one a hop.
     gone: replicas that were lost or out of service when asked.
     backup_refused: the backup's replica said no as well.
+    losses: replicas that were lost with the request. over: it may not be sent again.
     """
 
     left: tuple[str, ...]
@@ -85,10 +99,14 @@ class Walk:
     refusals: tuple[Rejected, ...] = ()
     gone: frozenset[str] = frozenset()
     backup_refused: bool = False
+    losses: int = 0
+    over: bool = False
 
 
 def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
     """What to do now. loads: the replicas that take work at this moment."""
+    if walk.over:
+        return ReplicaLost(walk.losses)
     there = {load.name for load in loads}
     to_ask = next((name for name in walk.left if name in there), None)
     hops = len(walk.refusals)
@@ -103,15 +121,32 @@ def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
 def refused(walk: Walk, tried: Try, why: Rejected) -> Walk:
     """The walk after the replica tried said no."""
     if why.reason in OUT_OF_SERVICE:
-        return lost(walk, tried)
+        return passed_over(walk, tried)
     if tried.backup:
         return replace(walk, backup_refused=True)
     return replace(walk, left=_without(walk.left, tried.replica), refusals=(*walk.refusals, why))
 
 
-def lost(walk: Walk, tried: Try) -> Walk:
-    """The walk after the replica tried has gone without having answered anything to the client."""
+def passed_over(walk: Walk, tried: Try) -> Walk:
+    """Return the walk after the replica tried has not begun the request: it is out of service."""
     return replace(walk, left=_without(walk.left, tried.replica), gone=walk.gone | {tried.replica})
+
+
+def lost(walk: Walk, tried: Try, affordable: bool = True) -> Walk:
+    """Return the walk after the replica tried was lost with the request, before anything went to the client.
+
+    affordable: whether the retry budget has a replay left.
+    """
+    losses = walk.losses + 1
+    return replace(passed_over(walk, tried), losses=losses, over=losses > REPLAYS or not affordable)
+
+
+def spread_retry_s(retry_after_s: int, draw: float) -> int:
+    """Return a Retry-After of up to half of it and a second more, by a draw in [0, 1).
+
+    Clients that were rejected together would come back together, and be rejected again.
+    """
+    return min(retry_after_s + int(draw * (retry_after_s / 2 + 1)), RETRY_LONGEST_S)
 
 
 def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -1,0 +1,60 @@
+"""Whether one replica is left alone for a while, as `penstock_core.routing.outlier_detection` decides it."""
+
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+from penstock_core.routing.outlier_detection import ReplicaHealth, answered, failed, sent, taken_back
+
+log = structlog.get_logger()
+
+
+class Ejection:
+    """One replica's health, and the request that probes it while it is half open.
+
+    draw: a number in [0, 1) for each ejection. total: ejections so far.
+    """
+
+    def __init__(self, replica: str) -> None:
+        self.draw: Callable[[], float] = lambda: 0.0
+        self.total = 0
+        self._replica = replica
+        self._health = ReplicaHealth()
+        self._probe: int | None = None
+
+    @property
+    def ejected(self) -> bool:
+        """Whether it is ejected or half open."""
+        return self._health.until_s is not None
+
+    def takes(self, now_s: float) -> bool:
+        """Return whether a request may be sent there."""
+        return self._health.takes(now_s)
+
+    def sent(self, id: int) -> None:
+        """A request was sent there."""
+        health = sent(self._health, monotonic())
+        if health is not self._health:
+            self._health, self._probe = health, id
+
+    def answered(self, now_s: float) -> None:
+        """A verdict came."""
+        health = answered(self._health, now_s)
+        if health is not self._health:
+            if self.ejected:
+                log.info("replica answers again", replica=self._replica)
+            self._health, self._probe = health, None
+
+    def failed(self) -> None:
+        """A verdict did not come in time, or the connection was lost while some were awaited."""
+        now_s, before = monotonic(), self._health
+        self._health = failed(before, now_s, self.draw())
+        until_s = self._health.until_s
+        if until_s is not None and self._health is not before:
+            self.total, self._probe = self.total + 1, None
+            log.warning("replica ejected", replica=self._replica, for_s=round(until_s - now_s, 1))
+
+    def taken_back(self, id: int) -> None:
+        """A request that was sent there is awaited no more."""
+        if id == self._probe:
+            self._health, self._probe = taken_back(self._health), None

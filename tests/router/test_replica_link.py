@@ -1,0 +1,364 @@
+"""The router's end of a session, in memory: whatever happens, nothing is left behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, cast
+
+import grpc
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from penstock_core.routing import outlier_detection
+from penstock_proto import replica_pb2 as wire
+from penstock_router.backoff import Backoff
+from penstock_router.exchange import Exchange, Lost
+from penstock_router.replica_link import LinkState, ReplicaLink
+from penstock_router.session_writer import Attempt, Submission
+
+READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))
+SUBMISSION = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
+
+
+class Ended(Exception):
+    """The far end has gone."""
+
+
+class MemorySession:
+    """One session, as gRPC shows it to the router."""
+
+    def __init__(self) -> None:
+        self.written: list[wire.RouterFrame] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.broken: Exception | None = None
+        self.cancelled = False
+        self._frames: asyncio.Queue[wire.ReplicaFrame | BaseException | None] = asyncio.Queue()
+
+    async def write(self, frame: wire.RouterFrame) -> None:
+        await self.may_write.wait()
+        if self.broken is not None:
+            raise self.broken
+        self.written.append(frame)
+
+    def cancel(self) -> bool:
+        self.cancelled = True
+        self._frames.put_nowait(asyncio.CancelledError())
+        return True
+
+    def bring(self, *frames: wire.ReplicaFrame) -> None:
+        for frame in frames:
+            self._frames.put_nowait(frame)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._frames.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[wire.ReplicaFrame]:
+        while (frame := await self._frames.get()) is not None:
+            if isinstance(frame, BaseException):
+                raise frame
+            yield frame
+
+    @property
+    def submitted(self) -> list[int]:
+        return [submit.id for frame in self.written for submit in frame.submits]
+
+    @property
+    def taken_back(self) -> list[int]:
+        return [id for frame in self.written for id in frame.cancels]
+
+
+class MemoryReplica:
+    """Stands for the channel to a replica. sessions: all that were opened, the last one open still."""
+
+    def __init__(self) -> None:
+        self.sessions: list[MemorySession] = []
+        self.describes: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "MemoryReplica":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing stands open."""
+
+    def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
+        async def describe(request: wire.DescribeRequest) -> wire.DescribeReply:
+            self.describes()
+            return wire.DescribeReply(replica="r0")
+
+        return describe
+
+    def stream_stream(self, path: str, **_: object) -> Callable[[], MemorySession]:
+        def open_session() -> MemorySession:
+            self.sessions.append(MemorySession())
+            self.sessions[-1].bring(READY)
+            return self.sessions[-1]
+
+        return open_session
+
+
+def link_to(replica: MemoryReplica, backoff: Backoff | None = None) -> ReplicaLink:
+    def connect(address: str) -> grpc.aio.Channel:
+        return cast(grpc.aio.Channel, replica)
+
+    return ReplicaLink("r0", "memory", connect, backoff or Backoff(Random(1), 0.0, 0.0))
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[ReplicaLink, MemoryReplica]]:
+    replica = MemoryReplica()
+    link = link_to(replica)
+    running = asyncio.create_task(link.run())
+    await turns()
+    assert link.state is LinkState.READY
+    yield link, replica
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def ask(link: ReplicaLink) -> Exchange:
+    return link.submit(Attempt(SUBMISSION, 1, False), 1000, lambda: None)
+
+
+def event(id: int, **kind: Any) -> wire.ReplicaFrame:
+    return wire.ReplicaFrame(events=[wire.Event(id=id, **kind)])
+
+
+async def test_a_request_that_was_not_sent_is_no_loss_and_never_reaches_the_next_session() -> None:
+    async with linked() as (link, replica):
+        (old,) = replica.sessions
+        old.may_write.clear()
+        first = ask(link)
+        await turns()
+        unsent = ask(link)
+        old.end()
+        await turns()
+        assert first.end == Lost("r0", "the session ended")
+        assert unsent.end == Lost("r0", "the session ended", reached=False)
+        _, new = replica.sessions
+        last = ask(link)
+        await turns()
+        assert new.submitted == [last.id]
+
+
+async def test_a_lost_session_leaves_no_load() -> None:
+    async with linked() as (link, replica):
+        ask(link)
+        ask(link)
+        assert (link.load.sent, link.load.sent_tokens) == (2, 2)
+        replica.sessions[0].end()
+        await turns()
+        assert link.state is LinkState.READY
+        assert (link.load.sent, link.load.sent_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["admitted", "best_effort"])
+async def test_an_accepted_request_is_in_the_replicas_own_numbers_from_then_on(kind: str) -> None:
+    verdicts: dict[str, Any] = {"admitted": wire.Admitted(), "best_effort": wire.BestEffort()}
+    async with linked() as (link, replica):
+        exchange = ask(link)
+        replica.sessions[0].bring(event(exchange.id, **{kind: verdicts[kind]}))
+        await turns()
+        assert exchange.verdict is not None
+        assert link.load.sent == 0
+
+
+async def test_waits_begin_anew_after_a_good_connection() -> None:
+    class Counting(Backoff):
+        resets = 0
+
+        def reset(self) -> None:
+            self.resets += 1
+
+    replica, backoff = MemoryReplica(), Counting(Random(1), 0.0, 0.0)
+    running = asyncio.create_task(link_to(replica, backoff).run())
+    for sessions in (1, 2, 3):
+        await turns()
+        assert (len(replica.sessions), backoff.resets) == (sessions, sessions)
+        replica.sessions[-1].end()
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_session_that_cannot_be_written_to_ends() -> None:
+    async with linked() as (link, replica):
+        (session,) = replica.sessions
+        session.broken = asyncio.InvalidStateError()
+        exchange = ask(link)
+        await turns()
+        assert session.cancelled
+        assert isinstance(exchange.end, Lost)
+        assert len(replica.sessions) == 2
+
+
+async def test_whatever_ends_a_session_the_link_goes_on() -> None:
+    async with linked() as (link, replica):
+        for error in (Ended("odd"), OSError(2, "no such file", "ca.pem"), TimeoutError(), None):
+            exchange = ask(link)
+            replica.sessions[-1].end(error)
+            await turns()
+            assert isinstance(exchange.end, Lost)
+            assert link.state is LinkState.READY
+
+
+async def test_a_probe_that_nobody_waits_for_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlier_detection, "FIRST_S", 0.0)
+    async with linked() as (link, _):
+        for _ in range(outlier_detection.CONSECUTIVE):
+            link.ejection.failed()
+        assert link.ejection.ejected
+        probe = ask(link)
+        assert not link.ejection.takes(float("inf"))
+        other = ask(link)
+        link.abandon(other)
+        assert not link.ejection.takes(float("inf"))
+        link.abandon(probe)
+        assert link.ejection.takes(float("inf"))
+
+
+async def test_a_connection_lost_with_unanswered_requests_is_one_failure() -> None:
+    async with linked() as (link, replica):
+        for _ in range(outlier_detection.CONSECUTIVE):
+            assert not link.ejection.ejected
+            ask(link)
+            ask(link)
+            await turns()
+            replica.sessions[-1].end()
+            await turns()
+        assert link.ejection.ejected
+
+
+async def test_a_connection_lost_with_nothing_unanswered_is_none() -> None:
+    async with linked() as (link, replica):
+        for _ in range(2 * outlier_detection.CONSECUTIVE):
+            exchange = ask(link)
+            await turns()
+            replica.sessions[-1].bring(event(exchange.id, admitted=wire.Admitted()))
+            await turns()
+            replica.sessions[-1].end()
+            await turns()
+        assert not link.ejection.ejected
+
+
+class LinkMachine(RuleBasedStateMachine):
+    """Any interleaving of what clients, the replica and the connection do."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.open: dict[int, Exchange] = {}
+        self.ends: dict[int, object] = {}
+        self.abandoned: set[int] = set()
+
+    @initialize()
+    def connect(self) -> None:
+        self.replica = MemoryReplica()
+        self.link = link_to(self.replica)
+        self.running = self.loop.create_task(self.link.run())
+        self.settle()
+
+    def settle(self, count: int = 25) -> None:
+        self.loop.run_until_complete(turns(count))
+        for id, exchange in self.open.items():
+            if exchange.end is not None:
+                assert self.ends.setdefault(id, exchange.end) is exchange.end, "a request has one end"
+
+    @property
+    def session(self) -> MemorySession:
+        return self.replica.sessions[-1]
+
+    @rule(target=requests)
+    def submit(self) -> int:
+        exchange = self.loop.run_until_complete(self._ask())
+        assert exchange.id not in self.open
+        self.open[exchange.id] = exchange
+        return exchange.id
+
+    async def _ask(self) -> Exchange:
+        return ask(self.link)
+
+    @rule(id=requests, tokens=st.integers(0, 3))
+    def verdict_and_output(self, id: int, tokens: int) -> None:
+        output = wire.Event(id=id, output=wire.Output(data=b"x" * 300, tokens=tokens))
+        self.session.bring(wire.ReplicaFrame(events=[wire.Event(id=id, admitted=wire.Admitted()), output]))
+
+    @rule(id=requests, kind=st.sampled_from(["best_effort", "rejected", "finished", "failed", "unknown"]))
+    def event(self, id: int, kind: str) -> None:
+        known: dict[str, dict[str, Any]] = {
+            "best_effort": {"best_effort": wire.BestEffort()},
+            "rejected": {"rejected": wire.Rejected()},
+            "finished": {"finished": wire.Finished()},
+            "failed": {"failed": wire.Failed()},
+            "unknown": {},
+        }
+        self.session.bring(event(id, **known[kind]))
+
+    @rule(id=st.integers(10_000, 10_010))
+    def event_of_nobody(self, id: int) -> None:
+        self.session.bring(event(id, finished=wire.Finished()))
+
+    @rule(id=consumes(requests))
+    def abandon(self, id: int) -> None:
+        self.link.abandon(self.open[id])
+        self.abandoned.add(id)
+
+    @rule(id=requests)
+    def miss_a_verdict(self, id: int) -> None:
+        self.link.ejection.failed()
+
+    @rule()
+    def malformed_snapshot(self) -> None:
+        self.session.bring(wire.ReplicaFrame(snapshot=wire.Snapshot(work_s=-1)))
+
+    @rule()
+    def sound_snapshot(self) -> None:
+        self.session.bring(READY)
+
+    @rule(error=st.sampled_from([None, Ended("odd"), asyncio.InvalidStateError()]))
+    def lose(self, error: BaseException | None) -> None:
+        self.session.end(error)
+
+    @rule(may=st.booleans())
+    def stall_writes(self, may: bool) -> None:
+        (self.session.may_write.set if may else self.session.may_write.clear)()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.settle()
+
+    @invariant()
+    def the_router_lives(self) -> None:
+        assert not hasattr(self, "running") or not self.running.done()
+
+    def teardown(self) -> None:
+        for session in self.replica.sessions:
+            session.may_write.set()
+        self.settle(60)
+        sent = [set(session.submitted) for session in self.replica.sessions]
+        assert sum(map(len, sent)) == len(set().union(*sent)), "a request is sent over one session"
+        self.session.end()
+        self.settle(60)
+        for id, exchange in self.open.items():
+            assert exchange.end is not None or id in self.abandoned
+        assert self.link.load.sent == self.link.load.sent_tokens == 0
+        idle = self.loop.create_task(self.link.idle())
+        self.settle()
+        assert idle.done(), "nothing is carried"
+        self.running.cancel()
+        self.loop.run_until_complete(asyncio.wait({self.running}))
+        assert not asyncio.all_tasks(self.loop), "nothing runs on"
+        self.loop.close()
+
+
+TestLinkMachine = LinkMachine.TestCase
+TestLinkMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

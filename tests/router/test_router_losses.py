@@ -1,0 +1,201 @@
+"""Replicas that are lost, fall silent or hand requests back, and what that costs whom."""
+
+import asyncio
+
+import pytest
+from penstock_core.routing import outlier_detection, progress
+from penstock_core.routing.retry_budget import RetryBudget
+from penstock_proto import replica_pb2 as wire
+from penstock_router import replica_link
+from penstock_router.replica_link import LinkState
+from scripted.house import House, house, pool_with, until
+from scripted.replica import Part, Script, ScriptedReplica, answers, chat_chunk, is_silent
+
+IMPATIENT = {"router": {"verdictTimeout": "500ms"}}
+
+
+def killed_by_requests(count: int) -> list[ScriptedReplica]:
+    """Replicas whose processes a request ends."""
+    replicas = [ScriptedReplica(f"r{n}") for n in range(count)]
+    for replica in replicas:
+        replica.script = dies(replica)
+    return replicas
+
+
+def dies(replica: ScriptedReplica) -> Script:
+    async def script(part: Part) -> None:
+        asyncio.get_running_loop().create_task(replica.die())
+
+    return script
+
+
+async def returns(part: Part) -> None:
+    part.fail(wire.FAILURE_RETURNED, 503)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_ends_replicas_reaches_two_of_them_and_no_more(stream: bool) -> None:
+    replicas = killed_by_requests(4)
+    async with house(*replicas) as router:
+        reply = await router.chat({"x-request-id": "mine"}, stream=stream)
+    assert reply.status_code == 502
+    assert reply.json()["error"]["code"] == "replica_lost"
+    assert reply.headers["x-should-retry"] == "false"
+    assert reply.headers["x-request-id"] == "mine"
+    assert [len(replica.parts) for replica in replicas] == [1, 1, 0, 0]
+
+
+async def test_engines_lost_with_a_request_count_as_well() -> None:
+    async def loses_its_engine(part: Part) -> None:
+        part.admit()
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    replicas = [ScriptedReplica(f"r{n}", loses_its_engine) for n in range(3)]
+    async with house(*replicas) as router:
+        assert (await router.chat()).status_code == 502
+        assert await router.metric('penstock_router_failovers_total{tier="chat"}') == 2
+        line = 'penstock_router_requests_total{ending="failed",reason="replica_lost"'
+        assert await router.metric(line) == 1
+    assert [len(replica.parts) for replica in replicas] == [1, 1, 0]
+
+
+async def test_requests_handed_back_walk_on_and_count_as_no_loss() -> None:
+    replicas = [*(ScriptedReplica(f"r{n}", returns) for n in range(3)), ScriptedReplica("r3")]
+    async with house(*replicas) as router:
+        reply = await router.chat()
+        assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r3")
+        assert reply.headers["x-penstock-hops"] == "1"
+        assert await router.metric('penstock_router_failovers_total{tier="chat"}') == 0
+        assert await router.metric("penstock_router_replays_left") == RetryBudget().left
+
+
+async def test_a_request_handed_back_by_all_may_come_again() -> None:
+    async with house(ScriptedReplica("r0", returns)) as router:
+        reply = await router.chat()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_replicas")
+    assert reply.headers["retry-after"] == "1"
+
+
+async def test_without_retry_budget_a_loss_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = killed_by_requests(3)
+    async with house(*replicas) as router:
+        monkeypatch.setattr(router.rotation, "_budget", RetryBudget(0.0))
+        reply = await router.chat()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
+    assert reply.headers["retry-after"] == "1"
+    assert "x-should-retry" not in reply.headers
+    assert [len(replica.parts) for replica in replicas] == [1, 0, 0]
+
+
+async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    r0, r1 = killed_by_requests(1)[0], ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        monkeypatch.setattr(router.rotation, "_budget", RetryBudget(10.0))
+        assert (await router.chat()).status_code == 200
+        assert await router.metric("penstock_router_replays_left") == pytest.approx(9.2)
+
+
+async def test_a_silent_replica_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlier_detection, "FIRST_S", 0.3)
+    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
+    async with house(r0, r1, pool=pool_with(**IMPATIENT)) as router:
+        await until_ejected(router, "r0")
+        assert len(r0.parts) == outlier_detection.CONSECUTIVE
+        assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 1
+        assert await router.metric('penstock_router_ejections_total{replica="r0"}') == 1
+        r0.script = answers
+        await until(lambda: len(router.rotation.loads()) == 2)
+        await served_by(router, "r0")
+        assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 0
+        assert r0.sessions == 1
+
+
+async def test_a_half_open_replica_that_stays_silent_costs_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outlier_detection, "FIRST_S", 0.05)
+    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
+    async with house(r0, r1, pool=pool_with(**IMPATIENT)) as router:
+        await until_ejected(router, "r0")
+        await until(lambda: len(router.rotation.loads()) == 2)
+        monkeypatch.setattr(outlier_detection, "FIRST_S", 1000.0)
+        replies = await asyncio.gather(*(router.chat() for _ in range(8)))
+        assert {reply.headers["x-penstock-replica"] for reply in replies} == {"r1"}
+        assert len(r0.parts) == outlier_detection.CONSECUTIVE + 1
+
+
+async def test_the_last_replica_is_never_ejected() -> None:
+    replica = ScriptedReplica("r0", is_silent)
+    async with house(replica, pool=pool_with(**IMPATIENT)) as router:
+        for _ in range(outlier_detection.CONSECUTIVE + 2):
+            assert (await router.chat()).status_code == 503
+        assert len(replica.parts) == outlier_detection.CONSECUTIVE + 2
+        replica.script = answers
+        assert (await router.chat()).status_code == 200
+
+
+async def test_a_process_that_hangs_behind_its_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_link, "DESCRIBE_AGAIN_S", 0.02)
+    monkeypatch.setattr(replica_link, "CONNECT_S", 0.05)
+
+    async def begins(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+
+    replica = ScriptedReplica("r0", begins)
+    async with house(replica) as router:
+        streaming = asyncio.create_task(router.chat(stream=True))
+        await until(lambda: len(replica.parts) == 1)
+        replica.hangs = True
+        assert '"code":"replica_lost"' in (await streaming).text
+        await until(lambda: router.rotation["r0"].state is LinkState.LOST)
+        replica.hangs = False
+        await router.all_in(LinkState.READY)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas may be silent about a request for milliseconds."""
+    monkeypatch.setattr(replica_link, "SWEEP_S", 0.01)
+    monkeypatch.setattr(progress, "SHORTEST_S", 0.05)
+    monkeypatch.setattr(progress, "TIMES_FORECAST", 0.0)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_of_which_nothing_is_heard_goes_to_another_replica(stream: bool) -> None:
+    async def admits_and_forgets(part: Part) -> None:
+        part.admit()
+
+    r0, r1 = ScriptedReplica("r0", admits_and_forgets), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
+        reply = await router.chat(stream=stream)
+        assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r1")
+        await r0.parts[0].cancelled.wait()
+        assert await router.metric('penstock_router_stalled_requests_total{replica="r0"}') == 1
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_stream_of_which_nothing_more_is_heard_ends_with_an_error_event() -> None:
+    async def begins_and_forgets(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+
+    replica = ScriptedReplica("r0", begins_and_forgets)
+    async with house(replica) as router:
+        text = (await router.chat(stream=True)).text
+        await replica.parts[0].cancelled.wait()
+    assert text.count("data: ") == 2
+    assert '"code":"replica_lost"' in text
+
+
+async def until_ejected(router: House, name: str) -> None:
+    while name in [load.name for load in router.rotation.loads()]:
+        assert (await router.chat()).status_code == 200
+
+
+async def served_by(router: House, name: str) -> None:
+    while (reply := await router.chat()).headers["x-penstock-replica"] != name:
+        assert reply.status_code == 200
