@@ -1,19 +1,18 @@
-"""Whether an engine that is not ours has room for one more, so that everybody inside fares as promised.
+"""Whether an engine that schedules by itself has room for one more request without hurting those inside.
 
-Four things are asked:
+Four conditions are checked:
 
-- A seat, so that nobody waits in the engine's own queue, which knows no policy.
-- Memory at the future peak of all that is inside (`kv_peak`): an engine out of blocks throws somebody out.
-- The pace of those who decode inside. The engine computes the prompt as fast as it can, and until then each
-  of its iterations is as long as a full batch takes; tokens due meanwhile must still be in time, those that
-  run ahead of their pace lending what they are ahead. Who cannot keep the pace whatever happens is not
-  asked.
-- For best effort, a share of seats and memory: it cannot be paused there when somebody with a promise
-  comes.
+- A slot, so that no request waits in the engine's own queue, which knows no policy.
+- KV memory at the future peak of all requests inside (`kv_forecast`): an engine that runs out of blocks
+  preempts.
+- The TPOT of the decodes inside. The engine computes the prompt as fast as it can, and until then each of its
+  iterations takes as long as a full batch. Tokens that are due meanwhile must still be in time; a decode that
+  is ahead of its deadlines lends its slack. A decode that cannot meet its TPOT in any case is left out.
+- For best effort, a share of slots and memory: a request inside cannot be paused when one with an SLO
+  arrives.
 
-The third gives way to time. A request whose own first token can only just be in time goes in, since its
-promise counts as much; and so does one that has waited for `patience_s`, which nobody's pace may keep out
-for ever.
+The third condition yields to time. A request whose own first token can only just be in time is let in,
+because its SLO counts as much. So is a request that has waited for `patience_s`.
 """
 
 from collections.abc import Sequence
@@ -21,13 +20,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-import numpy as np
-
-from penstock_core.domain.replica_view import KvCache, ReplicaView
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.external_engine.outlook import Inside, course_of
-from penstock_core.forecast import kv_peak
-from penstock_core.forecast.job_columns import columns
+from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.timing.time_model import BatchWork
 
 
@@ -57,7 +53,7 @@ def refusal(view: ReplicaView, inside: Inside, job: Job, window: Window) -> Refu
     jobs = (*inside.jobs, job)
     if job.best_effort and not _shared(view, [one for one in jobs if one.best_effort], window):
         return Refusal(passed_over=True)
-    if len(jobs) > view.limits.running or _peak_blocks(jobs, view.kv) > view.kv.total_blocks:
+    if len(jobs) > view.limits.running or forecast_jobs(jobs, view.kv).peak_blocks > view.kv.total_blocks:
         return Refusal(passed_over=False)
     if _in_time(view, inside, job, window):
         return None
@@ -75,17 +71,8 @@ def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
     seats, blocks = view.limits.running, view.kv.total_blocks
     share = window.best_effort_share
     return len(surplus) == 1 or (
-        len(surplus) <= share * seats and _peak_blocks(surplus, view.kv) <= share * blocks
+        len(surplus) <= share * seats and forecast_jobs(surplus, view.kv).peak_blocks <= share * blocks
     )
-
-
-def _peak_blocks(jobs: Sequence[Job], kv: KvCache) -> int:
-    """Blocks that they hold together at most, if all go on from now to their predicted ends."""
-    of = columns(jobs)
-    ends = kv_peak.ends_of_buckets(of.output_tokens_left - 1)
-    at_once = np.zeros(len(jobs), np.int64)
-    usage = kv_peak.usage(of.size_tokens, of.output_tokens_left, at_once, ends, kv.block_tokens)
-    return int(usage.sum(axis=0).max())
 
 
 def _in_time(view: ReplicaView, inside: Inside, job: Job, window: Window) -> bool:

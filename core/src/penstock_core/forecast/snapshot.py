@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.forecast import kv_peak
 from penstock_core.forecast.decode_load import Bools, Floats, Pacing
 from penstock_core.forecast.job_columns import JobColumns, columns
+from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.timing.speculation import tokens_expected
 from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, BatchWork, TimeModel
 
@@ -172,9 +172,8 @@ def _work_s(model: TimeModel, jobs: JobColumns) -> float:
 def _headroom_blocks(view: ReplicaView, promised: JobColumns, queue: _Queue) -> int:
     """Blocks that stay free if nobody else comes. A prefill may start as late as the queue is long."""
     step_s, queued = queue.pace.period_s, ~promised.decoding
-    longest = queue.wait_s / step_s if queue.wait_s < inf else kv_peak.FOREVER_STEPS
+    longest = queue.wait_s / step_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
     delay = np.where(queued, int(longest), 0)
     left = promised.output_tokens_left
-    ends = kv_peak.ends_of_buckets(left - 1 + delay)
-    blocks = kv_peak.usage(promised.size_tokens, left, delay, ends, view.kv.block_tokens)
-    return max(view.kv.total_blocks - int(blocks.sum(axis=0).max()), 0)
+    future = forecast(promised.size_tokens, left, view.kv.block_tokens, delay)
+    return max(view.kv.total_blocks - future.peak_blocks, 0)

@@ -3,13 +3,12 @@
 Two things are asked, for the jobs whose promises can still be kept:
 
 - Memory at the future peak of the set: they end at different times, so it is less than the sum of their peaks
-  (`kv_peak`). What others hold does not count, since they give it back on demand.
+  (`kv_forecast`). What others hold does not count, since they give it back on demand.
 - Pace: a batch of all their decodes takes no longer than the tightest pace among them.
 
 Whoever starts is counted from then on. An empty replica starts anybody.
 """
 
-from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
@@ -18,7 +17,7 @@ import numpy as np
 from penstock_core.batch.relegation import Beat, Work
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.forecast import kv_peak
+from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.timing.time_model import BatchWork
 
 MOST_CANDIDATES = 16
@@ -33,7 +32,7 @@ class Holding:
         held = list(islice([job for job in live.prefills if not job.computed_tokens], MOST_CANDIDATES))
         self._view, self._beat = view, decodes
         self._total_blocks = view.kv.total_blocks
-        self._rows = _claims([*running, *held], view.kv.block_tokens) if held else np.zeros((0, 1), np.int64)
+        self._rows = forecast_jobs([*running, *held], view.kv).blocks if held else np.zeros((0, 1), np.int64)
         self._peak = self._rows[: len(running)].sum(axis=0)
         self._row_of = {job.request.id: len(running) + i for i, job in enumerate(held)}
         self._running = len(running)
@@ -59,11 +58,3 @@ class Holding:
         drafts = self._beat.work.spec_steps
         work = BatchWork((self._running + 1) * (1 + drafts), context_tokens, 0.0, drafts)
         return self._view.model.seconds(work) / self._beat.tokens
-
-
-def _claims(jobs: Sequence[Job], block_tokens: int) -> kv_peak.Ints:
-    """Blocks that each holds until its predicted end, a row a job."""
-    sizes = np.array([job.request.prompt_tokens + job.generated_tokens for job in jobs], np.int64)
-    left = np.array([job.output_tokens_left for job in jobs], np.int64)
-    ends = kv_peak.ends_of_buckets(left - 1)
-    return kv_peak.usage(sizes, left, np.zeros(len(jobs), np.int64), ends, block_tokens)

@@ -4,11 +4,12 @@ Newcomers cost others. Their prefill holds up the decodes that run, and a larger
 steps longer. A plan only weighs those that wait, so what runs is looked at first: a place is free only if
 everybody who would keep their SLO without newcomers keeps it beside them.
 
-In memory a newcomer has room if the future peak of what runs and of it fits the KV cache (`kv_peak`), so
+In memory a newcomer has room if the future peak of what runs and of it fits the KV cache (`kv_forecast`), so
 preemption is left to predictions that fail.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -16,24 +17,14 @@ import numpy as np
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
 from penstock_core.forecast.decode_load import Floats
-from penstock_core.forecast.kv_peak import ends_of_buckets, usage
+from penstock_core.forecast.kv_forecast import first_fit
 from penstock_core.policies.annealing.latency import BatchLatency
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside
 
 
 def fitting(kv: KvCache, running: Sequence[Job], newcomers: Sequence[Job]) -> list[Job]:
     """Those of the newcomers that fit into memory, each beside what runs and those before it that fit."""
-    jobs = [*running, *newcomers]
-    now = np.array([job.request.prompt_tokens + job.generated_tokens for job in jobs], dtype=np.int64)
-    whole_cache = kv.total_blocks * kv.block_tokens
-    left = np.clip([job.output_tokens_left for job in jobs], 1, np.maximum(whole_cache - now + 1, 1))
-    rows = usage(now, left, np.zeros_like(now), ends_of_buckets(left - 1), kv.block_tokens)
-    held, fit = rows[: len(running)].sum(axis=0), []
-    for job, row in zip(newcomers, rows[len(running) :], strict=True):
-        if (held + row).max() <= kv.total_blocks:
-            held = held + row
-            fit.append(job)
-    return fit
+    return list(compress(newcomers, first_fit(kv, running, newcomers)))
 
 
 class Room(NamedTuple):

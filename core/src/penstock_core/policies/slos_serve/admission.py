@@ -1,7 +1,7 @@
 """Admission of SLOs-Serve: which newcomers can be taken so that every request taken keeps its SLOs.
 
 A set of requests can be served if there is a course on which every promise is kept (`batch_plan`), and if its
-blocks suffice at the set's future peak (`kv_peak`). The engine forms its batches by the same courses, so
+blocks suffice at the set's future peak (`kv_forecast`). The engine forms its batches by the same courses, so
 with an exact time model and known lengths an admitted request never misses; why is said there.
 
 Which of several newcomers to take is the paper's dynamic program over prefill deadlines and pace classes

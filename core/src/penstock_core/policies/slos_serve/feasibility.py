@@ -11,8 +11,8 @@ import numpy as np
 from penstock_core.domain.replica_view import KvCache, ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
-from penstock_core.forecast import kv_peak
-from penstock_core.forecast.kv_peak import Ints
+from penstock_core.forecast.decode_load import Ints
+from penstock_core.forecast.kv_forecast import forecast
 from penstock_core.policies.slos_serve.batching_rules import Way, way
 from penstock_core.timing.time_model import BatchWork
 
@@ -120,11 +120,11 @@ class _Peak(NamedTuple):
         delay: Ints = np.zeros(len(left), np.int64)
         delay[len(left) - len(foreseen.course.batches) :] = foreseen.course.batches
         delay *= 1 + drafts
-        ends, tokens = kv_peak.ends_of_buckets(left - 1 + delay), rows.context.astype(np.int64) + drafts
-        blocks = kv_peak.usage(tokens, left, delay, ends, kv.block_tokens).sum(axis=0)
-        crowded = np.flatnonzero(blocks > kv.total_blocks)
-        last = int(ends[crowded[-1]]) if len(crowded) else 0
-        return _Peak(float(blocks.max(initial=0)) / kv.total_blocks, last + 1)
+        sizes = rows.context.astype(np.int64) + drafts
+        future = forecast(sizes, left, kv.block_tokens, delay)
+        crowded = np.flatnonzero(future.usage > kv.total_blocks)
+        last = int(future.ends[crowded[-1]]) if len(crowded) else 0
+        return _Peak(future.peak_blocks / kv.total_blocks, last + 1)
 
 
 def _in_good_time(foreseen: Way, step_s: float) -> bool:

@@ -13,10 +13,9 @@ import numpy as np
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
-from penstock_core.forecast import kv_peak
-from penstock_core.forecast.decode_load import Bools, Floats, Load, Pacing, rates, work_s
+from penstock_core.forecast.decode_load import Bools, Floats, Ints, Load, Pacing, rates, work_s
 from penstock_core.forecast.job_columns import JobColumns, columns
-from penstock_core.forecast.kv_peak import Ints
+from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.policies.slos_serve.dynamic_program import Item, Program
 from penstock_core.policies.slos_serve.tpot_classes import class_of, kept_paces_s, states
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
@@ -78,14 +77,12 @@ def _demand(view: ReplicaView, jobs: JobColumns, waiting: Bools, shortest_s: flo
     decodes = len(waiting) - int(waiting.sum())
     full_of_tokens = jobs.pending_tokens[waiting].sum() / max(view.limits.batch_tokens - decodes, 1)
     batches = (jobs.due_s - max(view.now_s, view.busy_until_s)) / shortest_s + full_of_tokens + 2
-    forever = kv_peak.FOREVER_STEPS
-    steps = np.where(np.isfinite(batches), np.clip(np.ceil(batches), 0, forever), forever)
+    longest = UNKNOWN_DELAY_STEPS
+    steps = np.where(np.isfinite(batches), np.clip(np.ceil(batches), 0, longest), longest)
     delay = np.where(waiting, steps, 0).astype(np.int64)
     left, size = jobs.output_tokens_left, view.kv.block_tokens
-    ends = kv_peak.ends_of_buckets(left - 1 + delay)
     peak_blocks = int((-(-(jobs.size_tokens + left - 1) // size)).sum())
-    blocks = kv_peak.usage(jobs.size_tokens, left, delay, ends, size)
-    return Demand(blocks, peak_blocks <= view.kv.total_blocks)
+    return Demand(forecast(jobs.size_tokens, left, size, delay).blocks, peak_blocks <= view.kv.total_blocks)
 
 
 def _slack_s(view: ReplicaView, decodes_due_s: Floats, tightest_pace_s: float) -> float:

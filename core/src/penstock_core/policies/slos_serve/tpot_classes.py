@@ -12,8 +12,7 @@ from math import inf, prod
 
 import numpy as np
 
-from penstock_core.forecast.decode_load import Floats
-from penstock_core.forecast.kv_peak import Ints
+from penstock_core.forecast.decode_load import Floats, Ints
 
 MOST_CLASSES = 4
 

@@ -1,8 +1,8 @@
 """Which prompts may start, by the memory that everybody will need at its worst [SOLA, §5.1; LightLLM].
 
 Preemption costs a whole prefill, so SOLA starts a request only where the future peak of all that run and of
-it fits the KV cache (`kv_peak`). One that does not fit is passed over and the next is tried [Algorithm 1],
-so a small one may overtake a large one; yet nobody is overtaken who has waited for `aging_s`.
+it fits the KV cache (`kv_forecast`). One that does not fit is passed over and the next is tried [Algorithm
+1], so a small one may overtake a large one; yet nobody is overtaken who has waited for `aging_s`.
 
 Best effort is left out of the count: it gives its blocks back whenever they are needed. A request whose
 predicted peak is more than the whole cache is counted as all of it, since it may well end before that.
@@ -14,12 +14,9 @@ reach.
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from penstock_core.domain.replica_view import KvCache, ReplicaView
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.forecast.decode_load import Ints
-from penstock_core.forecast.kv_peak import ends_of_buckets, usage
+from penstock_core.forecast.kv_forecast import first_fit
 
 
 def startable(view: ReplicaView, prompts: Sequence[Job], aging_s: float) -> list[int]:
@@ -29,7 +26,7 @@ def startable(view: ReplicaView, prompts: Sequence[Job], aging_s: float) -> list
     """
     examined = prompts[: _reach(view, prompts)]
     running = [job for job in view.running if not job.best_effort]
-    fits = iter(_fitting(view.kv, running, [job for job in examined if job.computed_tokens == 0]))
+    fits = iter(first_fit(view.kv, running, [job for job in examined if job.computed_tokens == 0]))
     may: list[int] = []
     for place, job in enumerate(examined):
         if job.computed_tokens > 0 or next(fits):
@@ -47,32 +44,3 @@ def _reach(view: ReplicaView, prompts: Sequence[Job]) -> int:
         if tokens >= view.limits.batch_tokens:
             return place + 1
     return len(prompts)
-
-
-def _fitting(kv: KvCache, running: Sequence[Job], newcomers: Sequence[Job]) -> list[bool]:
-    """Whether each newcomer fits beside all that run and those before it that fit."""
-    if not newcomers:
-        return []
-    now, left = _claims(kv, [*running, *newcomers])
-    own_peaks = -(-(now + left - 1) // kv.block_tokens)
-    if own_peaks.sum() <= kv.total_blocks:
-        return [True] * len(newcomers)
-    rows = usage(now, left, np.zeros(len(now), np.int64), ends_of_buckets(left - 1), kv.block_tokens)
-    return _one_by_one(rows[: len(running)].sum(axis=0), rows[len(running) :], kv.total_blocks)
-
-
-def _one_by_one(held: Ints, rows: Ints, total_blocks: int) -> list[bool]:
-    fitting: list[bool] = []
-    for row in rows:
-        fits = bool((held + row).max() <= total_blocks)
-        held = held + row if fits else held
-        fitting.append(fits)
-    return fitting
-
-
-def _claims(kv: KvCache, jobs: Sequence[Job]) -> tuple[Ints, Ints]:
-    """Tokens that each holds once its prompt is computed, and tokens still to come of it."""
-    now = np.fromiter([job.request.prompt_tokens + job.generated_tokens for job in jobs], np.int64, len(jobs))
-    left = np.fromiter([job.output_tokens - job.generated_tokens for job in jobs], np.int64, len(jobs))
-    whole_cache = kv.total_blocks * kv.block_tokens
-    return now, np.clip(left, 1, np.maximum(whole_cache - now + 1, 1))

@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 
 import numpy as np
-from penstock_core.forecast.kv_peak import FOREVER_STEPS, MOST_BUCKETS, ends_of_buckets, usage
+from penstock_core.forecast.kv_forecast import MOST_BUCKETS, UNKNOWN_DELAY_STEPS, forecast
 
 as_ints = partial(np.asarray, dtype=np.int64)
 
@@ -17,8 +17,7 @@ def count_blocks(requests: list[tuple[int, int]], step: int) -> int:
 def peak(requests: list[tuple[int, int]], delays: list[int] | None = None) -> int:
     now, left = as_ints([r[0] for r in requests]), as_ints([r[1] for r in requests])
     delay = as_ints(delays or [0] * len(requests))
-    ends = ends_of_buckets(left - 1 + delay)
-    return int(usage(now, left, delay, ends, 16).sum(axis=0).max())
+    return forecast(now, left, 16, delay).peak_blocks
 
 
 def test_peak_is_exact_while_every_end_has_a_bucket() -> None:
@@ -38,7 +37,8 @@ def test_shared_buckets_are_an_upper_bound() -> None:
     random = Random(2)
     requests = [(random.randint(1, 900), random.randint(1, 2000)) for _ in range(300)]
     exact = max(count_blocks(requests, step) for step in range(2000))
-    assert len(ends_of_buckets(as_ints([left - 1 for _, left in requests]))) == MOST_BUCKETS
+    sizes, left = as_ints(requests).T
+    assert len(forecast(sizes, left, 16).ends) == MOST_BUCKETS
     assert exact <= peak(requests) <= 1.05 * exact
 
 
@@ -51,7 +51,7 @@ def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
 
 
 def test_an_unknown_start_is_held_to_the_end() -> None:
-    now, left, delay = as_ints([160, 16]), as_ints([16, 16]), as_ints([0, FOREVER_STEPS])
-    rows = usage(now, left, delay, ends_of_buckets(left - 1 + delay), 16)
+    now, left, delay = as_ints([160, 16]), as_ints([16, 16]), as_ints([0, UNKNOWN_DELAY_STEPS])
+    rows = forecast(now, left, 16, delay).blocks
     assert rows.tolist() == [[11, 0], [2, 2]]
     assert rows.dtype == np.int64
