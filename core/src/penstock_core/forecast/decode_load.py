@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, TimeModel
+from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, TimeModel, chunk_work, line_seconds
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -115,7 +115,7 @@ def rates(
     """Rates beside `decode_tokens` a period, the tightest of whose paces is given (infinite for none)."""
     attention_s = model.context_token_s * load.context_tokens
     alone = [
-        model.scale * (t.token_s * np.maximum(decode_tokens, 1) + t.fixed_s + attention_s + model.overhead_s)
+        model.scale * (line_seconds(t, np.maximum(decode_tokens, 1), 0) + attention_s + model.overhead_s)
         for t in model.terms
     ]
     decodes_s = np.maximum.reduce(alone)
@@ -136,7 +136,7 @@ def rates(
 
 def _short_chunk_s(model: TimeModel, prompt_tokens: int) -> float:
     """Unscaled attention time that cutting one prompt in two adds at most: the rest may be a short chunk."""
-    return model.prefill_work_s * SHORTEST_CHUNK_TOKENS * (prompt_tokens + SHORTEST_CHUNK_TOKENS / 2)
+    return model.prefill_work_s * chunk_work(SHORTEST_CHUNK_TOKENS, prompt_tokens)
 
 
 def work_s(model: TimeModel, tokens: int, prefill_work: float) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ from penstock_core.forecast.decode_load import Bools, Floats, Pacing
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.timing.speculation import tokens_expected
-from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, BatchWork, TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_works
 
 ORDINARY = Pacing()
 """How long batches are taken to be, whatever the policy."""
@@ -156,8 +156,8 @@ def _pace(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> _Pace:
 def _prefills_s(model: TimeModel, prefills: JobColumns, pace: _Pace) -> Floats:
     """How long each takes; infinite where decodes leave nothing."""
     pending = prefills.pending_tokens
-    pairs = np.maximum(pending, SHORTEST_CHUNK_TOKENS) * (prefills.computed_tokens + pending / 2)
-    attention_s: Floats = model.scale * model.prefill_work_s * pairs
+    work = chunk_works(pending, prefills.computed_tokens)
+    attention_s: Floats = model.scale * model.prefill_work_s * work
     tokens_s = pace.prefill_tokens_s
     return attention_s + (pending / tokens_s if tokens_s else inf)
 

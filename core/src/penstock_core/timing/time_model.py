@@ -11,9 +11,12 @@ its whole context, and a prefill chunk attends to everything before it. `scale` 
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from math import floor, inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 SHORTEST_CHUNK_TOKENS = 128
 """Attention kernels take a chunk shorter than this as long as one of this length."""
@@ -48,13 +51,87 @@ def chunk_work(chunk_tokens: int, computed_tokens: int) -> float:
     return max(chunk_tokens, SHORTEST_CHUNK_TOKENS) * (computed_tokens + chunk_tokens / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One line of the roofline: seconds per token, per drafter step, and fixed."""
+def chunk_works(chunk_tokens: NDArray[Any], computed_tokens: NDArray[Any]) -> NDArray[np.float64]:
+    """`chunk_work` of many chunks."""
+    works: NDArray[np.float64] = np.maximum(chunk_tokens, SHORTEST_CHUNK_TOKENS)
+    return works * (computed_tokens + chunk_tokens / 2)
+
+
+class Term(NamedTuple):
+    """One line of the roofline: seconds per token, fixed, and per drafter step."""
 
     token_s: float
     fixed_s: float
     spec_step_s: float = 0.0
+
+
+class Coefficients(Protocol):
+    """What the formula reads: a `TimeModel`, or its numbers in compiled code.
+
+    terms: `Term`s, or a table with a row for each and a `Term`'s fields as columns.
+    """
+
+    @property
+    def terms(self) -> Any: ...  # noqa: D102
+    @property
+    def context_token_s(self) -> float: ...  # noqa: D102
+    @property
+    def prefill_work_s(self) -> float: ...  # noqa: D102
+    @property
+    def overhead_s(self) -> float: ...  # noqa: D102
+    @property
+    def scale(self) -> float: ...  # noqa: D102
+
+
+def line_seconds(term: Any, tokens: Any, spec_steps: Any) -> Any:
+    """Seconds on one line of the roofline, of one batch or of arrays of them, before attention and scale."""
+    return term[0] * tokens + term[2] * spec_steps + term[1]
+
+
+def iteration_seconds(model: Coefficients, work: BatchWork) -> float:
+    """Predicted duration of an iteration; 0 for an empty one.
+
+    Plain enough to be compiled as well: inner loops of planners call this function itself.
+    """
+    if work.tokens == 0:
+        return 0.0
+    roofline_s = -inf
+    for term in model.terms:
+        roofline_s = max(roofline_s, line_seconds(term, work.tokens, work.spec_steps))
+    attention_s = model.context_token_s * work.context_tokens + model.prefill_work_s * work.prefill_work
+    return model.scale * (roofline_s + attention_s + model.overhead_s)
+
+
+def with_chunk(work: BatchWork, chunk_tokens: int, computed_tokens: int) -> BatchWork:
+    """The work with a prefill chunk more, of a prompt with `computed_tokens` before it."""
+    return BatchWork(
+        work.tokens + chunk_tokens,
+        work.context_tokens,
+        work.prefill_work + chunk_work(chunk_tokens, computed_tokens),
+        work.spec_steps,
+    )
+
+
+def largest_chunk(
+    model: Coefficients, beside: BatchWork, most_tokens: int, computed_tokens: int, limit_s: float
+) -> int:
+    """Most tokens, up to `most_tokens`, of a prompt with which this batch ends within `limit_s`.
+
+    computed_tokens: of the prompt, before this chunk.
+    """
+    if (
+        most_tokens <= 0
+        or iteration_seconds(model, with_chunk(beside, most_tokens, computed_tokens)) <= limit_s
+    ):
+        return max(most_tokens, 0)
+    fitting, too_many = 0, most_tokens
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if iteration_seconds(model, with_chunk(beside, middle, computed_tokens)) <= limit_s:
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +147,7 @@ class TimeModel:
 
     def seconds(self, work: BatchWork) -> float:
         """Predicted duration of an iteration; 0 for an empty one."""
-        tokens, context_tokens, prefill_work, spec_steps = work
-        if tokens == 0:
-            return 0.0
-        roofline_s = max([t.token_s * tokens + t.spec_step_s * spec_steps + t.fixed_s for t in self.terms])
-        attention_s = self._attention_s(context_tokens, prefill_work)
-        return self.scale * (roofline_s + attention_s + self.overhead_s)
+        return iteration_seconds(self, work)
 
     def tokens_within(
         self, time_s: float, context_tokens: int = 0, prefill_work: float = 0.0, spec_steps: int = 0
@@ -85,12 +157,10 @@ class TimeModel:
         The inverse of `seconds`, to a billionth of a token. At most `UNBOUNDED_TOKENS`, also for an infinite
         time.
         """
-        left_s = time_s / self.scale - self._attention_s(context_tokens, prefill_work) - self.overhead_s
+        attention_s = self.context_token_s * context_tokens + self.prefill_work_s * prefill_work
+        left_s = time_s / self.scale - attention_s - self.overhead_s
         fits = min([_tokens_under(t, left_s - t.spec_step_s * spec_steps) for t in self.terms])
         return floor(min(max(fits + 1e-9, 0.0), UNBOUNDED_TOKENS))
-
-    def _attention_s(self, context_tokens: int, prefill_work: float) -> float:
-        return self.context_token_s * context_tokens + self.prefill_work_s * prefill_work
 
     def prefill_seconds(self, prompt_tokens: int) -> float:
         """Prefill of one prompt on an idle replica, in one iteration: what a slowdown is measured by."""
@@ -104,38 +174,14 @@ def _tokens_under(term: Term, time_s: float) -> float:
     return inf if term.fixed_s <= time_s else -1.0
 
 
-def largest_chunk(
-    model: TimeModel, beside: BatchWork, most_tokens: int, computed_tokens: int, limit_s: float
-) -> int:
-    """Most tokens, up to `most_tokens`, of a prompt with which this batch ends within `limit_s`.
-
-    computed_tokens: of the prompt, before this chunk.
-    """
-    tokens, context_tokens, prefill_work, spec_steps = beside
-
-    def fits(chunk: int) -> bool:
-        attention = prefill_work + chunk_work(chunk, computed_tokens)
-        return model.seconds(BatchWork(tokens + chunk, context_tokens, attention, spec_steps)) <= limit_s
-
-    if most_tokens <= 0 or fits(most_tokens):
-        return max(most_tokens, 0)
-    fitting, too_many = 0, most_tokens
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        if fits(middle):
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting
-
-
 COEFFICIENTS = ("context_token_s", "prefill_work_s", "overhead_s", "scale")
 TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
 
 
 def to_json(model: TimeModel) -> dict[str, Any]:
     """The model as plain values, for files and messages."""
-    return asdict(model)
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
+    return values | {"terms": [term._asdict() for term in model.terms]}
 
 
 def from_json(values: Mapping[str, Any]) -> TimeModel:

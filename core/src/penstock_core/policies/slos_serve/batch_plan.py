@@ -147,9 +147,7 @@ def course(outset: Outset, mode: Mode) -> Course:
 
 def _engine(model: TimeModel, batch_tokens: int) -> Engine:
     return Engine(
-        np.array([term.token_s for term in model.terms], np.float64),
-        np.array([term.spec_step_s for term in model.terms], np.float64),
-        np.array([term.fixed_s for term in model.terms], np.float64),
+        np.array(model.terms, np.float64),
         model.context_token_s,
         model.prefill_work_s,
         model.overhead_s,

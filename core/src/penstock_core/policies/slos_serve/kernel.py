@@ -1,8 +1,8 @@
 """The batches of a course, one after the other: the loops of `batch_plan`, where what they mean is said.
 
 Compiled, since a course has dozens of batches of hundreds of rows, and several courses are tried for every
-batch and every newcomer. Results do not depend on that. The time model's formula stands here once more
-(`time_model` says it), because compiled code can call no Python.
+batch and every newcomer. Results do not depend on that. The time model's functions are compiled along with
+the loops that call them.
 """
 
 from math import ceil, inf
@@ -10,11 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_core.compilation.jit import FLOAT, FLOATS, INT, INTS, compiled, part, record, results
+from penstock_core.compilation.jit import FLOAT, FLOATS, INT, INTS, TABLE, compiled, part, record, results
 from penstock_core.domain.slo import WINDOW_TOKENS
 from penstock_core.forecast.decode_load import Floats, Ints
 from penstock_core.policies.slos_serve.overload_margin import LONG_ANSWER_TOKENS
-from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS
+from penstock_core.timing.time_model import (
+    BatchWork,
+    chunk_work,
+    iteration_seconds,
+    largest_chunk,
+    line_seconds,
+    with_chunk,
+)
+
+for formula in (line_seconds, chunk_work, iteration_seconds, with_chunk, largest_chunk):
+    part(formula)
 
 STRETCH = 2.0
 """A batch with prompts in it may last so many times what its decodes take alone, whatever the mode says."""
@@ -33,11 +43,12 @@ MEAN, WINDOW, MAX = 0, 1, 2
 
 
 class Engine(NamedTuple):
-    """A time model in numbers, and the engine's bound on a batch."""
+    """A time model in numbers, and the engine's bound on a batch.
 
-    token_s: Floats
-    spec_step_s: Floats
-    fixed_s: Floats
+    terms: a row for each line of the roofline, with the fields of `time_model.Term`.
+    """
+
+    terms: Floats
     context_token_s: float
     prefill_work_s: float
     overhead_s: float
@@ -121,68 +132,17 @@ class Turn(NamedTuple):
     todo: int
 
 
-class Work(NamedTuple):
-    """What a batch computes: `time_model.BatchWork` in floats."""
-
-    tokens: float
-    context: float
-    attention: float
-    steps: float
-
-
 @part
-def _seconds(engine: Engine, tokens: float, context: float, attention: float, steps: float) -> float:
-    if tokens == 0.0:
-        return 0.0
-    roofline_s = -inf
-    for line in range(len(engine.token_s)):
-        line_s = engine.token_s[line] * tokens + engine.spec_step_s[line] * steps + engine.fixed_s[line]
-        roofline_s = max(roofline_s, line_s)
-    attention_s = engine.context_token_s * context + engine.prefill_work_s * attention
-    return engine.scale * (roofline_s + attention_s + engine.overhead_s)
-
-
-@part
-def _of(engine: Engine, work: Work) -> float:
-    return _seconds(engine, work.tokens, work.context, work.attention, work.steps)
-
-
-@part
-def _decoding(rows: Rows, chosen: Ints) -> Work:
+def _decoding(rows: Rows, chosen: Ints) -> BatchWork:
     """A batch of these rows' decodes alone."""
     drafts, contexts = rows.drafts, rows.context
-    tokens, context, steps = 0.0, 0.0, 0.0
+    tokens, context, steps = 0, 0, 0
     for row in range(len(chosen)):
         if chosen[row]:
-            tokens += 1.0 + drafts[row]
-            context += contexts[row]
-            steps = max(steps, drafts[row])
-    return Work(tokens, context, 0.0, steps)
-
-
-@part
-def _attention(chunk: int, computed: int) -> float:
-    return max(chunk, SHORTEST_CHUNK_TOKENS) * (computed + chunk / 2)
-
-
-@part
-def _with_chunk(work: Work, chunk: int, computed: int) -> Work:
-    return Work(work.tokens + chunk, work.context, work.attention + _attention(chunk, computed), work.steps)
-
-
-@part
-def _largest_chunk(engine: Engine, work: Work, most: int, computed: int, limit_s: float) -> int:
-    """As `time_model.largest_chunk`."""
-    if most <= 0 or _of(engine, _with_chunk(work, most, computed)) <= limit_s:
-        return max(most, 0)
-    fitting, too_many = 0, most
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        if _of(engine, _with_chunk(work, middle, computed)) <= limit_s:
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting
+            tokens += 1 + int(drafts[row])
+            context += int(contexts[row])
+            steps = max(steps, int(drafts[row]))
+    return BatchWork(tokens, context, 0.0, steps)
 
 
 @part
@@ -272,13 +232,13 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
     A gap that decodes alone exceed is not kept any longer.
     """
     live, due_s, pace_s, gap_s, worst_due_s = rows.live, rows.due_s, rows.pace_s, rows.gap_s, rows.worst.due_s
-    count, context, tightest_s = 0.0, 0.0, inf
+    count, context, tightest_s = 0, 0, inf
     for row in range(len(live)):
         if live[row] and due_s[row] < inf:
-            count += 1.0
-            context += rows.context[row]
+            count += 1
+            context += int(rows.context[row])
             tightest_s = min(tightest_s, pace_s[row])
-    decodes_s = _seconds(engine, count, context, 0.0, 0.0)
+    decodes_s = iteration_seconds(engine, BatchWork(count, context, 0.0, 0))
     spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
     ends_s = _latest_ends_s(rows, decodes_s)
     for row in range(len(live)):
@@ -295,7 +255,7 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
 def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: Ints) -> tuple[bool, float]:
     """Whether no decode is late, and how long the next batch may be; `decoding` takes who is in it."""
     decoding[:] = rows.live
-    decodes_s = _of(engine, _decoding(rows, rows.live))
+    decodes_s = iteration_seconds(engine, _decoding(rows, rows.live))
     if decodes_s == 0.0:
         return True, bounds.longest_s
     ends_s, slack_s, lent_s = _latest_ends_s(rows, bounds.together_s), inf, inf
@@ -334,7 +294,7 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
 
 
 @part
-def _compute(engine: Engine, prompts: Prompts, work: Work, turn: Turn) -> tuple[float, int]:
+def _compute(engine: Engine, prompts: Prompts, work: BatchWork, turn: Turn) -> tuple[float, int]:
     """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not done then.
 
     -1 where one that it finishes is late, or another has to be.
@@ -345,19 +305,19 @@ def _compute(engine: Engine, prompts: Prompts, work: Work, turn: Turn) -> tuple[
         if due_in_s < 0:
             return 0.0, -1
         pending, computed = prompts.pending[todo], prompts.computed[todo]
-        most = min(pending, engine.batch_tokens - int(work.tokens))
-        chunk = _largest_chunk(engine, work, most, computed, limit_s)
+        most = min(pending, engine.batch_tokens - work.tokens)
+        chunk = largest_chunk(engine, work, most, computed, limit_s)
         if chunk == 0:
             break
-        work = _with_chunk(work, chunk, computed)
+        work = with_chunk(work, chunk, computed)
         prompts.pending[todo] = pending - chunk
         prompts.computed[todo] = computed + chunk
         if chunk < pending:
             break
-        if _of(engine, work) > due_in_s + TIME_ERROR_S:
+        if iteration_seconds(engine, work) > due_in_s + TIME_ERROR_S:
             return 0.0, -1
         limit_s, todo = min(limit_s, due_in_s), todo + 1
-    return _of(engine, work), todo
+    return iteration_seconds(engine, work), todo
 
 
 @part
@@ -374,8 +334,8 @@ def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
             if rows.live[row]:
                 share += tightest_s / rows.pace_s[row]
                 count += 1.0
-        work = Work(float(ceil(work.tokens * (share / count))), work.context, 0.0, work.steps)
-    return _of(engine, work) <= tightest_s
+        work = BatchWork(ceil(work.tokens * (share / count)), work.context_tokens, 0.0, work.spec_steps)
+    return iteration_seconds(engine, work) <= tightest_s
 
 
 @part
@@ -402,13 +362,13 @@ def _in_mode(rows: Rows, drafts: Floats) -> Rows:
 def _together_s(engine: Engine, rows: Rows) -> float:
     """A batch of all rows' decodes, also when they have come a window further."""
     together = _decoding(rows, np.ones(len(rows.live), np.int64))
-    grown = together.context + WINDOW_TOKENS * len(rows.live)
-    return _seconds(engine, together.tokens, grown, 0.0, together.steps)
+    grown = together.context_tokens + WINDOW_TOKENS * len(rows.live)
+    return iteration_seconds(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
 
 
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
-    record(Engine, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT, FLOAT, FLOAT, INT),
+    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT),
     record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)),
     record(Prompts, INTS, INTS, FLOATS),
     record(Rules, FLOAT, INT, FLOAT, FLOATS),

@@ -30,7 +30,7 @@ from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import RequestId
 from penstock_core.forecast.decode_load import Floats, Ints
-from penstock_core.timing.time_model import BatchWork, TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel, line_seconds
 
 CONFIDENCE = 0.1
 """α. The paper gives no number; ten iterations are about half a second of an engine's work."""
@@ -81,7 +81,7 @@ class Costs:
 
 def _prefill_s(model: TimeModel, tokens: Ints, work: Floats) -> Floats:
     """`TimeModel.seconds` of many batches of prompts at once."""
-    roofline_s: Floats = np.maximum.reduce([t.token_s * tokens + t.fixed_s for t in model.terms])
+    roofline_s: Floats = np.maximum.reduce([line_seconds(term, tokens, 0) for term in model.terms])
     return model.scale * (roofline_s + model.prefill_work_s * work + model.overhead_s)
 
 

@@ -18,7 +18,7 @@ from penstock_core.domain.request import Job
 from penstock_core.forecast.decode_load import Floats, Ints
 from penstock_core.policies.sola.cost import Costs
 from penstock_core.policies.sola.monitor import LEAST_S, since_s
-from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, BatchWork
+from penstock_core.timing.time_model import BatchWork, chunk_works
 
 TILE_TOKENS = 128
 """Matrix products on an A100 take as long for part of a tile as for all of it [§4.4.3]."""
@@ -45,11 +45,6 @@ class Prompts(NamedTuple):
         return Prompts(
             [self.jobs[i] for i in places], tokens[chosen], done[chosen], work[chosen], slack_s[chosen]
         )
-
-
-def chunk_works(tokens: Ints, done: Ints) -> Floats:
-    """`chunk_work` of many chunks."""
-    return np.maximum(tokens, SHORTEST_CHUNK_TOKENS) * (done + tokens / 2)
 
 
 def in_order(
