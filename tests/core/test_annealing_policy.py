@@ -191,6 +191,15 @@ def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     assert seen(memory, replica([], [prompt("c")])).open
 
 
+def test_answers_that_finish_together_teach_in_the_order_of_their_jobs() -> None:
+    jobs = [decode(f"job {place}", answer=7 * place + 3) for place in range(40)]
+    together = seen(seen(Remembered(), replica(jobs, [])), replica([], []))
+    one_by_one = seen(Remembered(), replica(jobs, []))
+    for place in range(40):
+        one_by_one = seen(one_by_one, replica(jobs[place + 1 :], []))
+    assert together.share("tier") == one_by_one.share("tier")
+
+
 def test_a_preempted_job_opens_the_queue_again() -> None:
     memory = replace(seen(Remembered(), replica([decode("a")], [])), open=False)
     assert not seen(memory, replica([decode("a")], [])).open

@@ -47,8 +47,9 @@ def seen(memory: Remembered, view: ReplicaView) -> Remembered:
     if jobs.keys() == memory.jobs.keys() and queued <= memory.queued:
         return replace(memory, jobs=jobs, queued=queued)
     shares = memory.shares
-    for job_id in memory.jobs.keys() - jobs.keys():
-        shares = _finished(shares, memory.jobs[job_id], memory.predicted[job_id])
+    for job_id, job in memory.jobs.items():  # in their order: a set's order changes from process to process
+        if job_id not in jobs:
+            shares = _finished(shares, job, memory.predicted[job_id])
     predicted = {job_id: memory.predicted.get(job_id, job.output_tokens) for job_id, job in jobs.items()}
     moving = memory.moving if memory.moving in jobs else None
     return replace(
