@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +67,24 @@ def run_story(steps: Sequence[Step], results: Path, keep: bool) -> int:
         if not keep:
             world.place.down()
     for name, figure in world.figures.items():
-        if name != "steps":
+        if name not in ("steps", "left_out"):
             print(f"  {name}: {json.dumps(figure)}")
-    print(f"all held; figures: {results / 'figures.json'}")
+    print(f"{verdict(steps, world.figures)}; figures: {results / 'figures.json'}")
     return 0
+
+
+def verdict(steps: Sequence[Step], figures: Mapping[str, Any]) -> str:
+    """What a story may say of itself that ended well: which steps it took, and which it left out."""
+    left_out = figures.get("left_out", [])
+    if not left_out:
+        return f"all {len(steps)} steps held"
+    return f"{len(steps) - len(left_out)} of {len(steps)} steps held, left out: {', '.join(left_out)}"
 
 
 def _take(step: Step, world: World, running: ExitStack) -> None:
     if step.own_cluster and not world.place.own:
         print(f"{step.title}: left out, for it kills processes of nodes", flush=True)
+        world.figures.setdefault("left_out", []).append(step.name)
         return
     began_s = monotonic()
     if not step.traffic:

@@ -1,6 +1,6 @@
 """What every step is given: the cluster, its tools, the traffic, and where figures go."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,7 @@ class World:
         """Its pods of a component, those on their way out left out, by name."""
         selector = f"penstock.dev/pool={NAME},app.kubernetes.io/component={component}"
         pods = self.tools.items("pods", "--namespace", NAMESPACE, "--selector", selector)
-        return sorted(
-            (pod for pod in pods if "deletionTimestamp" not in pod["metadata"]),
-            key=lambda pod: str(pod["metadata"]["name"]),
-        )
+        return sorted(staying(pods), key=lambda pod: str(pod["metadata"]["name"]))
 
     def pod_names(self, component: str) -> list[str]:
         """Their names."""
@@ -69,6 +66,11 @@ class World:
     def changed(self, observe: Callable[[], Any], before: Any, what: str) -> Any:
         """Wait until an observation differs from what it was."""
         return until(lambda: (now := observe()) != before and now, what)
+
+
+def staying(pods: Iterable[Any]) -> list[Any]:
+    """Pods that nobody has deleted: a pod on its way out is still listed until its processes have ended."""
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def settled(pool: Any, replicas: int) -> bool:

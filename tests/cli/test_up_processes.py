@@ -136,6 +136,7 @@ def test_a_pool_serves_heals_and_stops(up: Up) -> None:
 def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
     process = up.process
     everyone = descendants(process.pid)
+    assert len(everyone) >= 5
     process.kill()
     process.wait(PATIENCE_S)
     until(lambda: not any(is_running(pid) for pid in everyone), "the end of its children")

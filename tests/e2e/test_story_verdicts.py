@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 from story.__main__ import STORY
+from story.runner import verdict
 from story.traffic import Asked, count_toll
-from story.world import settled
+from story.world import settled, staying
 
 ANSWERED = Asked(0, began_s=1.0, replica="r0", first_s=1.1, ended_s=2.0)
 REFUSED = Asked(1, began_s=1.0, ended_s=1.1, refused=True)
@@ -60,3 +61,18 @@ def test_a_pool_on_its_way_has_not_settled(unsettled: dict[str, Any]) -> None:
 
 def test_steps_have_names_and_titles_of_their_own() -> None:
     assert len({step.name for step in STORY}) == len({step.title for step in STORY}) == len(STORY)
+
+
+def test_a_pod_on_its_way_out_is_not_counted() -> None:
+    stays, goes = (
+        {"metadata": {"uid": "a"}},
+        {"metadata": {"uid": "b", "deletionTimestamp": "2026-01-01T00:00:00Z"}},
+    )
+    assert staying([stays, goes]) == [stays]
+
+
+def test_a_story_says_which_steps_it_has_left_out() -> None:
+    assert verdict(STORY, {}) == f"all {len(STORY)} steps held"
+    name = STORY[0].name
+    said = verdict(STORY, {"left_out": [name]})
+    assert said == f"{len(STORY) - 1} of {len(STORY)} steps held, left out: {name}"

@@ -12,6 +12,7 @@ from unmodified.load import Seen
 from vllm_story.__main__ import STORY
 from vllm_story.runner import title_of
 from vllm_story.steps.beginning import p99_gap_s
+from vllm_story.steps.benchmark import disagreements
 from vllm_story.steps.greedy import MARGIN, clear
 from vllm_story.steps.overload import bound_of, verdict
 
@@ -22,7 +23,9 @@ def choice(*seconds_best: float) -> dict[str, Any]:
 
 
 def test_each_step_says_what_it_shows_in_a_line() -> None:
-    assert all(title_of(step).strip() and "\n" not in title_of(step) for step in STORY)
+    titles = {step: title_of(step) for step in STORY}
+    assert all(title.strip() and "\n" not in title for title in titles.values())
+    assert len(set(titles.values())) == len(titles) > 5
 
 
 def test_an_answer_with_a_near_tie_is_not_compared() -> None:
@@ -56,3 +59,10 @@ def test_the_longest_gaps_are_seen() -> None:
     assert p99_gap_s([0.0, 0.01, 0.02, 1.02]) > 0.9
     with pytest.raises(AssertionError, match="only 1 gaps"):
         p99_gap_s([0.0, 1.0])
+
+
+def test_two_clocks_agree_where_the_median_does() -> None:
+    stalled = {"mean ttft": (108.0, 100.0), "median ttft": (104.0, 100.0), "p99 ttft": (124.0, 100.0)}
+    assert disagreements(stalled) == []
+    assert disagreements(stalled | {"median ttft": (106.0, 100.0)}) == ["median ttft off by 6.0%"]
+    assert disagreements({"mean tpot": (80.0, 100.0)}) == ["mean tpot off by 20.0%"]

@@ -7,10 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 from live.pool import LivePool
-from live.redis import PROGRAM, RedisServer
+from live.redis import RedisServer
 from patience import until
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
 ROUTERS = ("main", "second")
 
 

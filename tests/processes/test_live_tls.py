@@ -1,6 +1,5 @@
 """Router and sidecar under mutual TLS: who has none of our certificates gets no session; renewals count."""
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,8 +10,6 @@ import pytest
 from live.pool_file import MODEL, write_pool
 from live.process import Process
 from patience import until
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
 Start = Callable[..., Process]
 

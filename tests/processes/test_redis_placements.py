@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from live.redis import PROGRAM, RedisServer
+from live.redis import RedisServer
 from penstock_router import shared_placements
 from penstock_router.backoff import Backoff
 from penstock_router.placed_elsewhere import Placed
@@ -18,7 +18,6 @@ from penstock_router.shared_placements import SharedPlacements
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
 PATIENCE_S = 30.0
 
 

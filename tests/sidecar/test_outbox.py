@@ -2,6 +2,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.outbox import Hurry, Outbox
@@ -51,7 +52,7 @@ async def test_output_that_waits_for_others_goes_when_none_come() -> None:
     desk = await opened(step_s=1e6)
     desk.put(1)
     taking = asyncio.ensure_future(desk.ids())
-    await asyncio.sleep(0.01)
+    await skip(0.9e6)
     assert not taking.done()
     desk.put(2, hurry=Hurry.AT_ONCE)
     assert await taking == [1, 2]
@@ -81,7 +82,7 @@ async def test_what_nobody_waits_for_waits_even_alone_until_output_comes(sharing
     desk = await opened(sharing)
     desk.put(1, hurry=Hurry.NONE)
     taking = asyncio.ensure_future(desk.ids())
-    await asyncio.sleep(0.01)
+    await skip(0.9e6)
     assert not taking.done()
     desk.put(2, hurry=Hurry.STEP)
     assert await taking == [1, 2]
@@ -118,7 +119,7 @@ async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -
     desk = await opened()
     desk.box.nudge()
     taking = asyncio.ensure_future(desk.frame())
-    await asyncio.sleep(0.01)
+    await skip(1e6)
     assert not taking.done()
     desk.state = wire.Snapshot(running=2)
     desk.box.nudge()
@@ -136,11 +137,11 @@ async def test_news_go_by_themselves_within_their_time() -> None:
 
 async def test_news_travel_with_what_goes_before_and_need_no_frame_of_their_own() -> None:
     desk = await opened()
-    desk.box.news(0.01)
+    desk.box.news(60)
     desk.put(1, hurry=Hurry.AT_ONCE)
     assert await desk.ids() == [1]
     taking = asyncio.ensure_future(desk.frame())
-    await asyncio.sleep(0.03)
+    await skip(1e6)
     assert not taking.done()
     taking.cancel()
 

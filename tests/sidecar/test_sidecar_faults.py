@@ -183,8 +183,12 @@ async def test_a_started_request_that_falls_silent_is_lost(engine: Engine, rig: 
     await engine.asked()
     stuck = await streaming(engine, 2)
     await until(lambda: "output" in router.kinds(2))
-    await asyncio.sleep(0.06)  # past silence_s; more only makes it surer
-    rig.replica.tick()
+
+    def silent_for_long() -> bool:
+        rig.replica.tick()
+        return router.kinds(2)[-1] == "failed"
+
+    await until(silent_for_long)
     assert lost(await router.ended(2))
     await stuck.closed.wait()
     assert router.kinds(1) == ["admitted"]  # waiting is no fault

@@ -2,7 +2,7 @@
 
 from story.pool import NAMESPACE, REPLICAS
 from story.steps.installation import CHART, RELEASE, SYSTEM
-from story.world import World
+from story.world import World, staying
 
 
 def upgraded_and_rolled_back(world: World) -> None:
@@ -17,4 +17,5 @@ def upgraded_and_rolled_back(world: World) -> None:
 
 
 def _pods(world: World) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in world.tools.items("pods", "--namespace", NAMESPACE)}
+    pods = world.tools.items("pods", "--namespace", NAMESPACE)
+    return {pod["metadata"]["uid"] for pod in staying(pods)}

@@ -23,8 +23,9 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 60, 2000, 40
 that lies between the two clocks."""
 LOAD = 0.15
 """Of the (shorter) requests that one engine answers a second: nobody is to be refused."""
-AGREES, TRIES = 0.05, 3
-"""How far off they may be, and how often that is tried."""
+AGREES, TRIES = {"mean": 0.10, "median": 0.05, "p99": 0.25}, 3
+"""How far off each measure may be, and how often that is tried. One stall of a busy machine between the two
+clocks moves a mean by a sixtieth of itself and may be all of a p99, but leaves a median alone."""
 
 MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
@@ -36,14 +37,22 @@ MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
 def agrees_with_the_router(world: World) -> str:
     """`vllm bench serve` runs as it is, and measures what the router says"""
     for tried in range(1, TRIES + 1):
-        off, said = _compared(world)
-        if off <= AGREES:
-            return f"{said}; off by {off:.1%} at most, in run {tried}"
-    raise AssertionError(f"off by {off:.1%}, and by more than {AGREES:.0%} in each of {TRIES} runs: {said}")
+        told, said = _compared(world)
+        if not (disagreed := disagreements(told)):
+            return f"{said}; in run {tried}"
+    raise AssertionError(
+        f"{'; '.join(disagreed)}, and further off than allowed in each of {TRIES} runs: {said}"
+    )
 
 
-def _compared(world: World) -> tuple[float, str]:
-    """How far they are off at most in one run, and all figures in words."""
+def disagreements(told: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The measures of a run in which both are further apart than such a measure may be, in words."""
+    off = {name: abs(theirs / ours - 1) for name, (theirs, ours) in told.items()}
+    return [f"{name} off by {far:.1%}" for name, far in off.items() if far > AGREES[name.split()[0]]]
+
+
+def _compared(world: World) -> tuple[Mapping[str, tuple[float, float]], str]:
+    """What both have measured in one run, and all figures in words."""
     log = world.file("router-debug.log")
     with router_of(world.replicas, world.file("pool-best-effort.yaml"), log, level="debug") as router:
         theirs = _benchmark(world, router.url)
@@ -58,7 +67,7 @@ def _compared(world: World) -> tuple[float, str]:
             told[f"{measure} {name}"] = (theirs[f"{measure}_{name}_ms"], of(values))
     world.figures["benchmark"] = told
     said = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in told.items())
-    return max(abs(theirs / ours - 1) for theirs, ours in told.values()), said
+    return told, said
 
 
 def _benchmark(world: World, url: str) -> dict[str, Any]:

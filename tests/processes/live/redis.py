@@ -28,7 +28,9 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
-        assert PROGRAM is not None
+        assert PROGRAM is not None, (
+            "there is no redis-server: install one (Debian: redis-server, macOS: redis)"
+        )
         command = [
             PROGRAM,
             "--bind",

@@ -1,0 +1,20 @@
+"""Time of an event loop that a test moves: timers come due without waiting for them."""
+
+import asyncio
+
+TURNS = 20
+"""More turns of the loop than anything takes that is ready."""
+
+
+async def turns() -> None:
+    """Run everything that is ready, and what that makes ready."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+async def skip(seconds: float) -> None:
+    """Move the running loop's clock, and run what has come due."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    setattr(loop, "time", lambda: now() + seconds)  # noqa: B010 - a method, and only this loop's
+    await turns()
