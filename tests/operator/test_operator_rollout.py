@@ -109,6 +109,8 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("router.bodyTimeout", {"router": {"bodyTimeout": "1s"}}, ROUTERS),
     ("router.maxInflight", {"router": {"maxInflight": 16}}, ROUTERS),
     ("router.streamBufferBytes", {"router": {"streamBufferBytes": 1024}}, ROUTERS),
+    ("router.bufferBytes", {"router": {"bufferBytes": 1048576}}, ROUTERS),
+    ("router.writeTimeout", {"router": {"writeTimeout": "10s"}}, ROUTERS),
     ("router.verdictTimeout", {"router": {"verdictTimeout": "1s"}}, ROUTERS),
     ("router.drainTimeout", {"router": {"drainTimeout": "20m"}}, ROUTERS),
     ("router.image", {"router": {"image": "router:2"}}, ROUTERS),

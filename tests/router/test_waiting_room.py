@@ -106,11 +106,8 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
         assert len(replica.parts) == 1
 
 
-@pytest.mark.parametrize("bound", ["MOST_REQUESTS", "MOST_BYTES"])
-async def test_who_finds_the_room_full_is_answered_at_once(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting_room, bound, {"MOST_REQUESTS": 1, "MOST_BYTES": 100}[bound])
+async def test_who_finds_the_room_full_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "MOST_REQUESTS", 1)
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
         asked = asyncio.create_task(the_house.chat())
@@ -139,6 +136,22 @@ async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again(
         await held(the_house, 1)
         replica.tell()
         assert (await asked).status_code == 200
+
+
+async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its news are on their way. The pause is longer here than the wait, so the request never asks again."""
+    monkeypatch.setattr(waiting_room, "AGAIN_S", 30.0)
+
+    async def has_no_engine(part: Part) -> None:
+        part.reject(wire.REASON_ENGINE_DOWN)
+
+    replica = ScriptedReplica("r0", has_no_engine)
+    pool = pool_with(autoscaling={**MAY_BE_NONE, "wakeTimeout": "200ms"})
+    async with house(replica, pool=pool) as router:
+        assert (await router.chat()).status_code == 503
+    assert len(replica.parts) == 1
 
 
 async def test_a_router_that_may_hold_is_ready_without_any_replica() -> None:

@@ -66,6 +66,8 @@ ROUTER_READS: Reads = {
             "bodyTimeout",
             "maxInflight",
             "streamBufferBytes",
+            "bufferBytes",
+            "writeTimeout",
             "verdictTimeout",
             "drainTimeout",
         }

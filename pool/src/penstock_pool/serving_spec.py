@@ -105,6 +105,18 @@ class RouterSpec(Spec):
         description="Most bytes held for a client that reads slowly; more cancels its request.",
         examples=[262144],
     )
+    buffer_bytes: Count = Field(
+        default=256 * 2**20,
+        description="Most bytes held over all requests: bodies, and output that clients did not take. Past "
+        "it a new body is answered 429, and the request that holds most output is cancelled.",
+        examples=[268435456],
+    )
+    write_timeout_s: Duration = Field(
+        default=30.0,
+        description="A client that takes none of the bytes that wait for it for so long is dropped and its "
+        "request cancelled; noticed within twice that.",
+        examples=["30s"],
+    )
     verdict_timeout_s: Duration = Field(
         default=5.0,
         description="Longest wait for a replica's verdict before the next replica is tried.",

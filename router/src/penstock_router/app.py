@@ -4,17 +4,19 @@ Bare ASGI: a request is one task, and a token passes through two coroutines on i
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import structlog
 from penstock_pool import Pool
 from penstock_proto import replica_pb2 as wire
-from penstock_runtime.asgi import Receive, Scope, Send, answer
+from penstock_runtime.asgi import ClientGone, Receive, Scope, Send, answer
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
 from penstock_router import pages, request_head
+from penstock_router.byte_budget import ByteBudget
 from penstock_router.generation import Call, Generation
 from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
@@ -32,6 +34,12 @@ GENERATES = {
     "/v1/completions": wire.ENDPOINT_COMPLETIONS,
 }
 ONE_MODEL = "/v1/models/"
+
+SHOULD_RETRY = "x-should-retry"
+"""OpenAI's clients heed it before the status."""
+
+WORTH_A_RETRY = frozenset({408, 409, 425, 429})
+"""Client errors that may go away by themselves."""
 
 Page = Callable[[Scope, Send], Awaitable[None]]
 log = structlog.get_logger()
@@ -62,6 +70,8 @@ class RouterApp:
         self._room = WaitingRoom(rotation, settings.hold_s)
         self.metrics.held.set_function(lambda: self._room.held)
         self.limits = RateLimits(limits_of(pool.spec.applications), self.metrics.limits)
+        self._budget = ByteBudget(settings.buffer_bytes)
+        self.metrics.held_bytes.set_function(lambda: self._budget.held_bytes)
         self._generation = Generation(
             settings,
             keys,
@@ -72,6 +82,7 @@ class RouterApp:
             self.metrics,
             self._room,
             partial(pages.told_time_model, rotation, pool),
+            self._budget,
         )
         self._started_s = int(time.time())
         self._turn, self._open = first_turn, 0
@@ -82,29 +93,37 @@ class RouterApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Every error leaves as ApiError, with the request's id."""
+        """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
         request_id = request_head.request_id(request_head.head_of(scope))
         try:
             await self._route(scope, receive, send, request_id)
         except ApiError as error:
-            error.headers = (*error.headers, (request_head.REQUEST_ID, request_id))
-            self.metrics.refused(error.status)
+            error.headers = (*error.headers, *_beside_error(error.status, request_id, error.headers))
             raise
         except RefusedBehind as refusal:
-            name = request_head.REQUEST_ID.encode()
-            await answer(send, refusal.body, refusal.status, headers=[(name, request_id.encode())])
+            beside = _beside_error(refusal.status, request_id)
+            headers = [(name.encode(), value.encode()) for name, value in beside]
+            await answer(send, refusal.body, refusal.status, headers=headers)
+        except ClientGone:
+            raise
+        except Exception:
+            self.metrics.faults.inc()
+            log.exception("request failed", request=request_id, path=scope["path"])
+            raise ApiError(
+                500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
+            ) from None
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         path, method = scope["path"], scope["method"]
         endpoint = GENERATES.get(path)
         page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
         if endpoint is None and page is None:
-            raise ApiError(404, f"there is nothing at {path[:256]}", code="not_found")
+            raise self._refused(404, f"there is nothing at {path[:256]}", code="not_found")
         allowed = ("POST",) if endpoint is not None else ("GET", "HEAD")
         if method == "OPTIONS":
             await answer(send, b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
         elif method not in allowed:
-            raise ApiError(
+            raise self._refused(
                 405,
                 f"{path} takes {' and '.join(allowed)}, not {method[:32]}",
                 code="method_not_allowed",
@@ -116,9 +135,14 @@ class RouterApp:
         elif page is not None:
             await page(scope, send)
 
+    def _refused(self, status: int, message: str, **rest: Any) -> ApiError:
+        """Return the error, counted."""
+        self.metrics.refused(status)
+        return ApiError(status, message, **rest)
+
     async def _generate(self, call: Call) -> None:
         if self._open >= self._settings.max_inflight:
-            raise ApiError(
+            raise self._refused(
                 429,
                 f"this router carries its bound of {self._settings.max_inflight} requests",
                 type="overloaded",
@@ -170,3 +194,12 @@ class RouterApp:
     def demand_page(self) -> bytes:
         """Describe what is asked of the pool."""
         return self.metrics.demand.page(self._room.held, self._rotation.links)
+
+
+def _beside_error(
+    status: int, request_id: str, given: Iterable[tuple[str, str]] = ()
+) -> Iterator[tuple[str, str]]:
+    """Headers of every error. What is wrong with a request is still wrong when it comes again."""
+    yield request_head.REQUEST_ID, request_id
+    if 400 <= status < 500 and status not in WORTH_A_RETRY and SHOULD_RETRY not in dict(given):
+        yield SHOULD_RETRY, "false"

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+import structlog
 from penstock_runtime.asgi import ClientGone, Receive, Scope
-from penstock_runtime.http_protocol import ABORT
+from penstock_runtime.http_protocol import ABORT, STALLED
+
+log = structlog.get_logger()
 
 
 class Client:
@@ -19,7 +22,8 @@ class Client:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
-        self._abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT)
+        self._extensions = scope.get("extensions", {})
+        self._abort: Callable[[], None] | None = self._extensions.get(ABORT)
         self._gone = False
 
     async def __aenter__(self) -> Self:
@@ -37,6 +41,11 @@ class Client:
         if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise ClientGone from None
 
+    @property
+    def stalled(self) -> bool:
+        """Whether its connection was broken because it took nothing of its answer."""
+        return STALLED in self._extensions
+
     def answered(self) -> None:
         """Its answer is complete with what is written next."""
         self._watch.cancel()
@@ -47,7 +56,10 @@ class Client:
             self._abort()
 
     async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        except Exception:  # nobody would hear of its going any more
+            log.exception("client not listened to")
         self._gone = True
         self._task.cancel()

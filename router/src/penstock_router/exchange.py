@@ -3,8 +3,9 @@
 The session's reader puts what a frame brings; the request's own task takes everything that has come since it
 last looked, in one piece. However many tokens a frame brings for it, a request is woken once.
 
-What is held for a client that reads slowly is bounded. Past the bound the exchange ends as `Overflowed`, and
-`on_overflow` is called, for the task may be stuck in writing and must be freed from outside.
+What is held for a client that reads slowly is bounded, for each and, by a budget, over all. Past either bound
+the exchange ends as `Overflowed`, and `on_overflow` is called, for the task may be stuck in writing and must
+be freed from outside. What was taken is held until the next look: until then it may not have been written.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from typing import NamedTuple
 
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
 from penstock_proto import replica_pb2 as wire
+
+from penstock_router.byte_budget import ByteBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,12 @@ class Exchange:
 
     __slots__ = (
         "_bound_bytes",
+        "_budget",
         "_chunks",
         "_held_bytes",
         "_news",
         "_on_overflow",
+        "_taken_bytes",
         "_tokens",
         "_waiter",
         "end",
@@ -83,9 +88,20 @@ class Exchange:
         self.heard_s, self.longest_silence_s = 0.0, inf
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
         self._chunks: list[bytes] = []
-        self._held_bytes = self._tokens = 0
+        self._held_bytes = self._taken_bytes = self._tokens = 0
+        self._budget: ByteBudget | None = None
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
+
+    def hold_within(self, budget: ByteBudget) -> None:
+        """Count output in this budget, until `release`."""
+        self._budget = budget
+        budget.enter(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """Output that has come and may not have been written."""
+        return self._held_bytes + self._taken_bytes
 
     @property
     def streamed(self) -> bool:
@@ -113,7 +129,26 @@ class Exchange:
         self._tokens += tokens
         self._chunks.append(data)
         self._wake()
+        budget = self._budget
+        if budget is not None:
+            budget.held_bytes += len(data)
+            if budget.held_bytes > budget.bound_bytes:
+                budget.relieve()
+                return self._budget is not None  # else it was this one that held most
         return True
+
+    def drop(self) -> None:
+        """End it for what it holds, and let go of that."""
+        self.release()
+        self.finish(Overflowed())
+        self._on_overflow()
+
+    def release(self) -> None:
+        """Let go of what is held, and count nothing more."""
+        if self._budget is not None:
+            self._budget.leave(self)
+            self._budget = None
+        self._chunks, self._tokens, self._held_bytes, self._taken_bytes = [], 0, 0, 0
 
     def finish(self, end: End) -> None:
         """Nothing comes after this. A second end changes nothing."""
@@ -124,6 +159,9 @@ class Exchange:
     def take(self) -> News:
         """Everything that has come, and the end where it is the end."""
         chunks, tokens = self._chunks, self._tokens
+        if self._budget is not None:
+            self._budget.held_bytes -= self._taken_bytes
+            self._taken_bytes = self._held_bytes
         self._chunks, self._tokens, self._held_bytes = [], 0, 0
         self._news = False
         return News(chunks[0] if len(chunks) == 1 else b"".join(chunks), tokens, self.end)

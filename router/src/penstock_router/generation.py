@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
+import structlog
 from penstock_core.timing.time_model import TimeModel
+from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import (
     EVENT_STREAM,
@@ -30,13 +32,14 @@ from penstock_runtime.openai_errors import ApiError
 
 from penstock_router import request_head
 from penstock_router.access_log import log_ended
+from penstock_router.byte_budget import BodyBytes, ByteBudget
 from penstock_router.client import Client
 from penstock_router.exchange import Exchange, Lost
 from penstock_router.keys import Keys
 from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome
 from penstock_router.placement import Placed, Placement, error_body
-from penstock_router.rate_limits import RateLimits
+from penstock_router.rate_limits import Admission, RateLimits
 from penstock_router.request_body import BodyReader
 from penstock_router.rotation import Rotation
 from penstock_router.session_writer import Submission
@@ -47,6 +50,8 @@ from penstock_router.waiting_room import WaitingRoom
 
 LAST_EVENT = b"data: [DONE]\n\n"
 """Ends a stream in OpenAI's protocol. Clients close on it, so the response must end with it."""
+
+log = structlog.get_logger()
 
 FINISH_S = 5.0
 """How long a replica may take to say its figures once the answer is complete."""
@@ -72,6 +77,7 @@ class Generation:
 
     reader: of bodies.
     time_model: the one that slowdowns are of, or None before any replica has told.
+    budget: of bytes held over all requests.
     """
 
     settings: Settings
@@ -84,45 +90,73 @@ class Generation:
     room: WaitingRoom
     time_model: Callable[[], TimeModel | None]
 
+    budget: ByteBudget
+
     async def serve(self, call: Call) -> None:
         """Answer it. Raises ApiError, RefusedBehind, ClientGone before the first byte, nothing after it."""
+        with BodyBytes(self.budget) as body_bytes:
+            try:
+                accepted = await self._accept(call, body_bytes)
+            except ApiError as error:
+                self.metrics.refused(error.status)
+                raise
+            await self._carry(call, accepted)
+
+    async def _accept(self, call: Call, body_bytes: BodyBytes) -> "_Accepted":
+        """Read the request. Raises ApiError where it is wrong, or over its application's limits."""
         head = request_head.head_of(call.scope)
         application = application_of(self.keys, head)
-        raw = await self._body(head, call.receive)
+        raw = await self._body(head, call.receive, body_bytes)
         arrival_s = monotonic()
         asked = await self.reader.read(call.endpoint, raw)
         if asked.model != self.settings.model:
             raise unknown_model(asked.model, self.settings.model)
         tier = tier_of(self.settings, application, request_head.tier_name(head), asked.service_tier)
         own = own_targets(tier, head)
-        expected_tokens = self.usage.expected(application, len(raw), asked)
-        admission = await self.limits.enter(application, expected_tokens)
-        outcome = Outcome(tier, own, arrival_s, asked.stream)
-        self.metrics.demand.arrived(tier.name)
         submission = Submission(call.request_id, call.endpoint, raw, tier.name, arrival_s, own)
+        outcome = Outcome(tier, own, arrival_s, asked.stream)
+        admission = await self.limits.enter(application, self.usage.expected(application, len(raw), asked))
+        return _Accepted(submission, outcome, application, admission)
+
+    async def _body(self, head: request_head.Head, receive: Receive, body_bytes: BodyBytes) -> bytes:
+        request_head.reject_encoding(head)
+        bound_bytes = self.settings.max_body_bytes
+        if (request_head.content_length(head) or 0) > bound_bytes:
+            raise body_too_large(bound_bytes)
+        return await read_body(receive, bound_bytes, self.settings.body_timeout_s, body_bytes.add)
+
+    async def _carry(self, call: Call, accepted: "_Accepted") -> None:
+        """Have it answered, and count how that went."""
+        outcome, client = accepted.outcome, Client(call.scope, call.receive)
+        self.metrics.demand.arrived(outcome.tier.name)
         try:
-            async with Client(call.scope, call.receive) as client:
-                await self._answer(call, outcome, submission, client, admission.headers)
+            async with client:
+                await self._answer(call, accepted, client)
         except ClientGone:
             if outcome.ending is not Ending.CLIENT_SLOW:
                 outcome.ending = Ending.CLIENT_GONE
             raise
         finally:
+            if client.stalled:
+                outcome.ending = Ending.CLIENT_SLOW
             outcome.ended_s = outcome.ended_s or monotonic()
-            admission.leave(self.usage.ended(application, outcome, len(raw)))
+            self._count(accepted)
+
+    def _count(self, accepted: "_Accepted") -> None:
+        """Count it. Its answer is written, so a fault here must not reach the client."""
+        submission, outcome = accepted.submission, accepted.outcome
+        try:
+            used_tokens = self.usage.ended(accepted.application, outcome, len(submission.body))
+            accepted.admission.leave(used_tokens)
             self.metrics.ended(outcome, self.time_model())
-            log_ended(call.request_id, outcome)
+            log_ended(submission.request_id, outcome)
+        except Exception:
+            self.metrics.faults.inc()
+            log.exception("request not counted", request=submission.request_id)
 
-    async def _body(self, head: request_head.Head, receive: Receive) -> bytes:
-        request_head.reject_encoding(head)
-        bound_bytes = self.settings.max_body_bytes
-        if (request_head.content_length(head) or 0) > bound_bytes:
-            raise body_too_large(bound_bytes)
-        return await read_body(receive, bound_bytes, self.settings.body_timeout_s)
+    async def _answer(self, call: Call, accepted: "_Accepted", client: Client) -> None:
+        submission, outcome = accepted.submission, accepted.outcome
 
-    async def _answer(
-        self, call: Call, outcome: Outcome, submission: Submission, client: Client, limits: list[Header]
-    ) -> None:
         def overflowed() -> None:
             outcome.ending = Ending.CLIENT_SLOW
             client.abort()
@@ -135,11 +169,12 @@ class Generation:
             self.room,
             outcome,
             self.time_model(),
+            self.budget,
             bound_bytes,
             overflowed,
         )
         placed = await placement.walk(submission, call.turn)
-        headers = _headers(submission.request_id, outcome, placed.link.name) + limits
+        headers = _headers(submission.request_id, outcome, placed.link.name) + accepted.admission.headers
         try:
             if outcome.stream:
                 await _stream(outcome, placed, client, call.send, headers)
@@ -147,6 +182,17 @@ class Generation:
                 await _whole(outcome, placed.exchange, client, call.send, headers)
         finally:
             placed.link.abandon(placed.exchange)
+            placed.exchange.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A request that was read and goes to replicas. admission: by its application's limits."""
+
+    submission: Submission
+    outcome: Outcome
+    application: Application | None
+    admission: Admission
 
 
 async def _whole(

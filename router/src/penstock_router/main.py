@@ -78,7 +78,9 @@ async def serve(
         first_turn=random.randrange(MANY_TURNS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
     )
-    bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
+    bounds = HttpBounds(
+        head_bytes=pool.spec.router.max_header_bytes, write_s=pool.spec.router.write_timeout_s
+    )
     drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
     beside = [
         asyncio.create_task(part)

@@ -71,6 +71,16 @@ class Metrics:
         self._failovers = self._count(
             "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
         )
+        self.faults = Counter(
+            "penstock_router_faults",
+            "Requests that met a fault of the router's own; each is in the log.",
+            registry=registry,
+        )
+        self.held_bytes = Gauge(
+            "penstock_router_held_bytes",
+            "Bodies, and output that clients have not taken.",
+            registry=registry,
+        )
         self.open = Gauge("penstock_router_open_requests", "Requests under way.", registry=registry)
         self.held = Gauge(
             "penstock_router_held_requests",

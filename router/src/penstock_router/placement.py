@@ -33,6 +33,7 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
+from penstock_router.byte_budget import ByteBudget
 from penstock_router.exchange import Exchange, Lost
 from penstock_router.metrics import Metrics
 from penstock_router.outcome import Ending, Outcome, slo_of
@@ -67,6 +68,7 @@ class Placement:
 
     metrics: told of verdicts. room: where to wait while there is no replica.
     time_model: the one that slowdowns are of, or None before any replica has told.
+    budget: of the bytes held over all requests.
     bound_bytes, on_overflow: of the exchange that streams; None and nothing where the answer is held whole.
     """
 
@@ -76,6 +78,7 @@ class Placement:
     room: WaitingRoom
     outcome: Outcome
     time_model: TimeModel | None
+    budget: ByteBudget
     bound_bytes: int | None
     on_overflow: Callable[[], None]
 
@@ -101,7 +104,7 @@ class Placement:
         """Wait for a replica; False where there is no waiting. Nobody is refused for having waited."""
         if not self.room.open:
             return False
-        return await self.room.wait(submission.arrival_s, len(submission.body))
+        return await self.room.wait(submission.arrival_s)
 
     async def _round(
         self, submission: Submission, turn: int, backup: Backup
@@ -139,6 +142,7 @@ class Placement:
     async def _try(self, submission: Submission, move: Try) -> Placed | Rejected | Lost:
         link = self.rotation[move.replica]
         exchange = link.submit(Attempt(submission, move.hop, move.backup), self.bound_bytes, self.on_overflow)
+        exchange.hold_within(self.budget)
         placed = False
         try:
             no = await self._until_output(exchange, link)
@@ -147,6 +151,7 @@ class Placement:
         finally:
             if not placed:
                 link.abandon(exchange)
+                exchange.release()
 
     async def _until_output(self, exchange: Exchange, link: ReplicaLink) -> Rejected | Lost | None:
         """Until there is something to write: for a stream its first bytes, else the whole answer."""

@@ -31,6 +31,7 @@ class Settings:
     body_timeout_s: float
     max_inflight: int
     stream_buffer_bytes: int
+    buffer_bytes: int
     verdict_timeout_s: float
     hold_s: float
 
@@ -52,6 +53,7 @@ def settings_of(pool: Pool) -> Settings:
         body_timeout_s=spec.router.body_timeout_s,
         max_inflight=spec.router.max_inflight,
         stream_buffer_bytes=spec.router.stream_buffer_bytes,
+        buffer_bytes=spec.router.buffer_bytes,
         verdict_timeout_s=spec.router.verdict_timeout_s,
         hold_s=_hold_s(spec.autoscaling),
     )

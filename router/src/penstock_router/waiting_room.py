@@ -3,8 +3,9 @@
 Whoever scales the pool sees that somebody waits and starts a replica; when it takes work, everybody is sent
 on at once, and its admission decides about all of them together. The clock of a request runs on meanwhile.
 
-The room is bounded in requests, bytes and time. Who finds it full, or waits too long, is answered as if there
-were no room. Leaving is the structure of the code: a client that goes away takes its request along.
+The room is bounded in requests and time; the router's byte budget bounds what they hold. Who finds it full,
+or waits too long, is answered as if there were no room. Leaving is the structure of the code: a client that
+goes away takes its request along.
 """
 
 import asyncio
@@ -13,9 +14,6 @@ from time import monotonic
 from penstock_router.rotation import Rotation
 
 MOST_REQUESTS = 1024
-MOST_BYTES = 256 * 2**20
-"""Bodies that are held. A request may be megabytes."""
-
 AGAIN_S = 0.05
 """Pause of a request that found nobody although somebody seems to take work: the news are on their way."""
 
@@ -25,7 +23,6 @@ class WaitingRoom:
 
     def __init__(self, rotation: Rotation, longest_s: float) -> None:
         self._rotation, self._longest_s = rotation, longest_s
-        self._bytes = 0
         self.held = 0
 
     @property
@@ -33,14 +30,12 @@ class WaitingRoom:
         """Whether requests may wait at all."""
         return self._longest_s > 0
 
-    async def wait(self, arrival_s: float, body_bytes: int) -> bool:
+    async def wait(self, arrival_s: float) -> bool:
         """Until a replica takes work. False where none came in time, or there is no room to wait in."""
         left_s = arrival_s + self._longest_s - monotonic()
-        full = self.held >= MOST_REQUESTS or self._bytes + body_bytes > MOST_BYTES
-        if full or left_s <= 0:
+        if self.held >= MOST_REQUESTS or left_s <= 0:
             return False
         self.held += 1
-        self._bytes += body_bytes
         try:
             async with asyncio.timeout(left_s):
                 if self._rotation.ready:
@@ -50,5 +45,4 @@ class WaitingRoom:
             return False
         finally:
             self.held -= 1
-            self._bytes -= body_bytes
         return True

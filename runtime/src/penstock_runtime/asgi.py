@@ -23,6 +23,9 @@ Header = tuple[bytes, bytes]
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
+PIECE_BYTES = 65536
+"""What of a whole response is written at once; as much as a connection's buffer takes before it is full."""
+
 log = structlog.get_logger()
 
 
@@ -33,10 +36,15 @@ class ClientGone(Exception):
 async def answer(
     send: Send, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
 ) -> None:
-    """One whole response."""
+    """One whole response. A long one is written as the client takes it: no more than a piece waits."""
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    rest: bytes | memoryview = body
+    while len(rest) > PIECE_BYTES:
+        rest = memoryview(rest)
+        await send({"type": "http.response.body", "body": rest[:PIECE_BYTES], "more_body": True})
+        rest = rest[PIECE_BYTES:]
+    await send({"type": "http.response.body", "body": rest})
 
 
 async def answer_error(send: Send, error: ApiError) -> None:
@@ -45,8 +53,16 @@ async def answer_error(send: Send, error: ApiError) -> None:
     await answer(send, error.body(), error.status, headers=headers)
 
 
-async def read_body(receive: Receive, max_bytes: int, timeout_s: float = 30.0) -> bytes:
-    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone."""
+async def read_body(
+    receive: Receive,
+    max_bytes: int,
+    timeout_s: float = 30.0,
+    hold: Callable[[int], None] = lambda more_bytes: None,
+) -> bytes:
+    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone.
+
+    hold: called with the length of each piece before it is kept; what it raises ends the reading.
+    """
     chunks: list[bytes] = []
     size_bytes, more = 0, True
     try:
@@ -56,6 +72,7 @@ async def read_body(receive: Receive, max_bytes: int, timeout_s: float = 30.0) -
                 size_bytes += len(chunk)
                 if size_bytes > max_bytes:
                     raise body_too_large(max_bytes)
+                hold(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise _late(timeout_s) from None

@@ -1,0 +1,78 @@
+"""Bytes that a router holds for its requests, over all of them: bodies, and output that clients did not take.
+
+Bounds for each request do not add up to a bound for the process: 4,096 clients that stop reading may each
+stay within theirs. Past the budget a new body is answered 429, for its client can come again. Output cannot
+be refused, since its request is admitted; so whoever holds most of it is dropped: a client that does not
+read, or one with by far the longest answer. Others stay as they are.
+"""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from penstock_runtime.openai_errors import ApiError
+
+
+class Holder(Protocol):
+    """Someone who holds output. drop: gives up its request, and calls `ByteBudget.leave`."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Output that it holds now."""
+
+    def drop(self) -> None:
+        """Give up the request."""
+
+
+class ByteBudget:
+    """One router's. held_bytes: now; whoever holds output adds to it and subtracts from it."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self.bound_bytes = bound_bytes
+        self.held_bytes = 0
+        self._holders: set[Holder] = set()
+
+    def enter(self, holder: Holder) -> None:
+        """Count on this holder: it may be dropped."""
+        self._holders.add(holder)
+
+    def leave(self, holder: Holder) -> None:
+        """Take back all that it holds."""
+        self._holders.discard(holder)
+        self.held_bytes -= holder.held_bytes
+
+    def relieve(self) -> None:
+        """Drop those who hold most output, until the rest is within the budget."""
+        while self.held_bytes > self.bound_bytes:
+            most = max(self._holders, key=lambda holder: holder.held_bytes, default=None)
+            if most is None or most.held_bytes == 0:
+                return
+            most.drop()
+
+
+class BodyBytes:
+    """A request's body in the budget, as it arrives and until its request ends. Use as `with`."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self._bytes = budget, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.held_bytes -= self._bytes
+
+    def add(self, more_bytes: int) -> None:
+        """Hold some more. Raises ApiError (429) where the budget has no room for them."""
+        budget = self._budget
+        if budget.held_bytes + more_bytes > budget.bound_bytes:
+            raise ApiError(
+                429,
+                f"this router holds its bound of {budget.bound_bytes} bytes for other requests",
+                type="overloaded",
+                code="router_full",
+                headers=(("retry-after", "1"), ("connection", "close")),
+            )
+        budget.held_bytes += more_bytes
+        self._bytes += more_bytes

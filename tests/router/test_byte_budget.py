@@ -1,0 +1,107 @@
+"""Bytes over all requests of a router: newcomers are refused, whoever holds most goes, others stay."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_proto import replica_pb2 as wire
+from penstock_router.byte_budget import BodyBytes, ByteBudget
+from penstock_router.exchange import Exchange, Overflowed
+from penstock_runtime.openai_errors import ApiError
+
+
+def exchange(budget: ByteBudget, id: int = 1, bound_bytes: int | None = None) -> Exchange:
+    made = Exchange(id, bound_bytes)
+    made.hold_within(budget)
+    return made
+
+
+def test_a_body_is_held_until_its_request_ends() -> None:
+    budget = ByteBudget(100)
+    with BodyBytes(budget) as body:
+        body.add(60)
+        body.add(40)
+        assert budget.held_bytes == 100
+        with BodyBytes(budget) as other, pytest.raises(ApiError, match="its bound of 100 bytes") as refusal:
+            other.add(1)
+        assert (refusal.value.status, refusal.value.code) == (429, "router_full")
+        assert budget.held_bytes == 100
+    assert budget.held_bytes == 0
+
+
+def test_output_is_held_until_the_look_after_the_one_that_took_it() -> None:
+    budget = ByteBudget(100)
+    one = exchange(budget)
+    one.put(b"x" * 30, 1)
+    assert one.take().data == b"x" * 30
+    assert budget.held_bytes == 30  # it is being written
+    one.take()
+    assert budget.held_bytes == 0
+
+
+def test_whoever_holds_most_is_dropped_and_others_stay() -> None:
+    budget = ByteBudget(100)
+    small, large, new = exchange(budget, 1), exchange(budget, 2), exchange(budget, 3)
+    assert small.put(b"x" * 20, 1)
+    assert large.put(b"x" * 70, 1)
+    assert new.put(b"x" * 30, 1)
+    assert isinstance(large.end, Overflowed)
+    assert (small.end, new.end) == (None, None)
+    assert budget.held_bytes == 50
+    assert small.take().data == b"x" * 20
+
+
+def test_one_that_holds_most_itself_is_told_so() -> None:
+    budget = ByteBudget(100)
+    freed: list[bool] = []
+    one = Exchange(1, None, lambda: freed.append(True))
+    one.hold_within(budget)
+    assert not one.put(b"x" * 101, 1)
+    assert freed == [True]
+    assert (one.take().data, budget.held_bytes) == (b"", 0)
+
+
+def test_bodies_alone_drop_nobody() -> None:
+    budget = ByteBudget(100)
+    one = exchange(budget)
+    with BodyBytes(budget) as body:
+        body.add(100)
+        assert one.put(b"", 0)
+        assert one.end is None
+
+
+def test_an_exchange_that_is_released_counts_nothing_more() -> None:
+    budget = ByteBudget(100)
+    one = exchange(budget)
+    one.put(b"x" * 10, 1)
+    one.release()
+    one.put(b"x" * 10, 1)
+    one.release()
+    one.take()
+    one.take()
+    assert budget.held_bytes == 0
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "take", "finish", "release"]), st.integers(0, 3)), max_size=60
+)
+
+
+@given(STEPS, st.lists(st.integers(0, 60), min_size=60, max_size=60))
+def test_no_byte_is_lost_or_kept(steps: list[tuple[str, int]], lengths: list[int]) -> None:
+    budget = ByteBudget(100)
+    exchanges = [exchange(budget, id, bound_bytes=None if id % 2 else 50) for id in range(4)]
+    for (what, which), length in zip(steps, lengths, strict=False):
+        one = exchanges[which]
+        match what:
+            case "put":
+                one.put(b"x" * length, 1)
+            case "take":
+                one.take()
+            case "finish":
+                one.finish(wire.Finished())
+            case _:
+                one.release()
+        assert 0 <= budget.held_bytes <= 100
+    for one in exchanges:
+        one.release()
+    assert budget.held_bytes == 0

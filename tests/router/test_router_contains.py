@@ -1,0 +1,245 @@
+"""A fault stays with the request that met it, and a client that does not read takes nothing from others."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_router import client, generation
+from penstock_router.rotation import Rotation
+from penstock_runtime.http_protocol import HttpBounds
+from scripted.house import MODEL, House, house, pool_with, until
+from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
+
+FAULTS = "penstock_router_faults_total"
+
+
+def breaks(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("secret")
+
+
+def ended(how: str, verdict: str = "admitted") -> str:
+    return f'penstock_router_requests_total{{ending="{how}",reason="",tier="chat",verdict="{verdict}"}}'
+
+
+async def test_a_fault_ends_its_own_request_with_its_id_and_a_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    let_it_go_on = asyncio.Event()
+
+    async def in_two_parts(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        await let_it_go_on.wait()
+        part.output(chat_chunk("two") + DONE)
+        part.finish()
+
+    replica = ScriptedReplica("r0", in_two_parts)
+    async with house(replica) as router:
+        other = asyncio.create_task(router.chat(stream=True))
+        await until(lambda: len(replica.parts) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Rotation, "loads", breaks)
+            reply = await router.chat({"x-request-id": "broken"})
+        assert (reply.status_code, reply.headers["x-request-id"]) == (500, "broken")
+        assert reply.json()["error"]["message"] == "internal error"
+        assert await router.metric(FAULTS) == 1
+        let_it_go_on.set()
+        assert (await other).text == (chat_chunk("one") + chat_chunk("two") + DONE).decode()
+    logged = [line for line in capsys.readouterr().out.splitlines() if "request failed" in line]
+    assert len(logged) == 1
+    assert "broken" in logged[0]
+
+
+async def test_a_fault_in_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_lost(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        part.fail(wire.FAILURE_ENGINE_REFUSED, 500)
+
+    monkeypatch.setattr(generation, "_last_words", breaks)
+    async with house(ScriptedReplica("r0", is_lost)) as router:
+        reply = await router.chat(stream=True)
+        assert b'data: {"error":{"message":"internal error"' in reply.content
+        assert await router.metric(FAULTS) == 1
+
+
+async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(ScriptedReplica("r0")) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "log_ended", breaks)
+            for stream in (False, True):
+                assert (await router.chat(stream=stream)).status_code == 200
+        await router.counted(FAULTS, 2)
+        assert (await router.chat()).status_code == 200
+
+
+async def test_a_request_whose_client_cannot_be_listened_to_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody would notice that the client has gone, and its work would go on."""
+
+    async def admits(part: Part) -> None:
+        part.admit()
+
+    class Deaf(client.Client):
+        def __init__(self, scope: Any, receive: Any) -> None:
+            async def fails() -> Any:
+                breaks()
+
+            super().__init__(scope, fails)
+
+    monkeypatch.setattr(generation, "Client", Deaf)
+    replica = ScriptedReplica("r0", admits)
+    async with house(replica) as router:
+        await router.chat()
+        await router.counted("penstock_router_open_requests", 0)
+
+
+@contextmanager
+def reads_nothing(router: House, **body: Any) -> Iterator[socket.socket]:
+    """A client that asks and takes nothing."""
+    raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
+    host, port = router.address.split(":")
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((host, int(port)))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+        sock.sendall(head.encode() + raw)
+        yield sock
+
+
+async def writes_and_waits(part: Part) -> None:
+    """Fills what lies between the router and its client, stays within what is held, and never ends."""
+    part.admit()
+    for _ in range(100):
+        part.output(chat_chunk("x" * 60_000))
+        await asyncio.sleep(0.001)
+
+
+async def test_a_stalled_client_with_room_left_is_dropped_and_its_work_cancelled() -> None:
+    replica = ScriptedReplica("r0", writes_and_waits)
+    pool = pool_with(router={"streamBufferBytes": 100_000_000})
+    async with house(replica, pool=pool, bounds=HttpBounds(write_s=0.1)) as router:
+        with reads_nothing(router, stream=True):
+            await until(lambda: len(replica.parts) == 1 and replica.parts[0].cancelled.is_set())
+        await router.counted(ended("client_slow"))
+        await router.counted("penstock_router_held_bytes", 0)
+        assert await router.metric("penstock_router_open_requests") == 0
+
+
+async def test_a_whole_answer_that_nobody_reads_is_let_go() -> None:
+    async def answers_at_length(part: Part) -> None:
+        part.admit()
+        part.output(chat_answer("x" * 20_000_000))
+        part.finish()
+
+    replica = ScriptedReplica("r0", answers_at_length)
+    async with house(replica, bounds=HttpBounds(write_s=0.1)) as router:
+        with reads_nothing(router):
+            await router.counted(ended("client_slow"))
+        await router.counted("penstock_router_held_bytes", 0)
+
+
+async def test_clients_that_do_not_read_hold_no_more_than_the_budget_between_them() -> None:
+    """Each is far within its own bound; those who hold most go, and one that reads is served meanwhile."""
+    replica = ScriptedReplica("r0", writes_and_waits)
+    pool = pool_with(router={"streamBufferBytes": 100_000_000, "bufferBytes": 4_000_000})
+    async with house(replica, pool=pool) as router:
+        clients = [reads_nothing(router, stream=True) for _ in range(4)]
+        try:
+            for each in clients:
+                each.__enter__()
+            await until(lambda: sum(part.cancelled.is_set() for part in replica.parts) >= 2)
+            assert await router.metric("penstock_router_held_bytes") <= 4_000_000
+            replica.script = quick
+            assert (await router.chat()).status_code == 200
+        finally:
+            for each in clients:
+                each.__exit__(None, None, None)
+        await router.counted("penstock_router_held_bytes", 0)
+
+
+async def quick(part: Part) -> None:
+    part.admit()
+    part.output(chat_answer("hi"))
+    part.finish()
+
+
+async def test_a_body_over_the_budget_is_answered_429_and_read_to_its_end() -> None:
+    pool = pool_with(router={"bufferBytes": 10_000})
+    async with house(ScriptedReplica("r0"), pool=pool) as router:
+        reply = await router.chat(x="y" * 1_000_000)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "router_full")
+        assert (await router.chat()).status_code == 200
+        assert await router.metric("penstock_router_held_bytes") == 0
+
+
+async def test_refusals_are_counted_where_no_replica_was_asked_and_nowhere_else() -> None:
+    async def is_busy(part: Part) -> None:
+        part.reject(wire.REASON_PREFILL_BUDGET, 1.5)
+
+    replica = ScriptedReplica("r0", is_busy)
+    async with house(replica) as router:
+        assert (await router.chat()).status_code == 429
+        replica.tell(engine_ready=False)
+        await until(lambda: not router.rotation.ready)
+        assert (await router.http.get("/ready")).status_code == 503
+        assert (await router.chat()).status_code == 503
+        for status in (429, 503):
+            assert await router.metric(f'penstock_router_refused_total{{status="{status}"}}') == 0
+        assert (await router.chat(n=0)).status_code == 400
+        assert (await router.http.get("/nowhere")).status_code == 404
+        for status in (400, 404):
+            assert await router.metric(f'penstock_router_refused_total{{status="{status}"}}') == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "ending", "retry"),
+    [
+        (wire.FAILURE_ENGINE_REFUSED, 400, "invalid", "false"),
+        (wire.FAILURE_BAD_REQUEST, 422, "invalid", "false"),
+        (wire.FAILURE_ENGINE_REFUSED, 429, "invalid", None),
+        (wire.FAILURE_ENGINE_REFUSED, 500, "failed", None),
+        (wire.FAILURE_INTERNAL, 500, "failed", None),
+    ],
+)
+async def test_an_error_behind_is_counted_as_whose_it_is(
+    failure: "wire.Failure.ValueType", status: int, ending: str, retry: str | None
+) -> None:
+    async def fails(part: Part) -> None:
+        part.fail(failure, status, b'{"error":{"message":"no"}}')
+
+    async with house(ScriptedReplica("r0", fails)) as router:
+        reply = await router.chat()
+        assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
+        assert reply.headers["x-request-id"]
+        await router.counted(ended(ending, "none"))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "retry"),
+    [({"n": 0}, 400, "false"), ({"model": "other"}, 404, "false"), ({"x": "y" * 3000}, 413, "false")],
+)
+async def test_what_is_wrong_in_itself_is_not_worth_a_retry(
+    body: dict[str, Any], status: int, retry: str | None
+) -> None:
+    async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 2000})) as router:
+        reply = await router.chat(**body)
+    assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
+
+
+async def test_a_stream_that_ends_without_its_last_event_is_answered_all_the_same() -> None:
+    async def leaves_out_done(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("hi"))
+        part.finish()
+
+    async with house(ScriptedReplica("r0", leaves_out_done)) as router:
+        reply = await router.chat(stream=True)
+        assert reply.content == chat_chunk("hi")
+        await router.counted(ended("answered"))
