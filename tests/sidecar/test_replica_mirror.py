@@ -4,6 +4,7 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
+from penstock_core.forecast.overdue import Signs, Where
 from penstock_core.forecast.snapshot import snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
@@ -247,16 +248,46 @@ def test_counts_follow_the_picture() -> None:
     assert m.snapshot(0.1, MODEL).waiting == 0
 
 
-def test_which_jobs_run() -> None:
+def test_where_a_request_is_follows_the_reports() -> None:
     m = mirror()
-    m.accept(job("a"), 0.0)
-    m.accept(job("b"), 0.0)
-    assert not m.runs("a") and not m.runs("unknown")
-    m.apply(report([("a", 10, 0)], [("b", 0, 0)]), 0.1)
-    assert m.runs("a") and not m.runs("b")
-    m.lose_reports()
-    m.passed("b", 1, 0.2)
-    assert m.runs("b") and not m.runs("a")
+    for id in "abc":
+        m.accept(job(id), 0.0)
+    m.apply(report([("a", 100, 1), ("b", 30, 0)]), 0.5)
+
+    def where(id: str) -> Where:
+        signs = m.signs(id, shows_output=True)
+        assert signs is not None
+        return signs.where
+
+    assert [where(id) for id in "abc"] == [Where.RUNNING, Where.QUEUED, Where.COMING]
+    m.apply(report([("b", 100, 1)], [("a", 0, 1), ("c", 0, 0)]), 0.6)  # a was preempted
+    assert [where(id) for id in "abc"] == [Where.QUEUED, Where.RUNNING, Where.QUEUED]
+    m.apply(report([("b", 101, 2)], [], waiting=5), 0.7)  # most that wait have no row
+    assert [where(id) for id in "abc"] == [Where.QUEUED, Where.RUNNING, Where.QUEUED]
+    m.apply(report([]), 0.8)
+    m.apply(report([]), 0.9)  # ended at the engine, which has not said so
+    assert [where(id) for id in "abc"] == [Where.COMING, Where.RUNNING, Where.COMING]
+    assert m.signs("unknown", shows_output=True) is None
+
+
+def test_without_reports_output_shows_where_a_request_is() -> None:
+    m = mirror()
+    for id in "ab":
+        m.accept(job(id), 0.0)
+    m.passed("a", 2, 0.4)
+    assert m.signs("a", shows_output=True) == Signs(Where.RUNNING, 0.4, 0.4)
+    assert m.signs("b", shows_output=True) == Signs(Where.QUEUED, 0.0, 0.4)
+    assert m.signs("b", shows_output=False) == Signs(Where.UNSEEN, 0.0, 0.4)
+
+
+def test_what_a_report_moves_goes_on_and_nothing_else_does() -> None:
+    m = mirror()
+    for id in "ab":
+        m.accept(job(id), 0.0)
+    m.apply(report([("a", 50, 0), ("b", 50, 0)]), 0.1)
+    m.apply(report([("a", 100, 0), ("b", 50, 0)]), 0.2)
+    found = [m.signs(id, shows_output=True) for id in "ab"]
+    assert [signs and signs.own_s for signs in found] == [0.2, 0.1]
 
 
 def test_drafts_are_as_good_as_the_pool_says_until_the_engine_tells() -> None:

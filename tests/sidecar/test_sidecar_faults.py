@@ -24,7 +24,6 @@ def bounds() -> Bounds:
         answer_bytes=4096,
         outbox_bytes=1 << 20,
         frame_bytes=1 << 16,
-        silence_s=0.05,
     )
 
 
@@ -175,23 +174,6 @@ async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig:
     assert lost(await router.ended(1))
     await exchange.closed.wait()
     await until(lambda: bool(router.frames) and not router.frames[-1].snapshot.engine_ready)
-
-
-async def test_a_started_request_that_falls_silent_is_lost(engine: Engine, rig: Rig, router: Router) -> None:
-    await router.submit(1)
-    await router.submit(2)
-    await engine.asked()
-    stuck = await streaming(engine, 2)
-    await until(lambda: "output" in router.kinds(2))
-
-    def silent_for_long() -> bool:
-        rig.replica.tick()
-        return router.kinds(2)[-1] == "failed"
-
-    await until(silent_for_long)
-    assert lost(await router.ended(2))
-    await stuck.closed.wait()
-    assert router.kinds(1) == ["admitted"]  # waiting is no fault
 
 
 async def test_bounds_of_what_is_carried(rig: Rig, router: Router) -> None:

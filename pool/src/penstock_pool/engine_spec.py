@@ -169,7 +169,8 @@ class EngineSpec(Spec):
     )
     silence_timeout_s: Duration = Field(
         default=60.0,
-        description="An engine that sends nothing for a request it has started for so long counts as lost.",
+        description="Longest that a request at the engine may be later than the planner's forecast without a "
+        "sign of progress; then it counts as lost.",
         examples=["60s"],
     )
     profile_timeout_s: Duration = Field(

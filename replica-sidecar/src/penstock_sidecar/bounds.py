@@ -58,8 +58,8 @@ class Bounds:
     """To open a connection to the engine, which is on this machine or next to it."""
 
     silence_s: float = 60.0
-    """A request that the engine is running and that has brought nothing for so long is lost. There is no
-    limit on waiting: a long queue is no fault, and an engine that hangs as a whole fails its probes."""
+    """Longest that a request at the engine may be later than forecast without a sign of progress; then it is
+    lost (`penstock_core.forecast.overdue`)."""
 
     idle_connection_s: float = 4.0
     """An unused engine connection is closed after this: before uvicorn, under vLLM, closes it at 5 s."""

@@ -70,6 +70,7 @@ class Carried:
     id: the router's, unique in its session.
     key: ours, unique in the engine.
     job, body: None until its body has been read and found good.
+    verdict: None until it is decided.
     first_s, last_s: when its first and its latest output came; of an answer that is not streamed its first
         and last token, where that is known.
     prompt_told: whether the engine has already told how long its prompt is.
@@ -95,6 +96,7 @@ class Carried:
         "tier",
         "tokens",
         "usage",
+        "verdict",
     )
 
     def __init__(self, submit: wire.Submit, key: str, owner: Owner, carrier: Carrier, now_s: float) -> None:
@@ -104,6 +106,7 @@ class Carried:
         self.state = State.DECIDING
         self.job: Job | None = None
         self.body: ClientBody | None = None
+        self.verdict: Verdict | None = None
         self.first_s = self.last_s = 0.0
         self.prompt_told = False
         self.tokens = self._events = 0
@@ -128,6 +131,7 @@ class Carried:
 
     def decided(self, verdict: Verdict) -> None:
         """Its verdict is known."""
+        self.verdict = verdict
         refused = isinstance(verdict, Rejected)  # then the router walks on; else it waits for output
         self._owner.outbox.put(
             verdict_event(self.id, verdict), hurry=Hurry.AT_ONCE if refused else Hurry.NONE

@@ -75,7 +75,8 @@ class HoldingMirror(ReplicaMirror):
         """A job goes to the engine."""
         if all(found.job.generated_tokens for found in self._let_in.values()):
             self._since_s = now_s
-        self._let_in[request_id] = self._accepted[request_id]
+        found = self._let_in[request_id] = self._accepted[request_id]
+        found.progressed_s = now_s
         self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:

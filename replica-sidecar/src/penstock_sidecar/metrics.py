@@ -42,6 +42,9 @@ class Metrics:
         self.engine_ready = gauge("engine_ready", "1 while the engine serves.")
         self.draining = gauge("draining", "1 once the replica takes no new work.")
         self.drains = counter("drains_total", "Drains asked for.")
+        self.stalled = counter(
+            "stalled_total", "Requests that the engine took and did not go on with, by where.", "tier", "at"
+        )
         self.returned = counter("returned_total", "Requests handed back to their routers by a drain.")
         self.reports = counter("telemetry_reports_total", "Step reports received.")
         self.lost = counter("telemetry_lost_total", "Step reports that never came.")

@@ -22,7 +22,8 @@ from penstock_core.domain.replica_admission import Standing, decide
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.slo import Tier
-from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.forecast.overdue import Expected, is_overdue
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
@@ -270,14 +271,32 @@ class Replica:
         now_s = self._now_s()
         self._metrics.telemetry_live.set(self._mirror.check(now_s))
         self._rest(now_s)
-        for carried in list(self._accepted.values()):
-            silent = carried.state is State.STREAMING and now_s - carried.last_s > self.bounds.silence_s
-            if silent and self._mirror.runs(carried.key):
-                log.warning("request lost in the engine", request=carried.request_id)
-                carried.engine_lost()
+        self._lose_overdue(now_s)
         self._metrics.stands(self._standing(), len(self._accepted), self.engine_ready, self.draining)
         for session in self._sessions:
             session.outbox.nudge()
+
+    def _lose_overdue(self, now_s: float) -> None:
+        """End requests that the engine has taken and does not go on with, however well it says it is."""
+        if not self._accepted:
+            return
+        now = self._standing()
+        for carried in list(self._accepted.values()):
+            if self._gate is not None and self._gate.holds(carried.key):
+                continue
+            signs = self._mirror.signs(carried.key, carried.streams)
+            if signs is None or not is_overdue(signs, _expected(carried, now), now_s, self.bounds.silence_s):
+                continue
+            log.warning(
+                "request lost in the engine",
+                request=carried.request_id,
+                at=signs.where.value,
+                silent_s=round(now_s - signs.own_s, 1),
+            )
+            self._metrics.stalled.labels(carried.tier, signs.where.value).inc()
+            with self._faults.of(carried, "engine"):
+                carried.engine_lost()
+            self.engine_lost()
 
     def _rest(self, now_s: float) -> None:
         """With nothing to do there is nothing to learn from, and what was learned gets old."""
@@ -435,6 +454,15 @@ class Replica:
         self.standing_changed()
         for session in self._sessions:
             session.outbox.nudge()
+
+
+def _expected(carried: Carried, now: Snapshot) -> Expected:
+    """What the planner forecasts for a request that it has accepted."""
+    assert carried.job is not None
+    first_s, step_s = 0.0, now.step_s
+    if isinstance(verdict := carried.verdict, Admitted):
+        first_s, step_s = verdict.ttft_predicted_s, max(step_s, verdict.tpot_predicted_s)
+    return Expected(first_s, step_s, now.work_s, carried.job.request.max_output_tokens)
 
 
 def _read(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody | ApiError:

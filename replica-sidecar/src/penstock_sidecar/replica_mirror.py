@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
 from penstock_core.domain.request import Job, Request, RequestId, advance, new_job, thinking_ended
+from penstock_core.forecast.overdue import Signs, Where
 from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel
@@ -44,6 +45,8 @@ class Accepted:
     seen: number of the last report it stood in, 0 for none.
     thinking_tokens: that it thought with, once the answer proper has begun.
     times_s: when each of its tokens was reported; None where nobody will ask.
+    ran: number of the last report in which it held memory, 0 for none.
+    progressed_s: when it was sent, or last seen to go on.
     """
 
     job: Job
@@ -52,6 +55,8 @@ class Accepted:
     prompt_known: bool = False
     thinking_tokens: int = 0
     times_s: list[float] | None = None
+    ran: int = 0
+    progressed_s: float = 0.0
 
 
 class ReplicaMirror:
@@ -84,7 +89,7 @@ class ReplicaMirror:
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
-        self._live = False
+        self._live, self._named_all = False, True
         self._snapshot: Snapshot | None = None
 
     @property
@@ -100,7 +105,9 @@ class ReplicaMirror:
         if not self._accepted:
             self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
         times_s: list[float] | None = [] if timed else None
-        self._accepted[job.request.id] = Accepted(job, prompt_known=prompt_known, times_s=times_s)
+        self._accepted[job.request.id] = Accepted(
+            job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
+        )
         self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:
@@ -108,13 +115,6 @@ class ReplicaMirror:
         found = self._accepted.pop(request_id, None)
         self._snapshot = None
         return found.job if found else None
-
-    def runs(self, request_id: RequestId) -> bool:
-        """Whether it holds memory at the engine, as far as is known."""
-        found = self._accepted.get(request_id)
-        if found is None:
-            return False
-        return found in self._running if self._live else found.job.generated_tokens > 0
 
     def computes(self, request_id: RequestId, shows_output: bool) -> bool:
         """Return whether the engine has begun with a job, as far as is known.
@@ -126,8 +126,31 @@ class ReplicaMirror:
         if found is None:
             return False
         if self._live:
-            return found in self._running or found.job.generated_tokens > 0
+            return found.ran == self._reports or found.job.generated_tokens > 0
         return not shows_output or found.job.generated_tokens > 0
+
+    def signs(self, request_id: RequestId, shows_output: bool) -> Signs | None:
+        """Return what was last heard of a job at the engine; None for one that is not known.
+
+        shows_output: whether its answer is seen as it comes.
+        """
+        found = self._accepted.get(request_id)
+        if found is None:
+            return None
+        where = self._where_reported(found) if self._live else self._where_inferred(found, shows_output)
+        return Signs(where, found.progressed_s, self.heard_s)
+
+    def _where_reported(self, found: Accepted) -> Where:
+        if not found.seen:
+            return Where.COMING if self._named_all else Where.QUEUED
+        reported, decodes = found.seen == self._reports, found.job.generated_tokens > 0
+        queued = reported and not (found.ran == self._reports and decodes)
+        return Where.QUEUED if queued else Where.RUNNING  # one that is reported no more owes its end
+
+    def _where_inferred(self, found: Accepted, shows_output: bool) -> Where:
+        if not shows_output:
+            return Where.UNSEEN
+        return Where.RUNNING if found.job.generated_tokens else Where.QUEUED
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Tokens of a job have passed towards its client."""
@@ -136,6 +159,7 @@ class ReplicaMirror:
         if found is None:
             return
         found.passed_tokens += tokens
+        found.progressed_s = now_s
         if self._live:
             return
         job = found.job
@@ -189,8 +213,11 @@ class ReplicaMirror:
             self._speculation = speculation_of(report.drafting)
         rows = [self._row(row, now_s) for row in rows_of(report)]
         self._running, self._waiting = rows[: report.running], rows[report.running :]
+        for found in self._running:
+            found.ran = self._reports
         self._chunks = chunks_of(report)
-        if report.waiting > len(self._waiting):
+        self._named_all = report.waiting <= len(self._waiting)
+        if not self._named_all:
             self._keep_unnamed()
         return list(self._revealed())
 
@@ -260,6 +287,7 @@ class ReplicaMirror:
         stands = job.computed_tokens, job.generated_tokens, job.best_effort
         if stands != (row.computed_tokens, row.generated_tokens, row.best_effort):
             found.job = self._at_least(_moved(job, row, now_s))
+            found.progressed_s = now_s
             if found.times_s is not None:
                 found.times_s += [now_s] * (row.generated_tokens - len(found.times_s))
         if row.thinking_tokens:
