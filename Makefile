@@ -72,8 +72,9 @@ explore: export GRPC_VERBOSITY := ERROR
 explore: setup ## every property with other examples on each run, ten times as many; prints the seed of what fails
 	@$(BIN)/pytest -m hypothesis --hypothesis-profile=explore --timeout 3600 -n 2 --dist worksteal $(or $(ONLY),tests)
 
-cluster-api: # a real API server and helm for the tests: ten minutes of building Go, once a machine
+cluster-api: # a real API server, helm and Prometheus for the tests: a quarter of an hour of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null
+	@e2e/cluster/prometheus >/dev/null
 
 vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real and the plug-in: a minute and 5.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment

@@ -1,6 +1,8 @@
 """Objects for those outside a pool: clients, Prometheus, autoscalers."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +112,16 @@ def test_an_hpa_has_the_pools_bounds_and_haste(want: Want) -> None:
     }
 
 
+def test_others_autoscalers_read_what_is_exported(want: Want) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+    told = {**SCALING, "minReplicas": 0, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
+    triggers = want(autoscaling=told)["ScaledObject/llama"]["spec"]["triggers"]
+    metrics = want(autoscaling={**SCALING, "by": "hpa"})["HorizontalPodAutoscaler/llama"]["spec"]["metrics"]
+    read = [trigger["metadata"]["query"] for trigger in triggers]
+    read += [metric["pods"]["metric"]["name"] for metric in metrics]
+    assert all(f"`{name}`" in page for query in read for name in re.findall(r"penstock_\w+", query))
+
+
 @pytest.mark.parametrize(("least", "questions"), [(1, 2), (0, 3)])
 def test_keda_asks_prometheus_about_this_pool_alone(want: Want, least: int, questions: int) -> None:
     told = {**SCALING, "minReplicas": least, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
@@ -118,5 +130,6 @@ def test_keda_asks_prometheus_about_this_pool_alone(want: Want, least: int, ques
     assert (spec["minReplicaCount"], len(asked)) == (least, questions)
     for each in asked:
         assert each["serverAddress"] == "http://prometheus:9090"
+        assert each["ignoreNullValues"] == "false"
         assert each["query"].count("{") == each["query"].count('namespace="apps",service="llama')
         assert each["query"].count("(") == each["query"].count(")")

@@ -46,6 +46,20 @@ async def test_a_request_is_demand_before_it_is_answered() -> None:
             assert await tier_of(the_house) == {"arrived": 1, "admitted": 1, "hops": 1}
 
 
+async def test_a_verdict_is_a_metric_once_it_is_given() -> None:
+    async def begins(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+
+    async with house(ScriptedReplica("r0", begins)) as the_house:
+        none = 'penstock_router_verdicts_total{tier="coder",verdict="rejected"} 0.0'
+        assert none in (await the_house.admin.get("/metrics")).text.splitlines()
+        body = {"model": MODEL, "messages": [], "stream": True}
+        async with the_house.http.stream("POST", "/v1/chat/completions", json=body):
+            one = 'penstock_router_verdicts_total{tier="chat",verdict="admitted"} 1.0'
+            assert one in (await the_house.admin.get("/metrics")).text.splitlines()
+
+
 async def test_a_refused_request_is_missed_and_not_admitted() -> None:
     async with house(ScriptedReplica("r0", is_busy), ScriptedReplica("r1", is_busy)) as the_house:
         assert (await the_house.chat()).status_code == 429

@@ -1,5 +1,6 @@
 """What a replica tells Prometheus. Tiers are the only labels that a pool chooses; no client chooses any."""
 
+from penstock_core.autoscaling.utilization import filling
 from penstock_core.forecast.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -37,6 +38,7 @@ class Metrics:
         self.waiting = gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = gauge("best_effort", "Best-effort requests held.")
         self.kv_used = gauge("kv_used_ratio", "Share of the KV cache in use.")
+        self.filled = gauge("filled_ratio", "Share of what it can promise that its promises take.")
         self.sessions = gauge("sessions", "Routers connected.")
         self.carried = gauge("carried", "Requests carried over all sessions.")
         self.engine_ready = gauge("engine_ready", "1 while the engine serves.")
@@ -73,6 +75,7 @@ class Metrics:
         self.waiting.set(now.waiting)
         self.best_effort.set(now.best_effort)
         self.kv_used.set(1 - now.kv_tokens_free / max(now.kv_tokens_total, 1))
+        self.filled.set(filling(now))
         self.carried.set(carried)
         self.engine_ready.set(engine_ready)
         self.draining.set(draining)

@@ -4,7 +4,7 @@ Counters by tier since the router started; who reads them takes differences. A r
 arrives, when the first verdict on it is known, and when it ends, so demand is seen before answers are done.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
@@ -47,6 +47,14 @@ class Demand:
     def __init__(self, tiers: Iterable[str]) -> None:
         self._tiers = {name: TierDemand() for name in tiers}
         self._started_s = monotonic()
+
+    def verdicts(self) -> Iterator[tuple[str, str, int]]:
+        """Tier, first verdict, and the number of requests that had it, for every tier and verdict."""
+        for name, tier in self._tiers.items():
+            yield name, ADMITTED, tier.admitted
+            yield name, "best-effort", tier.best_effort
+            yield name, "rejected", tier.rejected
+            yield name, "never", tier.never
 
     def arrived(self, tier: str) -> None:
         """A request is sent on its way."""

@@ -105,6 +105,7 @@ class Metrics:
         self.keys, self.limits = KeyMetrics(registry), LimitMetrics(registry)
         self.usage = UsageMetrics(registry)
         registry.register(_Replicas(rotation))
+        registry.register(_Verdicts(self.demand))
         for tier in tiers:
             self._met.labels(tier)
             self._judged.labels(tier)
@@ -160,6 +161,23 @@ class Metrics:
 
     def _count(self, name: str, says: str, *labels: str) -> Counter:
         return Counter(f"penstock_router_{name}", says, labels, registry=self.registry)
+
+
+class _Verdicts(Collector):
+    """First verdicts, counted as they are given. All series begin at 0, so that a rate sees the first one."""
+
+    def __init__(self, demand: Demand) -> None:
+        self._demand = demand
+
+    def collect(self) -> Iterable[Metric]:
+        verdicts = CounterMetricFamily(
+            "penstock_router_verdicts",
+            "Requests by their first verdict, when it was given: admitted, best-effort, rejected, never.",
+            labels=["tier", "verdict"],
+        )
+        for tier, verdict, requests in self._demand.verdicts():
+            verdicts.add_metric([tier, verdict], requests)
+        return [verdicts]
 
 
 class _Replicas(Collector):

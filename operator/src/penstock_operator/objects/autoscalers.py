@@ -3,13 +3,19 @@
 Both act on the pool's `scale` subresource, never on the StatefulSet: `spec.replicas` stays the one place
 where the number of replicas is written.
 
+Demand is what has an SLO. A tier without one is served in what is left and asks for no replica; nor does a
+request that no replica could ever serve.
+
 KEDA asks Prometheus, and takes the largest of these as the number of replicas:
 
-- memory: KV cache in use over all replicas, at `KV_TARGET` each;
-- admission: ready replicas × requests that arrived / requests that were admitted. What a replica admits is
-  what it can keep its promises for, so this is how many it would have taken to admit them all;
-- where none may run: open requests, held ones among them, at as many as a replica runs. This is what wakes
-  it.
+- filled: how many full replicas the admitted requests make, at `FILL` each;
+- short: replicas that were ready / share of the worst tier that was admitted, where that share is below
+  `targetAttainment`; at `FILL` each, and at most twice as many as there were. Both are of the same two
+  minutes: what fewer replicas refused is not asked of more;
+- where none may run: 1 while any request is open, held ones among them. This is what wakes the pool.
+
+Each is 0 where there is nothing to do, and empty only where Prometheus does not know: KEDA takes that for an
+error (`ignoreNullValues`) and nothing is scaled down.
 
 An HPA asks the custom metrics API (prometheus-adapter) for the first: it knows only averages over pods.
 """
@@ -25,8 +31,17 @@ from penstock_operator.objects.child import child
 
 Json = dict[str, Any]
 
-KV_TARGET = 0.7
-"""Share of a replica's KV cache in use at which there are just enough replicas."""
+FILL = 0.9
+"""How full replicas are planned to be; what is left takes what comes while more of them start."""
+
+LEAST_KEPT = 0.5
+"""A shortfall asks for at most twice the replicas: whether growth helps shows only when it is there."""
+
+FEWEST = 3
+"""So many requests have to have fallen short."""
+
+AVERAGED = "2m"
+"""Demand is averaged over so long: four scrapes at Prometheus' usual interval of 30 s."""
 
 LOOK_S = 15
 """Between two looks, of both."""
@@ -44,8 +59,8 @@ def _horizontal(inputs: Inputs, told: Autoscaling) -> Manifest:
     metric = {
         "type": "Pods",
         "pods": {
-            "metric": {"name": "penstock_replica_kv_used_ratio"},
-            "target": {"type": "AverageValue", "averageValue": f"{KV_TARGET * 1000:g}m"},
+            "metric": {"name": "penstock_replica_filled_ratio"},
+            "target": {"type": "AverageValue", "averageValue": f"{FILL * 1000:g}m"},
         },
     }
     spec = {
@@ -66,10 +81,7 @@ def _scaled_object(inputs: Inputs, told: Autoscaling) -> Manifest:
         "pollingInterval": LOOK_S,
         "cooldownPeriod": round(told.idle_timeout_s),
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(told)}},
-        "triggers": [
-            _trigger(told, query, threshold)
-            for query, threshold in _questions(inputs, told.min_replicas == 0)
-        ],
+        "triggers": [_trigger(told, query, threshold) for query, threshold in _questions(inputs, told)],
     }
     return child(inputs, "keda.sh/v1alpha1", "ScaledObject", inputs.name, spec=spec)
 
@@ -79,25 +91,45 @@ def _target(inputs: Inputs) -> Json:
 
 
 def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
-    metadata = {"serverAddress": told.prometheus_url, "query": query, "threshold": f"{threshold:g}"}
+    metadata = {
+        "serverAddress": told.prometheus_url,
+        "query": query,
+        "threshold": f"{threshold:g}",
+        "ignoreNullValues": "false",
+    }
     return {"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}
 
 
-def _questions(inputs: Inputs, may_sleep: bool) -> list[tuple[str, float]]:
+def _questions(inputs: Inputs, told: Autoscaling) -> list[tuple[str, float]]:
     """What is asked, and how much of it one replica stands for. By the labels that a ServiceMonitor gives."""
     within = f'namespace="{inputs.owner.namespace}"'
-    replicas = f'{{{within},service="{replicas_service_name(inputs.name)}"}}'
-    requests = f'penstock_router_requests_total{{{within},service="{inputs.name}"'
-    arrived, admitted = f"sum(rate({requests}}}[2m]))", f'sum(rate({requests},verdict="admitted"}}[2m]))'
-    ready = f"sum(penstock_replica_engine_ready{replicas})"
+    replicas, routers = (
+        f'{within},service="{replicas_service_name(inputs.name)}"',
+        f'{within},service="{inputs.name}"',
+    )
+    known = f"0 * sum(penstock_router_open_requests{{{routers}}})"
+    without = f"(sum(penstock_router_replica_ready{{{routers}}}) or {known}) == 0"
     asked = [
-        (f"sum(penstock_replica_kv_used_ratio{replicas})", KV_TARGET),
-        (f"{ready} * {arrived} / ({admitted} > 0)", 1.0),
+        (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {without}", FILL),
+        (f"{_short(inputs, replicas, routers, told.attainment_wanted)} or {known}", FILL),
     ]
-    if may_sleep:
-        held = f'sum(penstock_router_open_requests{{{within},service="{inputs.name}"}})'
-        asked.append((held, float(inputs.pool.spec.scheduling.max_running)))
+    if told.min_replicas == 0:
+        asked.append((f"clamp_max(sum(penstock_router_open_requests{{{routers}}}), 1)", 1.0))
     return asked
+
+
+def _short(inputs: Inputs, replicas: str, routers: str, wanted: float) -> str:
+    """Replicas that it would have taken to admit everything; empty where enough was admitted."""
+    idle = "|".join(tier.name for tier in inputs.pool.spec.tiers if tier.best_effort)
+    demand = f'{routers},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
+    verdicts = f"penstock_router_verdicts_total{{{demand}"
+    ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{LOOK_S}s])"
+    kept = (
+        f'sum by (tier) (rate({verdicts},verdict="admitted"}}[{AVERAGED}]))'
+        f" / sum by (tier) (rate({verdicts}}}[{AVERAGED}]))"
+    )
+    refused = f'sum by (tier) (increase({verdicts},verdict!="admitted"}}[{AVERAGED}]))'
+    return f"{ready} / clamp_min(min({kept} < {wanted:g} and {refused} >= {FEWEST}), {LEAST_KEPT:g})"
 
 
 def _behavior(told: Autoscaling) -> Json:
