@@ -146,7 +146,10 @@ def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0, 30_000.0), st.integers(0, 10**6), st.integers(0, 8)), max_size=60),
+    st.lists(
+        st.tuples(st.just(0.0) | st.floats(1e-3, 30_000.0), st.integers(0, 10**6), st.integers(0, 8)),
+        max_size=60,
+    ),
     st.sampled_from(["0s", "5m", "8h"]),
 )
 @settings(max_examples=30)
