@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 .PHONY: help setup demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
-  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator
+  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,7 +55,7 @@ lint: setup
 CONFTESTS := $(patsubst %,tests/%/conftest.py,kubernetes operator vllm_plugin vllm_serving)
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
 	@$(BIN)/mypy --no-error-summary $(filter-out %.dist-info,$(wildcard */src/penstock_*)) \
-	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py e2e/*/*.py e2e/*/*/*.py))
+	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py bench/mutants/*.py e2e/*/*.py e2e/*/*/*.py))
 	@for file in $(CONFTESTS); do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 
 contracts: setup
@@ -114,6 +114,10 @@ bench-capacity: setup ## how much every policy carries in every scenario, baseli
 
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
 	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)
+
+bench-mutants: setup ## small changes of the sources that tests do not notice: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, JOBS
+	@PYTHONPATH=bench $(BIN)/python -m mutants $(PACKAGES) $(if $(SINCE),--since $(SINCE)) \
+	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep)
 
 bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
 	@$(BIN)/python bench/operator_load.py

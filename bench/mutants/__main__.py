@@ -1,0 +1,139 @@
+"""How many small changes of the sources the tests notice, and which they don't.
+
+  make bench-mutants SINCE=main                   mutants of the lines that differ from a revision
+  make bench-mutants SAMPLE=50 SEED=7             so many of each package, drawn by a seed
+  make bench-mutants PACKAGES="core router" JOBS=4
+
+The goal is 95 % of them killed. Each survivor is printed: either a test is missing, or the code says more
+than it needs to, or the change makes no difference (such are rare; nothing marks them).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
+from pathlib import Path
+from queue import SimpleQueue
+
+from mutants.mutations import Mutant
+from mutants.selection import changed_lines, of_package, sampled
+from mutants.trial import RedBaseline, Runs, Tree, Verdict, tests_for
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results" / "mutants.json"
+GOAL = 0.95
+
+TESTS = {
+    "core": ("tests/core",),
+    "pool": ("tests/pool",),
+    "proto": ("tests/vllm_parts/test_vllm_report_socket.py",),
+    "runtime": ("tests/runtime",),
+    "profiler": ("tests/profiler",),
+    "simulator": ("tests/simulator",),
+    "router": ("tests/router",),
+    "replica-sidecar": ("tests/sidecar",),
+    "operator": ("tests/operator",),
+    "cli": ("tests/cli",),
+    "vllm-plugin": ("tests/vllm_parts", "tests/vllm_plugin"),
+}
+"""Package -> its own tests. Others may notice, too: here they don't count."""
+
+Judged = list[tuple[Mutant, Verdict]]
+
+
+def main() -> int:
+    """The exit code: 0 if the goal is met in every package."""
+    options = _options()
+    found: dict[str, Judged] = {}
+    for package in options.packages:
+        mutants = _chosen(package, options)
+        if mutants:
+            print(f"{package}: {len(mutants)} mutants", flush=True)
+            try:
+                found[package] = judged(ROOT, package, TESTS[package], mutants, options.jobs)
+            except RedBaseline as red:
+                print(f"{package}: the tests are red without any mutant\n{red}", file=sys.stderr)
+                return 2
+            print(summary(package, found[package]), flush=True)
+    if options.keep:
+        _write(options, found)
+    return int(any(score(of) < GOAL for of in found.values()))
+
+
+def judged(root: Path, package: str, tests: Sequence[str], mutants: Sequence[Mutant], jobs: int) -> Judged:
+    """The verdict on each mutant, tried by so many at once."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        first = Tree(root, Path(folder) / "0")
+        runs: Runs = first.baseline(package, tests, jobs)
+        trees.put(first)
+        for number in range(1, jobs):
+            trees.put(Tree(root, Path(folder) / str(number)))
+
+        def judge(mutant: Mutant) -> tuple[Mutant, Verdict]:
+            tree = trees.get()
+            try:
+                verdict = tree.verdict(mutant, tests_for(mutant, runs, tests))
+            finally:
+                trees.put(tree)
+            if verdict is Verdict.SURVIVED:
+                print(f"  {mutant}", flush=True)
+            return mutant, verdict
+
+        return list(pool.map(judge, mutants))
+
+
+def score(found: Judged) -> float:
+    """The share of mutants that were noticed."""
+    return sum(verdict is not Verdict.SURVIVED for _, verdict in found) / len(found)
+
+
+def summary(package: str, found: Judged) -> str:
+    killed = sum(verdict is not Verdict.SURVIVED for _, verdict in found)
+    return f"{package}: {killed} of {len(found)} killed, {score(found):.0%}"
+
+
+def _chosen(package: str, options: argparse.Namespace) -> list[Mutant]:
+    mutants = of_package(ROOT, package)
+    if options.since:
+        changed = changed_lines(ROOT, options.since)
+        mutants = [mutant for mutant in mutants if mutant.line in changed.get(mutant.path, ())]
+    return sampled(mutants, options.sample, options.seed) if options.sample else mutants
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("packages", nargs="*", default=list(TESTS), choices=list(TESTS), metavar="PACKAGE")
+    add("--since", help="only lines that differ from this revision")
+    add("--sample", type=int, default=0, metavar="N", help="at most so many of each package")
+    add("--seed", type=int, default=1, help="seed of the sample")
+    add("--jobs", type=int, default=cpu_count() or 1, help="mutants tried at once")
+    add("--keep", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    return parser.parse_args()
+
+
+def _write(options: argparse.Namespace, found: dict[str, Judged]) -> None:
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for package, of in found.items():
+        before[package] = {
+            "revision": revision,
+            "since": options.since,
+            "sample": options.sample,
+            "seed": options.seed,
+            "mutants": len(of),
+            "killed": sum(verdict is not Verdict.SURVIVED for _, verdict in of),
+            "survivors": [str(mutant) for mutant, verdict in of if verdict is Verdict.SURVIVED],
+        }
+    RESULTS.write_text(json.dumps(before, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Small changes to a source file that a test ought to notice.
+
+Each is one place in the text: a comparison, an operator, a number or a truth value is another one, a guard
+never holds, a statement is left out, a function returns None. Left alone is what changes no behaviour that
+anybody relies on: annotations, docstrings, what is logged, texts of exceptions.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+LOGS = {"log", "logger", "_log", "_LOGGER", "LOG"}
+
+COMPARISONS: dict[type[ast.cmpop], ast.cmpop] = {
+    ast.Lt: ast.LtE(),
+    ast.LtE: ast.Lt(),
+    ast.Gt: ast.GtE(),
+    ast.GtE: ast.Gt(),
+    ast.Eq: ast.NotEq(),
+    ast.NotEq: ast.Eq(),
+    ast.Is: ast.IsNot(),
+    ast.IsNot: ast.Is(),
+    ast.In: ast.NotIn(),
+    ast.NotIn: ast.In(),
+}
+OPERATORS: dict[type[ast.operator], ast.operator] = {
+    ast.Add: ast.Sub(),
+    ast.Sub: ast.Add(),
+    ast.Mult: ast.Div(),
+    ast.Div: ast.Mult(),
+    ast.FloorDiv: ast.Mult(),
+    ast.Mod: ast.Mult(),
+}
+LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mutant:
+    """One change. start, end: the bytes of the file that `text` replaces; `was` stood there."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    was: str
+    text: str
+
+    def applied(self, source: bytes) -> bytes:
+        """The file with this change."""
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def __str__(self) -> str:
+        was, text = (" ".join(of.split())[:70] for of in (self.was, self.text))
+        return f"{self.path}:{self.line}: {was} -> {text}"
+
+
+def mutants_of(path: str, source: bytes) -> list[Mutant]:
+    """Every change to a file, from its beginning to its end."""
+    starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+
+    def mutant(node: ast.expr | ast.stmt, text: str) -> Mutant:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        return Mutant(path, node.lineno, start, end, source[start:end].decode(), text)
+
+    return sorted(mutant(node, text) for node, text in _changes(ast.parse(source)))
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """Nodes below this one, and what could stand there."""
+    if isinstance(node, ast.stmt):
+        yield from _of_statement(node)
+    elif isinstance(node, ast.expr):
+        for other in _of_expression(node):
+            yield node, f"({ast.unparse(other)})"
+    for child in _parts(node):
+        yield from _changes(child)
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What of a node may be changed."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield from (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body)
+        case ast.ClassDef():
+            yield from node.body
+        case ast.AnnAssign():
+            yield from filter(None, [node.value])
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+            return
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in LOGS:
+            return
+        case _:
+            yield from ast.iter_child_nodes(node)
+
+
+def _of_statement(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    match node:
+        case ast.If(orelse=[]) if isinstance(node.body[-1], LEAVES):
+            yield node.test, "False"
+        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+            yield node, "return None"
+        case ast.Raise() | ast.AugAssign() | ast.Delete():
+            yield node, "pass"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield node, "pass"
+        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call()) as value) if not _is_logged(value):
+            yield node, "pass"
+
+
+def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.Compare(ops=[operator]):
+            yield ast.Compare(node.left, [COMPARISONS[type(operator)]], node.comparators)
+        case ast.BoolOp():
+            yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+        case ast.BinOp() if type(node.op) in OPERATORS and not _is_text(node.left):
+            yield ast.BinOp(node.left, OPERATORS[type(node.op)], node.right)
+        case ast.UnaryOp(op=ast.Not()):
+            yield node.operand
+        case ast.Constant(value=bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int() as value):
+            yield ast.Constant(value + 1)
+        case ast.Constant(value=float() as value):
+            yield ast.Constant(2 * value or 1.0)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_logged(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+            return name in LOGS
+    return False

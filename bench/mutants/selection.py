@@ -1,0 +1,40 @@
+"""Which mutants are tried: those of lines that have changed, or a sample that a seed draws."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from mutants.mutations import Mutant, mutants_of
+
+HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
+
+
+def of_package(root: Path, package: str) -> list[Mutant]:
+    """Every mutant of a package. package: its folder."""
+    files = sorted(
+        path
+        for path in (root / package / "src").rglob("*.py")
+        if not re.search(r"_pb2(_grpc)?\.py$", path.name)
+    )
+    return [mutant for path in files for mutant in mutants_of(str(path.relative_to(root)), path.read_bytes())]
+
+
+def changed_lines(root: Path, since: str) -> Mapping[str, set[int]]:
+    """Path -> lines of the working tree that are not as they were at this revision."""
+    command = ["git", "diff", "--unified=0", "--no-color", "--no-ext-diff", since, "--", "*/src/*.py"]
+    told = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    changed: dict[str, set[int]] = {}
+    for line in told.splitlines():
+        if line.startswith("+++ b/"):
+            lines = changed.setdefault(line.removeprefix("+++ b/"), set())
+        elif found := HUNK.match(line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines.update(range(first, first + count))
+    return changed
+
+
+def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """So many of them, the same for the same seed, in their order."""
+    return sorted(Random(seed).sample(mutants, min(count, len(mutants))))

@@ -1,0 +1,117 @@
+"""Runs tests on mutants, in copies of the tree: the tree that people work in never changes.
+
+First all tests of the package run as they are: they have to be green, and tell which test runs which line. A
+mutant is then judged by the tests that run its line. A line that no test runs in its own process (compiled
+code, processes that tests start) is judged by all of the package's tests.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from coverage import CoverageData
+from mutants.mutations import Mutant
+
+BOUND_S = 300.0
+"""A mutant whose tests take longer is one that hangs: that is noticed, too."""
+OURS = ("PYTEST_", "COV_CORE_")
+"""Beginnings of variables by which a run of tests speaks to its own processes: these are others."""
+MANY = 200
+"""More tests than these are named by their files."""
+
+Runs = Mapping[str, Mapping[int, frozenset[str]]]
+"""Path -> line -> the tests that run it."""
+
+
+class Verdict(StrEnum):
+    """What became of a mutant."""
+
+    KILLED = "killed"
+    TIMED_OUT = "timed out"
+    SURVIVED = "survived"
+
+
+class RedBaseline(Exception):
+    """The tests fail without any mutant."""
+
+
+class Tree:
+    """A copy of the files that git knows or would take, with compiled code that is still good."""
+
+    def __init__(self, root: Path, copy: Path) -> None:
+        self.root = copy
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=root,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
+        compiled = [str(path.relative_to(root)) for path in root.glob("*/src/**/__pycache__/*.nb?")]
+        for name in (*filter(None, listed), *compiled):
+            if (root / name).is_file() and not name.startswith("bench/results/"):
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, copy / name)
+
+    def baseline(self, package: str, tests: Sequence[str], jobs: int) -> Runs:
+        """Run the tests as they are. Raises RedBaseline."""
+        flags = [f"--cov={package}/src", "--cov-context=test", "--cov-report=", "-n", str(jobs)]
+        done = self._pytest(*flags, *tests, timeout_s=None)
+        if done.returncode:
+            raise RedBaseline(done.stdout[-4000:])
+        return self._runs()
+
+    def verdict(self, mutant: Mutant, tests: Sequence[str], bound_s: float = BOUND_S) -> Verdict:
+        """What these tests say of a mutant. The file is as it was afterwards."""
+        file = self.root / mutant.path
+        source = file.read_bytes()
+        file.write_bytes(mutant.applied(source))
+        try:
+            done = self._pytest("--exitfirst", *tests, timeout_s=bound_s)
+        except subprocess.TimeoutExpired:
+            return Verdict.TIMED_OUT
+        finally:
+            file.write_bytes(source)
+        return Verdict.KILLED if done.returncode else Verdict.SURVIVED
+
+    def _pytest(self, *arguments: str, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+        asked = self.root / ".asked"
+        asked.write_text("\n".join(arguments))
+        outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environment = {**outer, "PYTHONDONTWRITEBYTECODE": "1", "GRPC_VERBOSITY": "ERROR"}
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{asked}"]
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def _runs(self) -> Runs:
+        data = CoverageData(str(self.root / ".coverage"))
+        data.read()
+        return {
+            str(Path(file).relative_to(self.root)): {
+                line: frozenset(context.rpartition("|")[0] for context in contexts if "|" in context)
+                for line, contexts in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+
+
+def tests_for(mutant: Mutant, runs: Runs, of_package: Sequence[str]) -> list[str]:
+    """The tests that judge a mutant."""
+    names = runs.get(mutant.path, {}).get(mutant.line, frozenset())
+    if not names:
+        return list(of_package)
+    if len(names) > MANY:
+        return sorted({name.partition("::")[0] for name in names})
+    return sorted(names)

@@ -1,0 +1,126 @@
+"""The mutation probe finds what tests miss, and changes nothing of the tree that it is asked about."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from mutants.__main__ import judged, score
+from mutants.mutations import mutants_of
+from mutants.selection import changed_lines, of_package, sampled
+from mutants.trial import RedBaseline
+
+SOURCE = '''
+"""How much a parcel costs."""
+
+def cost(weight: int = 0) -> int:
+    if weight < 0:
+        raise ValueError(f"{weight} is less than {0}")
+    price = 5
+    if weight > 10:
+        price += 3
+    return price
+'''
+TESTS = """
+import pytest
+from penstock_parcels import cost
+
+def test_light():
+    assert cost() == cost(1) == 5
+
+def test_heavy():
+    assert cost(12) == 8
+
+def test_negative():
+    with pytest.raises(ValueError):
+        cost(-1)
+"""
+SURVIVORS = ["0 -> (1)", "weight > 10 -> (weight >= 10)", "10 -> (11)"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository of one package."""
+    root = tmp_path / "project"
+    for name, text in {
+        "parcels/src/penstock_parcels/__init__.py": SOURCE,
+        "tests/parcels/test_parcels.py": TESTS,
+        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["parcels/src"]\n',
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message=all")
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True)
+
+
+def changes(source: str) -> list[str]:
+    return [f"{mutant.was} -> {mutant.text}" for mutant in mutants_of("x.py", source.encode())]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("a < b", ["a < b -> (a <= b)"]),
+        ("a is None", ["a is None -> (a is not None)"]),
+        ("a and b", ["a and b -> (a or b)"]),
+        ("x = a * b", ["a * b -> (a / b)"]),
+        ("x = not a", ["not a -> (a)"]),
+        ("x = [True, 2, 0.0]", ["True -> (False)", "2 -> (3)", "0.0 -> (1.0)"]),
+        ("self.x = a", ["self.x = a -> pass"]),
+        ("x += a", ["x += a -> pass"]),
+        ("f(a)", ["f(a) -> pass"]),
+        ("def f():\n    return a", ["return a -> return None"]),
+        ("for a in b:\n    if c:\n        continue", ["c -> False"]),
+        ("ü = 'ß'; x = a + 1", ["a + 1 -> (a - 1)", "1 -> (2)"]),
+    ],
+)
+def test_a_place_and_what_could_stand_there(source: str, found: list[str]) -> None:
+    assert changes(source) == found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Of 3 things."""',
+        "x: Literal[3]",
+        "log.info(f(3))",
+        "from a import b",
+        "x = f'{3}'",
+        "def f(a: Literal[3]) -> Literal[4]: ...",
+    ],
+)
+def test_what_nobody_relies_on_is_left_alone(source: str) -> None:
+    assert changes(source) == []
+
+
+def test_survivors_are_what_the_tests_do_not_say(project: Path) -> None:
+    mutants = of_package(project, "parcels")
+    found = judged(project, "parcels", ["tests/parcels"], mutants, jobs=1)
+    survivors = [f"{mutant.was} -> {mutant.text}" for mutant, verdict in found if verdict == "survived"]
+    assert survivors == SURVIVORS
+    assert score(found) == 1 - len(SURVIVORS) / len(mutants)
+    assert (project / "parcels/src/penstock_parcels/__init__.py").read_text() == SOURCE
+
+
+def test_nothing_is_said_where_the_tests_are_red(project: Path) -> None:
+    (project / "tests/parcels/test_parcels.py").write_text("def test(): assert False")
+    with pytest.raises(RedBaseline):
+        judged(project, "parcels", ["tests/parcels"], of_package(project, "parcels"), jobs=1)
+
+
+def test_lines_that_have_changed_are_known(project: Path) -> None:
+    path = "parcels/src/penstock_parcels/__init__.py"
+    assert changed_lines(project, "HEAD") == {}
+    (project / path).write_text(SOURCE.replace("price = 5", "price = 5\n    price = price * 1"))
+    assert changed_lines(project, "HEAD") == {path: {8}}
+
+
+def test_a_sample_is_the_same_for_the_same_seed() -> None:
+    mutants = mutants_of("x.py", SOURCE.encode())
+    assert sampled(mutants, 4, seed=1) == sampled(mutants, 4, seed=1) != sampled(mutants, 4, seed=2)
+    assert sampled(mutants, 1000, seed=1) == mutants
