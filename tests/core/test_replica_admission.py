@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from penstock_core.domain.engine_fields import sequence_ids
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_admission import Holds, Standing, decide
+from penstock_core.domain.replica_admission import Holds, Standing, decide, for_all
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
@@ -80,3 +81,26 @@ def test_the_policy_is_not_troubled_with_what_needs_no_plan() -> None:
     policy = OneInTwo()
     assert decide(policy, VIEW, jobs("XY"), FREE, BOUNDS) == [BestEffort(), BestEffort()]
     assert policy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        ([Admitted(0.2, 0.05)], Admitted(0.2, 0.05)),
+        ([Admitted(0.2, 0.05), Admitted(0.5, 0.01)], Admitted(0.5, 0.05)),
+        ([Admitted(0.2, 0.05), BestEffort()], BestEffort()),
+        (
+            [Admitted(0.2, 0.05), Rejected(Reason.KV_MEMORY, 2.0), BestEffort()],
+            Rejected(Reason.KV_MEMORY, 2.0),
+        ),
+    ],
+)
+def test_a_request_of_several_answers_is_taken_with_all_or_not_at_all(
+    verdicts: list[Verdict], verdict: Verdict
+) -> None:
+    assert for_all(verdicts) == verdict
+
+
+def test_each_answer_of_a_request_has_an_id_of_its_own() -> None:
+    assert sequence_ids("a", 1) == ("a",)
+    assert sequence_ids("a", 3) == ("a", "a~1", "a~2")

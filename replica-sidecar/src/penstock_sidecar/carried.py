@@ -8,9 +8,11 @@ a cancel, the replica when its engine is gone.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
+from penstock_core.domain.engine_fields import sequence_ids
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import ENDS, Do, Event, State, after
 from penstock_core.domain.verdict import Reason, Rejected, Verdict
@@ -118,6 +120,24 @@ class Carried:
     def ended(self) -> bool:
         """Whether nothing can happen to it any more."""
         return self.state in ENDS
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its answers, as the engine knows them: one, unless it asks for more."""
+        return sequence_ids(self.key, self.sequences)
+
+    @property
+    def sequences(self) -> int:
+        """How many answers it asks for."""
+        return 1 if self.body is None else self.body.sequences
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What admission plans with: a job for each answer."""
+        job = self.job
+        if job is None:
+            return []
+        return [job._replace(request=replace(job.request, id=key)) for key in self.keys]
 
     @property
     def tpot_s(self) -> float:

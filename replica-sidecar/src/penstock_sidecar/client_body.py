@@ -85,8 +85,13 @@ class ClientBody:
         return body[:-1] + b',"' + name.encode() + b'":' + msgspec.json.encode(value) + b"}"
 
 
-def read_body(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody:
-    """The body, checked. Raises ApiError (400) that names the field."""
+def read_body(
+    endpoint: wire.Endpoint.ValueType, raw: bytes, most_sequences: int = MOST_SEQUENCES
+) -> ClientBody:
+    """The body, checked. Raises ApiError (400) that names the field.
+
+    most_sequences: answers that it may ask for, over all its prompts.
+    """
     if too_much := nesting_of(raw).too_much:
         raise ApiError(400, f"the body is {too_much}, the most there may be", code="too_complex")
     chat = endpoint == wire.ENDPOINT_CHAT_COMPLETIONS
@@ -100,7 +105,7 @@ def read_body(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody:
         messages=len(body.messages) if chat else 0,
         max_tokens=newer if newer is not None else body.max_tokens,
         prompts=prompt.prompts,
-        sequences=_sequences(body, prompt.prompts),
+        sequences=_sequences(body, prompt.prompts, most_sequences),
         stream=bool(body.stream),
         xargs=_xargs(body.vllm_xargs),
         stream_options=body.stream_options,
@@ -257,12 +262,10 @@ def _id_lists(raw: bytes) -> _Prompt:
     return _Prompt(max(sizes), 0, len(sizes))
 
 
-def _sequences(body: _Fields, prompts: int) -> int:
+def _sequences(body: _Fields, prompts: int, most: int) -> int:
     """Answers that the engine generates. Raises ApiError where they are over the bound."""
     name, each = max((("n", body.n or 1), ("best_of", body.best_of or 1)), key=lambda field: field[1])
-    if prompts * each <= MOST_SEQUENCES:
+    if prompts * each <= most:
         return prompts * each
     param = name if each > 1 else "prompt"
-    raise _bad(
-        param, f"'{param}' asks for {prompts * each} answers; a request may ask for {MOST_SEQUENCES} at most"
-    )
+    raise _bad(param, f"'{param}' asks for {prompts * each} answers; a request may ask for {most} at most")

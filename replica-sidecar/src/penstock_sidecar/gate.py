@@ -50,6 +50,7 @@ class Gate:
         self._memory = policy.start()
         self._window = Window(lead_s=bounds.lead_s)
         self._turns: dict[str, asyncio.Future[None]] = {}
+        self._together: dict[str, tuple[str, ...]] = {}  # all keys of a held request, by each of them
         self._asking: asyncio.Handle | None = None
         self._asking_at_s = 0.0
         self._next_s = float("-inf")
@@ -59,9 +60,13 @@ class Gate:
         """Whether this request is held."""
         return key in self._turns
 
-    def hold(self, key: str) -> None:
-        """A request that the mirror has accepted; `turn` awaits its turn."""
-        self._turns[key] = asyncio.get_running_loop().create_future()
+    def hold(self, keys: tuple[str, ...]) -> None:
+        """A request that the mirror has accepted; `turn` awaits its turn by the first of its keys.
+
+        Its answers go in together, with the first whose turn comes: they are one request at the engine.
+        """
+        self._turns[keys[0]] = asyncio.get_running_loop().create_future()
+        self._together.update(dict.fromkeys(keys, keys))
         self.ask()
 
     async def turn(self, key: str) -> None:
@@ -76,6 +81,8 @@ class Gate:
 
     def ended(self, key: str, engine_full: bool) -> None:
         """A request is over; it may have been held. engine_full: the engine had no room for it."""
+        for one in self._together.get(key, ()):
+            del self._together[one]
         if self._turns.pop(key, None) is None and engine_full:
             self._mirror.engine_full()
         self.ask()
@@ -119,8 +126,12 @@ class Gate:
         self._memory = decided.memory
         self._mirror.promote(decided.promote)
         for key in decided.let_in:
-            self._mirror.let_in(key, now_s)
-            self._turns.pop(key).set_result(None)
+            if (keys := self._together.get(key)) is None:  # it went in with another of its request
+                continue
+            for one in keys:
+                del self._together[one]
+                self._mirror.let_in(one, now_s)
+            self._turns.pop(keys[0]).set_result(None)
 
     def _decided(self, now_s: float) -> Release[Any]:
         view, inside = self._mirror.held(now_s, self._learned.model), self._mirror.inside

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.policy import Policy
-from penstock_core.domain.replica_admission import Standing, decide
+from penstock_core.domain.replica_admission import MOST_SEQUENCES, Standing, decide, for_all
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.slo import Tier
@@ -52,6 +52,7 @@ class Serving:
 
     reads_fields: whether its engine reads SLO fields from a request's `vllm_xargs`.
     max_model_len: as the pool says; the engine corrects it.
+    max_sequences: answers that one request may ask for.
     delivery_s: kept back from first-token and end-to-end targets for the way to the engine and back.
     """
 
@@ -60,6 +61,7 @@ class Serving:
     reads_fields: bool
     max_model_len: int
     delivery_s: float = 0.0
+    max_sequences: int = MOST_SEQUENCES
 
 
 class Replica:
@@ -88,6 +90,7 @@ class Replica:
         self._ticked_s = self._now_s()
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._newcomers = Newcomers(self._decide, bounds)
+        self._sequences = 0
         self._reading, self._reader = 0, ThreadPoolExecutor(1, "bodies")
         self._faults = Faults(metrics.faults)
         self._told = wire.Snapshot()
@@ -133,7 +136,7 @@ class Replica:
             elif len(raw := submit.body) > self.bounds.read_at_once_bytes:
                 self._spawn(self._take_long(carried, submit, raw))
             else:
-                self._take(carried, submit, _read(submit.endpoint, raw))
+                self._take(carried, submit, _read(submit.endpoint, raw, self._serving.max_sequences))
         return carried
 
     def snapshot(self) -> wire.Snapshot:
@@ -145,16 +148,17 @@ class Replica:
     def send(self, carried: Carried) -> asyncio.Task[None]:
         """Carry an accepted request to the engine and back, in a task of its own."""
         if self._gate is not None:
-            self._gate.hold(carried.key)
+            self._gate.hold(carried.keys)
         return self._spawn(self._carry(carried))
 
     def tokens_out(self, carried: Carried) -> int:
         """Tokens of a request that a speculating engine has reported; 0 where none has."""
-        return self._mirror.tokens_out(carried.key)
+        return sum(map(self._mirror.tokens_out, carried.keys))
 
     def has_passed(self, carried: Carried, tokens: int) -> None:
         """Tokens of a request have passed towards its client."""
-        self._mirror.passed(carried.key, tokens, carried.last_s)
+        for key, share in _shares(carried, tokens):
+            self._mirror.passed(key, share, carried.last_s)
         if self._gate is not None:
             self._gate.passed(carried.key, tokens, carried.last_s)
 
@@ -168,7 +172,7 @@ class Replica:
 
     def token_times_s(self, carried: Carried, tokens: int) -> Sequence[float]:
         """When the tokens of an answer that was not streamed came out; empty where that is not known."""
-        return self._mirror.token_times_s(carried.key, tokens, carried.last_s)
+        return self._mirror.token_times_s(carried.key, tokens // carried.sequences, carried.last_s)
 
     def has_ended(self, carried: Carried) -> None:
         """A request is over, in whatever way."""
@@ -183,8 +187,10 @@ class Replica:
 
     def _release(self, carried: Carried) -> None:
         """Take what it held as free, and learn from how it went."""
-        self._best_effort.discard(carried.key)
-        self._mirror.forget(carried.key)
+        self._best_effort.difference_update(carried.keys)
+        self._sequences -= carried.sequences
+        for key in carried.keys:
+            self._mirror.forget(key)
         engine_full = carried.state is State.REJECTED
         if engine_full:
             self._metrics.engine_full.inc()
@@ -284,8 +290,13 @@ class Replica:
         for carried in list(self._accepted.values()):
             if self._gate is not None and self._gate.holds(carried.key):
                 continue
-            signs = self._mirror.signs(carried.key, carried.streams)
-            if signs is None or not is_overdue(signs, _expected(carried, now), now_s, self.bounds.silence_s):
+            expected, signs = _expected(carried, now), None
+            for key in carried.keys:  # until one that is not overdue is found
+                signs = self._mirror.signs(key, carried.streams)
+                if signs is None or not is_overdue(signs, expected, now_s, self.bounds.silence_s):
+                    signs = None
+                    break
+            if signs is None:
                 continue
             log.warning(
                 "request lost in the engine",
@@ -325,7 +336,8 @@ class Replica:
         self._reading += 1
         try:
             with self._faults.of(carried, "submit"):
-                read = await asyncio.wrap_future(self._reader.submit(_read, submit.endpoint, raw))
+                most = self._serving.max_sequences
+                read = await asyncio.wrap_future(self._reader.submit(_read, submit.endpoint, raw, most))
                 if not carried.ended:
                     self._take(carried, submit, read)
         finally:
@@ -364,34 +376,43 @@ class Replica:
         )
 
     def _decide(self, new: Sequence[Carried]) -> None:
+        """Give verdicts. A request of several answers is planned alone: it is taken whole or not at all."""
+        one_each = [carried for carried in new if carried.sequences == 1]
+        before = len(self._accepted)
+        for group in (one_each, *([carried] for carried in new if carried.sequences > 1)):
+            self._decide_group(group)
+        if len(self._accepted) > before:
+            self._spread()
+
+    def _decide_group(self, new: Sequence[Carried]) -> None:
         """Give verdicts. Where planning breaks, each is planned alone, and who breaks it alone fails."""
+        if not new:
+            return
         try:
             verdicts = self._verdicts(new)
         except Exception:
             if len(new) > 1:
                 for carried in new:
-                    self._decide([carried])
+                    self._decide_group([carried])
                 return
             with self._faults.of(new[0], "planning"):
                 raise
             return
-        before = len(self._accepted)
         for carried, verdict in zip(new, verdicts, strict=True):
             with self._faults.of(carried, "verdict"):
                 self._tell(carried, verdict)
-        if len(self._accepted) > before:
-            self._spread()
 
     def _verdicts(self, new: Sequence[Carried]) -> Sequence[Verdict]:
-        jobs = [carried.job for carried in new if carried.job is not None]
-        standing = Standing(self.draining, self.engine_ready, len(self._accepted), len(self._best_effort))
+        """One for each: of several that ask for one answer each, or of one that asks for more."""
+        jobs = [job for carried in new for job in carried.jobs]
+        standing = Standing(self.draining, self.engine_ready, self._sequences, len(self._best_effort))
         began_s = perf_counter()
         view = self._mirror.view(self._now_s(), self._learned.model)
         verdicts = decide(self._serving.policy, view, jobs, standing, self.bounds.holds)
         self._metrics.planned(perf_counter() - began_s)
-        if len(verdicts) != len(new):
-            raise ValueError(f"{len(verdicts)} verdicts for {len(new)} requests")
-        return verdicts
+        if len(verdicts) != len(jobs):
+            raise ValueError(f"{len(verdicts)} verdicts for {len(jobs)} answers")
+        return verdicts if len(new) == len(jobs) else [for_all(verdicts)]
 
     def _spread(self) -> None:
         """Let all routers know what some have brought, before they decide by old news."""
@@ -406,20 +427,19 @@ class Replica:
         log.debug(word, request=carried.request_id, tier=carried.tier, reason=reason)
         if carried.job is not None and not isinstance(verdict, Rejected):
             carried.job = carried.job._replace(best_effort=isinstance(verdict, BestEffort))
-            self._accept(carried, carried.job)
+            self._accept(carried)
         carried.decided(verdict)
 
-    def _accept(self, carried: Carried, job: Job) -> None:
-        assert carried.body is not None
+    def _accept(self, carried: Carried) -> None:
+        body = carried.body
+        assert body is not None
         self._accepted[carried.key] = carried
-        if job.best_effort:
-            self._best_effort.add(carried.key)
-        self._mirror.accept(
-            job,
-            self._now_s(),
-            prompt_known=carried.body.prompt_token_ids is not None,
-            timed=not carried.body.stream,
-        )
+        self._sequences += carried.sequences
+        now_s, known, timed = self._now_s(), body.prompt_token_ids is not None, not body.stream
+        for job in carried.jobs:
+            if job.best_effort:
+                self._best_effort.add(job.request.id)
+            self._mirror.accept(job, now_s, prompt_known=known, timed=timed)
 
     async def _carry(self, carried: Carried) -> None:
         body, job = carried.body, carried.job
@@ -446,14 +466,27 @@ class Replica:
         if carried.tokens > 1:
             self._metrics.tpot.labels(carried.tier).observe(carried.tpot_s)
         if (usage := carried.usage) and carried.body is not None and carried.job is not None:
-            if not carried.prompt_told:
+            prompts, answer_tokens = carried.body.prompts, usage.completion_tokens // carried.sequences
+            if not carried.prompt_told and prompts == 1:
                 self._learned.prompt(carried.body, usage.prompt_tokens)
-            self._learned.answer(carried.job.request, usage.prompt_tokens, usage.completion_tokens)
+            self._learned.answer(carried.job.request, usage.prompt_tokens // prompts, answer_tokens)
 
     def _changed(self) -> None:
         self.standing_changed()
         for session in self._sessions:
             session.outbox.nudge()
+
+
+def _shares(carried: Carried, tokens: int) -> list[tuple[str, int]]:
+    """The last tokens that passed, by answer. Those of several answers take turns, since they pass as one."""
+    if carried.sequences == 1:
+        return [(carried.key, tokens)]
+    after, keys = carried.tokens, carried.keys
+    before, last = after - tokens, len(keys) - 1
+    return [
+        (key, (after + last - at) // len(keys) - (before + last - at) // len(keys))
+        for at, key in enumerate(keys)
+    ]
 
 
 def _expected(carried: Carried, now: Snapshot) -> Expected:
@@ -465,9 +498,9 @@ def _expected(carried: Carried, now: Snapshot) -> Expected:
     return Expected(first_s, step_s, now.work_s, carried.job.request.max_output_tokens)
 
 
-def _read(endpoint: wire.Endpoint.ValueType, raw: bytes) -> ClientBody | ApiError:
+def _read(endpoint: wire.Endpoint.ValueType, raw: bytes, most_sequences: int) -> ClientBody | ApiError:
     """The body, or why it cannot be served: as a value, so that none is left behind by a cancel."""
     try:
-        return read_body(endpoint, raw)
+        return read_body(endpoint, raw, most_sequences)
     except ApiError as error:
         return error

@@ -117,6 +117,7 @@ def serving_of(pool: Pool) -> Serving:
         reads_fields=engine.type != "openai",
         max_model_len=engine.max_model_len,
         delivery_s=scheduling.delivery_allowance_s,
+        max_sequences=pool.spec.router.max_sequences_per_request,
     )
 
 

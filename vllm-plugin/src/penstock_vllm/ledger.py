@@ -17,7 +17,8 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock_core.domain.engine_fields import Scalar, from_fields
+from penstock_core.domain.engine_fields import Scalar, from_fields, sequence_ids
+from penstock_core.domain.replica_admission import MOST_SEQUENCES
 from penstock_core.domain.request import Job, RequestId, advance, after_each, preempted
 
 from penstock_vllm.engine import EngineRequest
@@ -192,8 +193,10 @@ class Ledger:
         sampling = request.sampling_params
         fields: dict[str, Scalar] = (sampling.extra_args or {}) if sampling is not None else {}
         longest = request.max_tokens if sampling is not None else POOLED_TOKENS
-        if fields.get("penstock_id") in self.by_name:  # one of several answers to one request
-            fields = {**fields, "penstock_id": request.request_id}
+        if (name := fields.get("penstock_id")) in self.by_name:  # one of several answers to one request
+            answers = sequence_ids(str(name), MOST_SEQUENCES)
+            free = next((answer for answer in answers if answer not in self.by_name), request.request_id)
+            fields = {**fields, "penstock_id": free}
         for told in (fields, {}):
             try:
                 return from_fields(

@@ -18,6 +18,11 @@ def measured_model_file(telemetry: str) -> str:
     return f"{telemetry}.time-model.json"
 
 
+def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
+    """Return the ids of one request's answers: each is a job of its own, at the sidecar as in the engine."""
+    return (request_id, *(f"{request_id}~{number}" for number in range(1, sequences)))
+
+
 def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
     """The `vllm_xargs` of an accepted job that has not started yet."""
     request, targets = job.request, job.request.targets

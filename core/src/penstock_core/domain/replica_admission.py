@@ -11,11 +11,12 @@ from typing import Any
 from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 
 DECIDED_TOGETHER = 32
 """Newcomers decided by one call. A policy's time grows faster than their number, and 32 keep it within
 milliseconds; the rest is decided right after."""
+
 
 MOST_SEQUENCES = DECIDED_TOGETHER
 """Answers that one request may ask for, over its prompts and its `n` or `best_of`: each is a job of its own,
@@ -53,6 +54,16 @@ def decide(
     asked = [job for job, said in zip(new, verdicts, strict=True) if said is None]
     planned = iter(policy.admit(view, asked) if asked else ())
     return [next(planned) if said is None else said for said in verdicts]
+
+
+def for_all(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict for a request of several answers from theirs: it is taken with all or not at all."""
+    admitted = [said for said in verdicts if isinstance(said, Admitted)]
+    if len(admitted) == len(verdicts):
+        return Admitted(
+            max(said.ttft_predicted_s for said in admitted), max(said.tpot_predicted_s for said in admitted)
+        )
+    return next((said for said in verdicts if isinstance(said, Rejected)), BestEffort())
 
 
 def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
