@@ -178,7 +178,7 @@ def test_a_pod_mounts_its_own_key_and_never_what_signs(want: Want) -> None:
 def test_routers_check_replicas_by_the_name_on_their_certificate(want: Want) -> None:
     objects = want()
     words = arguments(objects, "Deployment/llama-router", "router")
-    assert "--tls-server-name=llama-replicas.apps.svc" in words
+    assert "--replica-tls-server-name=llama-replicas.apps.svc" in words
     assert "--discover=apps/llama-replicas" in words
 
 

@@ -1,11 +1,13 @@
 """Router and sidecar under mutual TLS: who has none of our certificates gets no session; renewals count."""
 
+import ssl
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from live.pool_file import MODEL, write_pool
 from live.process import Process
@@ -63,8 +65,8 @@ def test_a_router_with_our_certificate_is_served_and_one_without_is_not(start: S
     engine = start("engine", "--port", "0")
     beside = ["--name", "r0", "--listen", "127.0.0.1:0", "--engine", f"http://{engine.address}"]
     sidecar = start("sidecar", *beside, "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca)
-    there = ["--port", "0", f"--replica=r0={sidecar.address}", "--tls-ca", ca]
-    ours = start("router", *there, "--tls-cert", cert, "--tls-key", key)
+    there = ["--port", "0", "--admin-port", "0", f"--replica=r0={sidecar.address}", "--replica-tls-ca", ca]
+    ours = start("router", *there, "--replica-tls-cert", cert, "--replica-tls-key", key)
     stranger = start("router", *there)
 
     connected(ours)
@@ -83,9 +85,10 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
     beside = ["--name", "r0", "--engine", f"http://{engine.address}"]
     identity = ["--tls-cert", cert, "--tls-key", key]
     sidecar = start("sidecar", *beside, "--listen", "127.0.0.1:0", *identity, "--tls-client-ca", ca)
-    there = ["--port", "0", f"--replica=r0={sidecar.address}", "--tls-ca", ca, *identity]
+    there = ["--port", "0", "--admin-port", "0", f"--replica=r0={sidecar.address}", "--replica-tls-ca", ca]
+    there += ["--replica-tls-cert", cert, "--replica-tls-key", key]
     by_address = start("router", *there)
-    by_name = start("router", *there, "--tls-server-name", service)
+    by_name = start("router", *there, "--replica-tls-server-name", service)
     connected(by_name)
     until(lambda: "replica not connected" in by_address.said, "a certificate without the address refused")
 
@@ -93,9 +96,37 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
         tmp_path, f"DNS:{service}"
     )  # of a new authority: nothing old is trusted by anything new
     complete(by_name)  # the session that stands goes on
-    newcomer = start("router", *there, "--tls-server-name", service)
+    newcomer = start("router", *there, "--replica-tls-server-name", service)
     connected(newcomer)  # the sidecar shows the new one
     sidecar.kill()
     start("sidecar", *beside, "--listen", sidecar.address, *identity, "--tls-client-ca", ca)
     connected(by_name)  # the router trusts it
     complete(by_name)
+
+
+def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: Start, tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    ca, cert, key = (tmp_path / name for name in ("ca.pem", "node.pem", "node.key"))
+    engine = start("engine", "--port", "0")
+    beside = ["--name", "r0", "--listen", "127.0.0.1:0", "--engine", f"http://{engine.address}"]
+    there = f"--replica=r0={start('sidecar', *beside).address}"
+    identity = ["--tls-cert", str(cert), "--tls-key", str(key)]
+    router = start("router", "--port", "0", "--admin-port", "0", there, *identity)
+    until(lambda: httpx.get(f"http://{router.admin}/ready").status_code == 200, "a session")
+
+    def text() -> str:
+        """A whole stream by the official client, which trusts the authority of now and no other."""
+        trust = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=str(ca)))
+        with (
+            trust,
+            openai.OpenAI(base_url=f"https://{router.address}/v1", api_key="-", http_client=trust) as client,
+        ):
+            parts = client.completions.create(model=MODEL, prompt="hello", max_tokens=3, stream=True)
+            return "".join(part.choices[0].text for part in parts if part.choices)
+
+    assert text()
+    make_certificates(tmp_path)
+    assert text()
+    assert "files renewed" in router.said
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{router.address}/health")

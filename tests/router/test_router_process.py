@@ -188,8 +188,12 @@ async def test_a_replica_that_is_no_address_is_exit_2(pool_file: Path, replica: 
     assert code == 2
 
 
-async def test_certificates_that_cannot_be_read_are_exit_2(pool_file: Path) -> None:
-    code, said = await refuses("-f", str(pool_file), "--replica", "r0=h:1", "--tls-ca", "/no/such.pem")
+@pytest.mark.parametrize(
+    "flags",
+    [("--replica-tls-ca", "/no/such.pem"), ("--tls-cert", "/no/such.pem", "--tls-key", "/no/key.pem")],
+)
+async def test_certificates_that_cannot_be_read_are_exit_2(pool_file: Path, flags: tuple[str, ...]) -> None:
+    code, said = await refuses("-f", str(pool_file), "--replica", "r0=h:1", *flags)
     assert (code, said) == (2, "/no/such.pem: No such file or directory\n")
 
 

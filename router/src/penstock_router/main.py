@@ -4,6 +4,7 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 """
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
@@ -14,6 +15,7 @@ from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, is_loopback, listen, run_process, serving
+from penstock_runtime.tls import server_context
 
 from penstock_router.admin import admin_app
 from penstock_router.app import RouterApp
@@ -48,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = settings_of(pool)
         keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
         _check_key_secrets(options, pool)
-        if options.tls is not None:
-            options.tls.credentials()
+        _check_certificates(options)
         source = _source(options)
     except PoolError as error:
         print(*error.lines, sep="\n", file=sys.stderr)
@@ -67,7 +68,7 @@ async def serve(
     pool: Pool, settings: Settings, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
-    random, connect = Random(), connect_by(options.tls)
+    random, connect = Random(), connect_by(options.replica_tls)
     rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)), random)
     listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
     app = RouterApp(
@@ -95,7 +96,7 @@ async def serve(
     try:
         async with (
             serving(admin_app(app, settings.pool), admin, PAGES_DRAIN_S, PAGES_BOUNDS),
-            serving(app, listener, drain_s, bounds) as server,
+            serving(app, listener, drain_s, bounds, _api_tls(options)) as server,
         ):
             where = str(options.service or len(options.replicas))
             log.info("ready", address=address_of(listener), admin=address_of(admin), replicas=where)
@@ -111,6 +112,19 @@ async def serve(
             task.cancel()
         await asyncio.wait(beside)
     log.info("stopped")
+
+
+def _check_certificates(options: Options) -> None:
+    """Raises OSError where a file of them cannot be used."""
+    _api_tls(options)
+    if options.replica_tls is not None:
+        options.replica_tls.credentials()
+
+
+def _api_tls(options: Options) -> ssl.SSLContext | None:
+    """TLS of the API, where it is wanted. Raises OSError."""
+    given = options.certificate
+    return None if given is None else server_context(given.cert, given.key)
 
 
 def _sharing(

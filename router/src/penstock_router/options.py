@@ -18,6 +18,14 @@ REDIS_URL = "PENSTOCK_REDIS_URL"
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """Files of the API's identity."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """One router's own settings.
 
@@ -26,6 +34,7 @@ class Options:
     service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
         None for the pod's own account.
     drain_s: None takes the pool's.
+    certificate: of the API. replica_tls: of connections to replicas. None: in the clear.
     key_secrets: where applications' keys are, by application; of others they are in the pool's files.
     redis_url: reads where the Redis is that routers share through; None: they share nothing.
     """
@@ -40,7 +49,8 @@ class Options:
     kubeconfig: Path | None
     drain_s: float | None
     lame_duck_s: float
-    tls: Tls | None
+    certificate: Certificate | None
+    replica_tls: Tls | None
     key_secrets: dict[str, SecretName]
     redis_url: Callable[[], str] | None
     log_level: str
@@ -54,9 +64,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     redis_url = _redis_url(given.redis_url_file)
     if problem := _problem(given) or (redis_url and _redis_problem(redis_url)):
         parser.error(problem)
-    tls = None
-    if given.tls_ca:
-        tls = Tls(given.tls_ca, given.tls_cert, given.tls_key, given.tls_server_name)
     return Options(
         pool=given.file,
         host=given.host,
@@ -68,11 +75,20 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         kubeconfig=given.kubeconfig,
         drain_s=given.drain_s,
         lame_duck_s=given.lame_duck_s,
-        tls=tls,
+        certificate=Certificate(given.tls_cert, given.tls_key) if given.tls_cert else None,
+        replica_tls=_replica_tls(given),
         key_secrets=dict(given.key_secret),
         redis_url=redis_url,
         log_level=given.log_level,
         log_json=given.log_json,
+    )
+
+
+def _replica_tls(given: argparse.Namespace) -> Tls | None:
+    if not given.replica_tls_ca:
+        return None
+    return Tls(
+        given.replica_tls_ca, given.replica_tls_cert, given.replica_tls_key, given.replica_tls_server_name
     )
 
 
@@ -83,8 +99,14 @@ def _problem(given: argparse.Namespace) -> str | None:
         return "--kubeconfig is for --discover and --key-secret"
     if bool(given.tls_cert) != bool(given.tls_key):
         return "--tls-cert and --tls-key belong together"
-    if not given.tls_ca and (given.tls_cert or given.tls_server_name):
-        return "TLS to the replicas needs --tls-ca"
+    return _replica_tls_problem(given)
+
+
+def _replica_tls_problem(given: argparse.Namespace) -> str | None:
+    if bool(given.replica_tls_cert) != bool(given.replica_tls_key):
+        return "--replica-tls-cert and --replica-tls-key belong together"
+    if not given.replica_tls_ca and (given.replica_tls_cert or given.replica_tls_server_name):
+        return "TLS to the replicas needs --replica-tls-ca"
     return None
 
 
@@ -218,10 +240,20 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
 
 def _add_tls(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "TLS to the replicas (off without --tls-ca)", "Files are read anew for every connection."
+        "TLS of the API (off without --tls-cert)", "Files that are renewed are read again, without a restart."
     )
     add = group.add_argument
-    add("--tls-ca", type=Path, metavar="PEM", help="authorities that sign replicas' certificates")
-    add("--tls-cert", type=Path, metavar="PEM", help="this router's certificate, for mutual TLS")
-    add("--tls-key", type=Path, metavar="PEM", help="its key")
-    add("--tls-server-name", metavar="NAME", help="whose certificate replicas show, whatever their address")
+    add("--tls-cert", type=Path, metavar="PEM", help="serve the API over TLS with this certificate")
+    add("--tls-key", type=Path, metavar="PEM", help="and this key")
+    group = parser.add_argument_group(
+        "TLS to the replicas (off without --replica-tls-ca)", "Files are read anew for every connection."
+    )
+    add = group.add_argument
+    add("--replica-tls-ca", type=Path, metavar="PEM", help="authorities that sign replicas' certificates")
+    add("--replica-tls-cert", type=Path, metavar="PEM", help="this router's certificate, for mutual TLS")
+    add("--replica-tls-key", type=Path, metavar="PEM", help="its key")
+    add(
+        "--replica-tls-server-name",
+        metavar="NAME",
+        help="whose certificate replicas show, whatever their address",
+    )

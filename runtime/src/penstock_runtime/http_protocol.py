@@ -111,8 +111,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep our side open for a moment, if an answer is due."""
-        if self._idle or self._refused:
+        """Keep our side open for a moment, if an answer is due. TLS has no half-closed connections."""
+        if self._idle or self._refused or self.transport.get_extra_info("sslcontext") is not None:
             return False
         self.cycle.keep_alive = False
         self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self.transport.close)

@@ -23,6 +23,7 @@ import ipaddress
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any
@@ -35,6 +36,9 @@ from penstock_runtime.http_protocol import BoundedConfig, BoundedHttp, HttpBound
 
 BACKLOG = 2048
 """Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
+
+TLS_GOODBYE_S = 1.0
+"""For a client to answer that TLS ends; then its connection is closed without."""
 
 LAST_WORDS_S = 1.0
 """For responses that were cut off at the end of a drain to send their error."""
@@ -88,10 +92,17 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: App, listener: socket.socket, drain_s: float = 30.0, bounds: HttpBounds | None = None
+    app: App,
+    listener: socket.socket,
+    drain_s: float = 30.0,
+    bounds: HttpBounds | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator["Server"]:
-    """Serve `app` on `listener` inside the block; drain on leaving it, not at all if by an error."""
-    server = Server(_config(app, drain_s, bounds or HttpBounds()))
+    """Serve `app` on `listener` inside the block; drain on leaving it, not at all if by an error.
+
+    tls: of a server (`penstock_runtime.tls`); None serves in the clear.
+    """
+    server = Server(_config(app, drain_s, bounds or HttpBounds()), tls)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     started = asyncio.create_task(server.up.wait())
     try:
@@ -142,8 +153,11 @@ async def _until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, Non
 class Server(uvicorn.Server):
     """uvicorn's server without its own signal handlers, which would end a drained process by the signal."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    config: BoundedConfig
+
+    def __init__(self, config: BoundedConfig, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
+        self._tls = tls
         self.up, self._leaving = asyncio.Event(), asyncio.Event()
 
     def say_goodbye(self) -> None:
@@ -164,9 +178,25 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell when it listens."""
-        await super().startup(sockets)
+        """Listen as uvicorn does, with bounds on the handshakes of TLS, and tell when it does."""
+        loop = asyncio.get_running_loop()
+        handshake_s = None if self._tls is None else self.config.bounds.head_s
+        self.servers = [
+            await loop.create_server(
+                self._connection,
+                sock=listener,
+                backlog=BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=handshake_s and TLS_GOODBYE_S,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.up.set()
+
+    def _connection(self) -> BoundedHttp:
+        return BoundedHttp(self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Renew the date header every second, where uvicorn wakes ten times for it."""

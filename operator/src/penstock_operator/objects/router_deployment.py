@@ -118,10 +118,10 @@ def _arguments(inputs: Inputs) -> list[str]:
 
 def _tls_arguments(inputs: Inputs) -> list[str]:
     return [
-        f"--tls-ca={TLS_FOLDER}/ca.crt",
-        f"--tls-cert={TLS_FOLDER}/client.crt",
-        f"--tls-key={TLS_FOLDER}/client.key",
-        f"--tls-server-name={tls_server_name(inputs.name, inputs.owner.namespace)}",
+        f"--replica-tls-ca={TLS_FOLDER}/ca.crt",
+        f"--replica-tls-cert={TLS_FOLDER}/client.crt",
+        f"--replica-tls-key={TLS_FOLDER}/client.key",
+        f"--replica-tls-server-name={tls_server_name(inputs.name, inputs.owner.namespace)}",
     ]
 
 

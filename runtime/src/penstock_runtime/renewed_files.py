@@ -1,0 +1,65 @@
+"""Values read from files that are renewed in place, like a certificate and its key.
+
+    files = RenewedFiles((cert, key), read_pair)
+    files.look()    # another pair, or None where there is no news
+
+Whoever uses the value looks before each use. A renewal that is only half there, or files that cannot be read,
+change nothing: the last whole value stays valid until the files change again.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+Stamp = tuple[tuple[int, int, int, int], ...]
+log = structlog.get_logger()
+
+
+class RenewedFiles(Generic[T]):
+    """A value and the files that it is read from. May be asked from several threads at once.
+
+    value: as it was read last. read: raises OSError where the files make no whole value.
+    """
+
+    def __init__(self, files: Sequence[Path], read: Callable[[], T]) -> None:
+        """Read the value. Raises OSError where that fails."""
+        self._files, self._read, self._lock = files, read, threading.Lock()
+        self._seen = _stamp(files)
+        self._trouble = ""
+        self.value = read()
+
+    def look(self) -> T | None:
+        """Return the value where it is another one than last time, else None."""
+        with self._lock:
+            try:
+                stamp = _stamp(self._files)
+                if stamp == self._seen:
+                    return None
+                self._seen = stamp
+                value = self._read()
+                if _stamp(self._files) != stamp:  # renewed while they were read
+                    self._seen = ()
+                    return None
+            except OSError as error:
+                self._complain(error)
+                return None
+            self.value, self._trouble = value, ""
+            log.info("files renewed", file=str(self._files[0]))
+            return value
+
+    def _complain(self, error: OSError) -> None:
+        """Log a reason once, for a handshake that anybody can begin may bring it up again."""
+        trouble = f"{error.filename}: {error.strerror}"
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("files not renewed", file=error.filename, why=error.strerror)
+
+
+def _stamp(files: Sequence[Path]) -> Stamp:
+    """Changes whenever a file does. A mounted Secret is renewed by turning a link to another folder."""
+    found = [file.stat() for file in files]
+    return tuple((stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found)

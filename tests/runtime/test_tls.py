@@ -1,0 +1,154 @@
+"""HTTP under TLS: which certificate is shown when, and that handshakes are bounded too."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.serving import listen, serving
+from penstock_runtime.tls import server_context
+
+PATIENCE_S = 20.0
+BOUNDS = HttpBounds(head_s=0.2, last_call_s=0.01)
+
+
+class Identity:
+    """A certificate for 127.0.0.1 that has signed itself, and its key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cert, self.key = folder / "tls.crt", folder / "tls.key"
+        self.renew()
+
+    def renew(self, key: bool = True) -> None:
+        """Write new ones in place, or only the certificate."""
+        private = ec.generate_private_key(ec.SECP256R1())
+        name, now = x509.Name([]), datetime.now(UTC)
+        made = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        _replace(self.cert, made.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        if key:
+            _replace(
+                self.key,
+                private.private_bytes(
+                    serialization.Encoding.PEM,
+                    serialization.PrivateFormat.PKCS8,
+                    serialization.NoEncryption(),
+                ),
+            )
+
+    @property
+    def shown(self) -> bytes:
+        """The certificate as a server shows it."""
+        return ssl.PEM_cert_to_DER_cert(self.cert.read_text())
+
+
+def _replace(file: Path, content: bytes) -> None:
+    new = file.with_suffix(".new")
+    new.write_bytes(content)
+    new.rename(file)
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Iterator[Identity]:
+    yield Identity(tmp_path)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    await answer(send, await read_body(receive, 1000))
+
+
+@asynccontextmanager
+async def served(identity: Identity) -> AsyncIterator[tuple[str, int]]:
+    listener = listen("127.0.0.1", 0)
+    async with serving(app, listener, 5.0, BOUNDS, server_context(identity.cert, identity.key)):
+        yield listener.getsockname()
+
+
+class Client:
+    """One connection under TLS, by a client that trusts everybody."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @property
+    def shown(self) -> bytes:
+        found: bytes = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return found
+
+    async def echoed(self, text: bytes) -> bytes:
+        """What comes back."""
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(text)
+        self._writer.write(head + text)
+        await self._reader.readuntil(b"\r\n\r\n")
+        return await self._reader.readexactly(len(text))
+
+
+@asynccontextmanager
+async def connected(address: tuple[str, int]) -> AsyncIterator[Client]:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
+        yield Client(reader, writer)
+        writer.close()
+
+
+async def test_requests_are_answered_under_tls(identity: Identity) -> None:
+    async with served(identity) as address, connected(address) as client:
+        assert await client.echoed(b"hello") == b"hello"
+        assert client.shown == identity.shown
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections_only(
+    identity: Identity,
+) -> None:
+    async with served(identity) as address, connected(address) as old:
+        assert await old.echoed(b"before") == b"before"
+        identity.renew()
+        async with connected(address) as new:
+            assert await new.echoed(b"new") == b"new"
+            assert new.shown == identity.shown != old.shown
+        assert await old.echoed(b"after") == b"after"
+
+
+async def test_a_certificate_without_its_key_is_not_shown(identity: Identity) -> None:
+    before = identity.shown
+    async with served(identity) as address:
+        identity.renew(key=False)
+        async with connected(address) as client:
+            assert client.shown == before
+            assert await client.echoed(b"hello") == b"hello"
+
+
+async def test_a_client_that_begins_no_handshake_is_closed_in_time(identity: Identity) -> None:
+    async with served(identity) as address, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*address)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_leaving_closes_idle_connections(identity: Identity) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        async with served(identity) as address:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            reader, writer = await asyncio.open_connection(*address, ssl=context)
+        assert await reader.read() == b""
+        writer.close()
+
+
+def test_files_that_are_no_pair_are_told(identity: Identity) -> None:
+    identity.renew(key=False)
+    with pytest.raises(OSError, match=r"no certificate with its key in .*tls\.key \(KEY_VALUES_MISMATCH\)"):
+        server_context(identity.cert, identity.key)
+    identity.key.unlink()
+    with pytest.raises(FileNotFoundError):
+        server_context(identity.cert, identity.key)
