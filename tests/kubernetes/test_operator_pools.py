@@ -19,7 +19,7 @@ MADE = {
     "PodDisruptionBudget": {"chat-replica", "chat-router"},
     "Role": {"chat-router"},
     "RoleBinding": {"chat-router"},
-    "Service": {"chat", "chat-replicas"},
+    "Service": {"chat", "chat-admin", "chat-replicas"},
     "ServiceAccount": {"chat-replica", "chat-router"},
     "StatefulSet": {"chat-replica"},
     "Secret": {"chat-ca", "chat-tls"},
