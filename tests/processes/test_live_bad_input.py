@@ -88,6 +88,7 @@ WRONG_FIELDS: list[tuple[str, Any, str]] = [
     ("stream", 1, "stream"),
     ("n", 0, "n"),
     ("n", "two", "n"),
+    ("n", 1_000_000, "n"),
     ("temperature", "hot", "temperature"),
     ("temperature", -1, "temperature"),
     ("service_tier", 5, "service_tier"),
@@ -111,6 +112,24 @@ def test_wrong_prompt_is_named(bounded: LivePool, value: Any) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
         client.post("/completions", cast_to=object, body={"model": bounded.model, "prompt": value})
     assert refusal.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [["hello"] * 100, [[1, 2, 3]] * 100], ids=["texts", "ids"])
+def test_too_many_prompts_are_named(bounded: LivePool, prompt: Any) -> None:
+    with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
+        client.post("/completions", cast_to=object, body={"model": bounded.model, "prompt": prompt})
+    assert refusal.value.param == "prompt"
+
+
+@pytest.mark.parametrize("levels", [90, 150, 254, 300, 990, 1_100, 10_000])
+@pytest.mark.parametrize("field", ["tools", "metadata", "vllm_xargs", "unknown"])
+def test_any_nesting_is_answered(router: tuple[str, int], field: str, levels: int) -> None:
+    body = chat()[:-1] + f', "{field}": '.encode() + b'{"a":[' * (levels // 2) + b"]}" * (levels // 2) + b"}"
+    answer = exchange(router, post(CHAT, body))
+    if levels > 100:
+        assert "nested deeper than 100 levels" in refused(answer, 400)["message"]
+    else:
+        assert answer.status in (200, 400)
 
 
 def test_unknown_model_is_404(bounded: LivePool) -> None:

@@ -76,6 +76,13 @@ def test_unknown_tier_is_named(anyone: Connect) -> None:
     assert refusal.value.param == "x-penstock-tier"
 
 
+def test_an_unknown_key_is_told_so_however_long_its_prompt_is(keyed: Connect) -> None:
+    with keyed(api_key="nobodys-key") as client:
+        for _ in range(3):
+            with pytest.raises(openai.AuthenticationError):
+                client.completions.create(model=MODEL, prompt="x" * 6_000_000)
+
+
 def test_key_brings_its_applications_tier(keyed: Connect) -> None:
     assert headers_of(keyed, "ide-key")["x-penstock-tier"] == "coder"
     assert headers_of(keyed, "ide-key-of-old")["x-penstock-tier"] == "coder"
