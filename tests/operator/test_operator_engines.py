@@ -333,3 +333,22 @@ def test_vllm_is_told_to_stop_once_it_listens(pod_of: PodOf, catches: str, ends:
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
 def test_other_engines_have_no_hook(pod_of: PodOf, kind: str) -> None:
     assert "lifecycle" not in engine_of(pod_of(kind, image="e:1"))
+
+
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+def test_engine_and_sidecar_get_the_key_between_them_from_its_secret(pod_of: PodOf, kind: str) -> None:
+    pod = pod_of(kind, image="engine:1", apiKey={"secret": "mine"})
+    key = {"secretKeyRef": {"name": "mine", "key": "api-key"}}
+    (sidecar,) = pod["containers"]
+    for container, variables in (
+        (engine_of(pod), {"PENSTOCK_ENGINE_API_KEY", "VLLM_API_KEY"}),
+        (sidecar, {"PENSTOCK_ENGINE_API_KEY"}),
+    ):
+        told = {one["name"] for one in container["env"] if one.get("valueFrom") == key}
+        assert told == variables
+
+
+@pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
+def test_without_a_key_nothing_is_told_of_one(pod_of: PodOf, kind: str) -> None:
+    pod = pod_of(kind, image="engine:1")
+    assert "API_KEY" not in str(pod)

@@ -1,6 +1,7 @@
 """`penstock profile`: how fast is this engine?"""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from penstock_core.timing.fit import Quality
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool.time_models import FORMAT
 from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooLittle, connected, profile
+from penstock_runtime.engine_key import bearer, engine_key
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -53,7 +55,7 @@ def profile_engine(
 
 
 async def _measure(url: str, limits: Limits, seconds: float, console: Console) -> tuple[str, Profile]:
-    async with connected(url) as engine:
+    async with connected(url, bearer(engine_key(os.environ))) as engine:
         with _progress(console) as progress:
             task = progress.add_task("", total=seconds)
 

@@ -96,6 +96,14 @@ class Speculation(Spec):
     )
 
 
+class EngineKey(Spec):
+    """Where the API key between sidecar and engine is. Local tools take it from `PENSTOCK_ENGINE_API_KEY`."""
+
+    secret: ObjectName = Field(
+        description="Secret in the pool's namespace: its entry `api-key` is the key.", examples=["engine-key"]
+    )
+
+
 class EngineSpec(Spec):
     """The engine beside every sidecar."""
 
@@ -145,6 +153,11 @@ class EngineSpec(Spec):
     resources: Resources = Field(
         default_factory=Resources,
         description=f'Of the engine\'s container. `{GPU}: "0"` in `limits` is for vLLM without such GPUs.',
+    )
+    api_key: EngineKey | None = Field(
+        default=None,
+        description="An API key that the engine demands, so that it serves its own sidecar only.",
+        examples=[{"secret": "engine-key"}],
     )
     time_model: TimeModelName = Field(
         default=AUTO,

@@ -6,7 +6,7 @@ length asked for (`ignore_eos`), unless the engine refuses fields that are not O
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -138,14 +138,17 @@ MORE = {
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Engine]:
-    """The engine at this URL, for as long as the block runs. Raises EngineError where none answers there."""
+async def connected(url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[Engine]:
+    """The engine at this URL, for as long as the block runs. Raises EngineError where none answers there.
+
+    headers: sent with every request, like an API key.
+    """
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:
         raise EngineError(f'"{url}" is no URL; write for example http://127.0.0.1:8000')
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWERS_WITHIN_S)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         model, context_tokens = await _card(session, base)
         kinds = [(ids, more) for ids in (True, False) for more in (True, False)]
         for kind in kinds:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import httpx
 from httpx_aiohttp import AiohttpTransport
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine_key import VARIABLE, bearer
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine_metrics import MOST_BYTES, EngineLoad, load_of
@@ -83,14 +84,16 @@ class Probe:
 class EngineClient:
     """Connections to one engine.
 
+    api_key: the engine's, empty where it takes anybody's requests.
     served: the model that it has to serve; empty: whatever it does.
     takes_stream_options: whether it has not refused a body for `stream_options` that its client did not send.
     """
 
     takes_stream_options = True
 
-    def __init__(self, url: str, bounds: Bounds, served: str = "") -> None:
+    def __init__(self, url: str, bounds: Bounds, served: str = "", api_key: str = "") -> None:
         self._served = served
+        self._headers = {**HEADERS, **bearer(api_key)}
         self._urls = {endpoint: httpx.URL(url.rstrip("/") + path) for endpoint, path in PATHS.items()}
         self._timeout = {"timeout": httpx.Timeout(None, connect=bounds.connect_s).as_dict()}
         self._answers = AiohttpTransport(
@@ -101,7 +104,7 @@ class EngineClient:
             # a connection for each: one that is there may be to an engine that is gone
             transport=AiohttpTransport(limits=httpx.Limits(max_connections=2, keepalive_expiry=0)),
             timeout=httpx.Timeout(bounds.probe_timeout_s),
-            headers=HEADERS,
+            headers=self._headers,
         )
 
     async def __aenter__(self) -> Self:
@@ -118,7 +121,7 @@ class EngineClient:
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AsyncIterator[Answer]:
         """Send a body; the answer closes with the block, whole or not. Raises EngineGone, inside too."""
-        headers = {**HEADERS, "content-type": "application/json", "x-request-id": request_id}
+        headers = {**self._headers, "content-type": "application/json", "x-request-id": request_id}
         request = httpx.Request(
             "POST", self._urls[endpoint], headers=headers, content=body, extensions=self._timeout
         )
@@ -156,6 +159,8 @@ class EngineClient:
             if health.status_code != 200:
                 return Probe(ready=False, cause=f"/health answers {health.status_code}")
             models = await self._probes.get("/v1/models")
+            if models.status_code == 401:
+                return Probe(ready=False, cause=f"it wants another API key: set {VARIABLE}")
             if models.status_code != 200:
                 return Probe(ready=False, cause=f"/v1/models answers {models.status_code}")
             cards = _cards(models)

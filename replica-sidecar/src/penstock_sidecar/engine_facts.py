@@ -18,6 +18,7 @@ from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
 from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected, profile
+from penstock_runtime.engine_key import bearer
 from penstock_runtime.serving import StartError
 
 from penstock_sidecar.engine_client import Probe
@@ -36,16 +37,23 @@ class Facts(NamedTuple):
 
 
 async def facts_of(
-    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], stop: asyncio.Event, tell: Path | None = None
+    pool: Pool,
+    url: str,
+    probe: Callable[[], Awaitable[Probe]],
+    stop: asyncio.Event,
+    tell: Path | None = None,
+    *,
+    api_key: str = "",
 ) -> Facts | None:
     """As the pool names them, else as measured; None where `stop` came first.
 
+    api_key: the engine's, empty without one.
     tell: where a measured model is left for an engine that plans by it. Raises StartError where nobody tells.
     """
     if pool.spec.engine.time_model in BUILTINS:
         return named(pool)
     stopping = asyncio.create_task(stop.wait())
-    measuring = asyncio.create_task(_measured(pool, url, probe, tell))
+    measuring = asyncio.create_task(_measured(pool, url, probe, tell, api_key))
     try:
         await asyncio.wait({stopping, measuring}, return_when=asyncio.FIRST_COMPLETED)
         return measuring.result() if measuring.done() else None
@@ -62,11 +70,13 @@ def named(pool: Pool) -> Facts:
     return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
 
 
-async def _measured(pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], tell: Path | None) -> Facts:
+async def _measured(
+    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], tell: Path | None, api_key: str
+) -> Facts:
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
     found = await _until_ready(probe)
     try:
-        async with connected(url) as engine:
+        async with connected(url, bearer(api_key)) as engine:
             kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
             if written is not None:
                 return Facts(written, kv)

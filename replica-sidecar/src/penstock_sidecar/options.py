@@ -1,11 +1,13 @@
 """The sidecar's flags: what is this process's own. Everything else is in the pool file."""
 
 import argparse
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock_runtime.engine_key import VARIABLE, engine_key
 from penstock_runtime.flags import port
 from penstock_runtime.serving import is_loopback
 
@@ -37,7 +39,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One sidecar's own settings. metrics: None serves none. drain_s: None takes the pool's."""
+    """One sidecar's own settings. metrics: None serves none. drain_s: None takes the pool's.
+
+    engine_key: the engine's API key, empty where it has none.
+    """
 
     pool: Path
     name: str
@@ -49,6 +54,7 @@ class Options:
     tls: Tls | None
     log_level: str
     log_json: bool
+    engine_key: str = field(default="", repr=False)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -70,12 +76,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         tls=tls,
         log_level=given.log_level,
         log_json=given.log_json,
+        engine_key=engine_key(os.environ),
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "penstock-sidecar", description="Beside one engine: admits, forwards, returns tokens, drains."
+        "penstock-sidecar",
+        description="Beside one engine: admits, forwards, returns tokens, drains.",
+        epilog=f"The engine's API key, where it has one, is read from the variable {VARIABLE}.",
     )
     flag = parser.add_argument
     flag("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")

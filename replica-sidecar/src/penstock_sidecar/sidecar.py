@@ -47,8 +47,11 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     async with contextlib.AsyncExitStack() as stack:
         inspected = _inspected(options, registry, lambda: any(there.serves for there in standing))
         metrics_address = await stack.enter_async_context(inspected)
-        engine = await stack.enter_async_context(EngineClient(options.engine, bounds, pool.spec.model.name))
-        facts = await facts_of(pool, options.engine, engine.probe, stop, _model_file(options))
+        client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
+        engine = await stack.enter_async_context(client)
+        facts = await facts_of(
+            pool, options.engine, engine.probe, stop, _model_file(options), api_key=options.engine_key
+        )
         if facts is None:
             return
         learned = Learned(facts.model)

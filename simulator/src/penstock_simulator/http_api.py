@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.engine_key import carries
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -19,10 +20,13 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class EngineApi:
-    """The app of one engine."""
+    """The app of one engine.
 
-    def __init__(self, completions: Completions) -> None:
-        self._completions = completions
+    api_key: that requests to `/v1` have to carry, as vLLM's; empty: none.
+    """
+
+    def __init__(self, completions: Completions, api_key: str = "") -> None:
+        self._completions, self._api_key = completions, api_key
         self._born_s = int(time.time())
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -45,6 +49,8 @@ class EngineApi:
             raise ApiError(
                 405, f"{path} takes {method}", code="method_not_allowed", headers=(("allow", method),)
             )
+        if self._api_key and path.startswith("/v1") and not carries(dict(scope["headers"]), self._api_key):
+            raise ApiError(401, "this engine wants an API key, and another than this", code="invalid_api_key")
         await handler(scope, receive, send)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_proto.report_socket import ReportSocket
+from penstock_runtime.engine_key import VARIABLE, engine_key
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import address_of, listen, run_process, serving
@@ -116,7 +118,8 @@ def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> Engine
             max_model_len=min(pool.spec.engine.max_model_len, kv_tokens),
             max_body_bytes=options.max_body_bytes,
             lengths=random.Random(options.seed),
-        )
+        ),
+        options.api_key,
     )
 
 
@@ -151,6 +154,12 @@ def parser() -> argparse.ArgumentParser:
         default=32 << 20,
         metavar="N",
         help="longest request body; more is answered 413 (default: %(default)s)",
+    )
+    add(
+        "--api-key",
+        default=engine_key(os.environ),
+        metavar="KEY",
+        help=f"that requests to /v1 have to carry; rather give it in {VARIABLE}: process lists show flags",
     )
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return flags

@@ -1,11 +1,13 @@
 """Which engines `penstock up` is to use, and whether those that run elsewhere answer."""
 
+import os
 import urllib.error
 import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock_pool import Pool
+from penstock_runtime.engine_key import VARIABLE, bearer, engine_key
 
 from penstock_cli.failure import Failure
 from penstock_cli.validate_command import NO_REPLICAS
@@ -47,9 +49,12 @@ def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int |
 
 def _check_answers(url: str) -> None:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=ANSWER_TIMEOUT_S):
+        request = urllib.request.Request(f"{url}/v1/models", headers=bearer(engine_key(os.environ)))
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
             return
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise Failure(f"--engine {url}: wants another API key; set {VARIABLE} to its own") from None
         raise Failure(f"--engine {url}: answers {error.code} to /v1/models; is it an engine?") from None
     except urllib.error.URLError as error:
         raise Failure(f"--engine {url}: no engine answers there ({error.reason})") from None

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock_pool import Pool
+from penstock_runtime.engine_key import engine_key
 
 from penstock_cli.failure import Failure
 
@@ -71,7 +72,7 @@ def argv(vllm: Vllm, pool: Pool, host: str, port: str) -> tuple[str, ...]:
 
 
 def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
-    """What the plug-in is told."""
+    """What vLLM and the plug-in are told."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     told = {
         "PENSTOCK_POLICY": scheduling.policy,
@@ -81,6 +82,8 @@ def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
     }
     if engine.speculation is not None:
         told["PENSTOCK_ACCEPTANCE"] = f"{engine.speculation.acceptance:g}"
+    if key := engine_key(os.environ):
+        told["VLLM_API_KEY"] = key
     return told
 
 

@@ -25,6 +25,9 @@ TELEMETRY_MOUNT: Json = {"name": "telemetry", "mountPath": TELEMETRY_FOLDER}
 TIME_MODEL_ENTRY = "time-model.json"
 """The entry of a ConfigMap that holds a measured time model."""
 
+ENGINE_KEY, ENGINE_KEY_ENTRY = "PENSTOCK_ENGINE_API_KEY", "api-key"
+"""The variable that takes the engine's API key, and the entry of the Secret that has it."""
+
 READABLE = 0o440
 """For the pod's user, and nobody else."""
 
@@ -43,6 +46,15 @@ def container(inputs: Inputs, name: str, image: str, **fields: Any) -> Json:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **fields,
     }
+
+
+def engine_key(inputs: Inputs, *variables: str) -> list[Json]:
+    """Environment variables with the API key between sidecar and engine; none where the pool names no key."""
+    key = inputs.pool.spec.engine.api_key
+    if key is None:
+        return []
+    source = {"secretKeyRef": {"name": key.secret, "key": ENGINE_KEY_ENTRY}}
+    return [{"name": variable, "valueFrom": source} for variable in variables]
 
 
 def resources(given: Resources, default: Json) -> Json:

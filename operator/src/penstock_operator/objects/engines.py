@@ -24,12 +24,14 @@ from penstock_operator.names import ENGINE_PORT
 from penstock_operator.objects.containers import (
     CONFIG_FOLDER,
     CONFIG_MOUNT,
+    ENGINE_KEY,
     MODEL_FOLDER,
     POOL_FILE,
     TELEMETRY_MOUNT,
     TELEMETRY_SOCKET,
     container,
     empty_folder,
+    engine_key,
     probe,
     resources,
     time_model_source,
@@ -76,7 +78,10 @@ class Engine:
 
 def engine(inputs: Inputs) -> Engine:
     """The pool's engine. Raises UnfitPool where it has no image to run."""
-    return _TYPES[inputs.pool.spec.engine.type](inputs)
+    made = _TYPES[inputs.pool.spec.engine.type](inputs)
+    if key := engine_key(inputs, ENGINE_KEY, "VLLM_API_KEY"):
+        made.container["env"] = [*key, *made.container.get("env", [])]
+    return made
 
 
 def engine_last(template: Json) -> Json:

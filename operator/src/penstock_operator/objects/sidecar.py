@@ -12,12 +12,14 @@ from penstock_operator.inputs import Inputs
 from penstock_operator.names import ENGINE_PORT, METRICS_PORT, REPLICA_PORT
 from penstock_operator.objects.containers import (
     CONFIG_MOUNT,
+    ENGINE_KEY,
     POOL_FILE,
     TELEMETRY_MOUNT,
     TELEMETRY_SOCKET,
     TLS_FOLDER,
     TLS_MOUNT,
     container,
+    engine_key,
     probe,
 )
 from penstock_operator.rollout import replica_drain_s
@@ -45,7 +47,10 @@ def sidecar(inputs: Inputs) -> Json:
         inputs.settings.sidecar_image,
         command=["penstock-sidecar"],
         args=[*_arguments(inputs), *(_TLS if tls else ["--insecure"])],
-        env=[{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        env=[
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            *engine_key(inputs, ENGINE_KEY),
+        ],
         ports=[
             {"name": "replica", "containerPort": REPLICA_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
