@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
+.PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants
 
@@ -29,7 +29,7 @@ endef
 demo: setup ## serve a real trace on this machine, beside vLLM's own policy
 	@$(BIN)/penstock demo
 
-test: setup lint types contracts proto-check cluster-api units ## everything that must be green
+test: setup lint types contracts proto-check links cluster-api units ## everything that must be green
 
 fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 	@e2e/fresh_clone
@@ -127,6 +127,17 @@ bench-autoscaling: setup ## autoscaling on admission beside queue lengths: attai
 
 chart: crds ## what the chart has from elsewhere: the definition of ServingPool, its README's table of values
 	@PYTHONPATH=tests/charts $(BIN)/python -m chart.tables
+
+docs docs-serve links: export DISABLE_MKDOCS_2_WARNING := true
+docs docs-serve links: export NO_MKDOCS_2_WARNING := 1
+docs: setup ## the documentation as a site, in site/
+	@$(BIN)/mkdocs build --strict
+
+docs-serve: setup ## the same on http://127.0.0.1:8000, rebuilt while you write
+	@$(BIN)/mkdocs serve --quiet
+
+links: setup # every link in the documentation leads to a page and an anchor that exist
+	@$(BIN)/mkdocs build --strict --site-dir .venv/site > .venv/links.log 2>&1 || (grep -E 'WARNING|ERROR' .venv/links.log; exit 1)
 
 PROTOS := $(wildcard proto/src/penstock_proto/*.proto)
 define stubs
