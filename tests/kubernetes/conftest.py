@@ -23,7 +23,7 @@ def apiserver() -> Iterator[Path]:
     """The administrator's kubeconfig of a running API server with controllers."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-api-") as folder,
-        api_server(Path(folder)) as kubeconfig,
+        api_server(Path(folder), "--kwok", "2") as kubeconfig,
     ):
         yield kubeconfig
 

@@ -20,13 +20,26 @@ def binaries() -> Path:
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[Path]:
-    """Yields the administrator's kubeconfig. folder: where its state goes; a socket in it has to fit."""
-    kubeconfig = Path(_run("apiserver", "up", str(folder), "--kwok", "2"))
+def api_server(folder: Path, *flags: str) -> Iterator[Path]:
+    """Yields the administrator's kubeconfig.
+
+    folder: where its state goes; a socket in it has to fit. flags: of the script.
+    """
+    kubeconfig = Path(_run("apiserver", "up", str(folder), *flags))
     try:
         yield kubeconfig
     finally:
         _run("apiserver", "down", str(folder))
+
+
+def backup(folder: Path, to: Path) -> None:
+    """Copy what the API server's etcd holds."""
+    _run("apiserver", "backup", str(folder), str(to))
+
+
+def restore(folder: Path, copy: Path) -> None:
+    """Replace what etcd holds by a copy: resource versions go back to what they were then."""
+    _run("apiserver", "restore", str(folder), str(copy))
 
 
 def _run(script: str, *arguments: str) -> str:
