@@ -31,7 +31,10 @@ ACCOUNT = "system:serviceaccount:{}:penstock-operator"
 
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="penstock-chart-") as folder, api_server(Path(folder)) as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-chart-") as folder,
+        api_server(Path(folder), "--kwok", "2") as made,
+    ):
         yield made
 
 
