@@ -1,0 +1,124 @@
+"""Small numbers and orders that nothing else would notice."""
+
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.policies import build
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar import gate as gate_module
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine_metrics import EngineLoad
+from penstock_sidecar.gate import Gate
+from penstock_sidecar.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.learned import Learned
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.replica_mirror import ReplicaMirror
+from prometheus_client import CollectorRegistry
+
+from tests.sidecar.conftest import MODEL, Engine, Rig, Router, submit, until
+
+
+def job(key: str, prompt_tokens: int = 100) -> Job:
+    return new_job(Request(key, "chat", 0.0, prompt_tokens, 500), 50, False)
+
+
+async def test_a_cancel_before_the_verdict_is_heeded(rig: Rig, router: Router) -> None:
+    await router.send(wire.RouterFrame(submits=[submit(1), submit(2)], cancels=[1]))
+    await router.first(2)
+    assert [len(asked) for asked in rig.policy.asked] == [1]
+    assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
+    assert router.events.get(1) is None
+
+
+async def test_an_engine_that_is_down_takes_its_last_report_along(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    held = StepReport(
+        sequence=1,
+        running=1,
+        request_ids=["foreign"],
+        computed_tokens=[10],
+        generated_tokens=[2],
+        best_effort=[True],
+        next_duration_s=1e6,
+    )
+    rig.reports.receive([held])
+    assert rig.mirror.view(0.0, MODEL).running
+    engine.healthy = False
+    await until(lambda: not rig.replica.engine_ready)
+    view = rig.mirror.view(0.0, MODEL)
+    assert (view.running, view.busy_until_s) == ((), 0.0)
+
+
+def test_an_iteration_under_way_keeps_the_engine_busy() -> None:
+    mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400)
+    mirror.apply(StepReport(sequence=1, next_duration_s=0.5), 10.0)
+    assert mirror.view(10.1, MODEL).busy_until_s == 10.5
+    assert mirror.view(10.7, MODEL).busy_until_s == 10.7
+
+
+def test_a_full_block_makes_the_next_token_take_another() -> None:
+    mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400)
+    mirror.accept(job("a", 16), 0.0)
+    mirror.passed("a", 1, 0.1)  # its prompt fills a block
+    assert mirror.view(0.1, MODEL).kv.free_blocks == 998
+
+
+@pytest.mark.parametrize(("max_tokens", "longest"), [(None, 4096 - 3), (5, 5), (100_000, 4096 - 3)])
+async def test_an_answer_ends_where_the_client_or_the_context_says(
+    rig: Rig, router: Router, max_tokens: int | None, longest: int
+) -> None:
+    body = {"prompt": [1, 2, 3], **({} if max_tokens is None else {"max_tokens": max_tokens})}
+    await router.submit(1, body)
+    await router.first(1)
+    ((asked,),) = rig.policy.asked
+    assert asked.request.max_output_tokens == longest
+
+
+def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() -> None:
+    for before, after in ((Count(3, 30), Count(1, 10)), (Count(1, 10), Count(3, 30))):
+        mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
+        mirror.engine_told(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)
+        view = mirror.held(0.0, MODEL)
+        assert mirror.seats.most - view.limits.running == 1
+        assert view.kv.total_blocks == 90
+
+
+def gate_before(bounds: Bounds) -> tuple[Gate, HoldingMirror]:
+    """Before an engine with one seat."""
+    learned = Learned(MODEL)
+    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), learned.longer)
+    gate = Gate(build("fcfs"), mirror, learned, bounds=bounds, metrics=Metrics(CollectorRegistry()))
+    return gate, mirror
+
+
+async def test_a_seat_that_is_left_is_given_at_once() -> None:
+    gate, mirror = gate_before(replace(Bounds(), ask_again_s=1e6))
+    for key in "ab":
+        mirror.accept(job(key), 0.0)
+        gate.hold((key,))
+    await until(lambda: not gate.holds("a") and gate._asking_at_s > monotonic() + 1e5)
+    assert gate.holds("b")
+    mirror.forget("a")
+    gate.ended("a", engine_full=False)
+    await until(lambda: not gate.holds("b"))
+
+
+async def test_a_slow_policy_is_asked_no_more_often_than_its_share_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, mirror = gate_before(replace(Bounds(), ask_share=0.2))
+    clock = iter([0.0, 100.0])
+    monkeypatch.setattr(gate_module, "perf_counter", lambda: next(clock))  # a decision of 100 s
+    for key in "ab":
+        mirror.accept(job(key), 0.0)
+        gate.hold((key,))
+    await until(lambda: not gate.holds("a"))
+    began_s = monotonic()
+    assert gate._next_s == pytest.approx(began_s + 100 / 0.2, abs=60)
+    assert gate.holds("b")
+    gate.ended("b", engine_full=False)
