@@ -171,6 +171,16 @@ async def test_an_accepted_request_is_in_the_replicas_own_numbers_from_then_on(k
         assert link.load.sent == 0
 
 
+async def test_an_ended_request_is_carried_no_more() -> None:
+    async with linked() as (link, replica):
+        exchange = ask(link)
+        assert not _is_done(link.idle())
+        replica.sessions[0].bring(event(exchange.id, rejected=wire.Rejected()))
+        await turns()
+        assert link.load.sent == 0
+        assert _is_done(link.idle())
+
+
 async def test_waits_begin_anew_after_a_good_connection() -> None:
     class Counting(Backoff):
         resets = 0

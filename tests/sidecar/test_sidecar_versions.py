@@ -1,5 +1,7 @@
 """Routers of other versions: what they say beyond this sidecar is ignored, what they lack has a default."""
 
+from typing import Any
+
 import pytest
 from penstock_proto import replica_pb2 as wire
 
@@ -42,7 +44,7 @@ async def test_a_request_of_the_first_version_says_neither_hop_nor_time_spent(
     [{"endpoint": 99}, {"endpoint": 0}, {"tier": "of-a-newer-pool"}, {"request_id": ""}, {"hop": 2**32 - 1}],
 )
 async def test_what_a_router_asks_for_that_is_not_known_is_one_requests_matter(
-    engine: Engine, rig: Rig, router: Router, odd: dict[str, object]
+    engine: Engine, rig: Rig, router: Router, odd: dict[str, Any]
 ) -> None:
     await router.submit(1)
     stream = await engine.asked()
