@@ -266,3 +266,9 @@ def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
     assert way_around(replica(waiting=(offline, loose), now_s=100.0), protected)
     assert not way_around(replica(waiting=(offline, tight), now_s=100.0), protected)
     assert not way_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected)
+
+
+def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:
+    view = replica(kv_tokens=1600)
+    offline = [asks(f"{tokens}", tokens, best_effort=True) for tokens in (1599, 1600)]
+    assert answer(view, *offline) == [BestEffort(), Rejected(Reason.NEVER)]

@@ -355,3 +355,16 @@ def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
         fits = view.kv.free_blocks > 0 or (has_decode and len(view.running) > 1)
         if fits and any(not job.best_effort for job in view.running):
             assert form_batch(view).tokens, seed
+
+
+def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
+    """The batch takes 500 blocks' decode along: of 1,000 they are half, and best effort gets nothing."""
+    running, offline = [decode("a", 8000)], [prompt("o", 5000, best_effort=True)]
+    alone_s = batch(running, []).duration_s
+
+    def lengthened_s(blocks: int) -> float:
+        return batch(running, offline, free_blocks=blocks - 500).duration_s - alone_s
+
+    assert "o" not in batch(running, offline, free_blocks=500).tokens
+    assert lengthened_s(2000) == pytest.approx(lengthened_s(1_000_000) / 2, rel=0.02)
+    assert lengthened_s(4000) == pytest.approx(lengthened_s(1_000_000) * 3 / 4, rel=0.02)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from penstock_core.compilation.jit import interpreted
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job, preempted
-from penstock_core.domain.slo import Judge, Targets
+from penstock_core.domain.slo import WINDOW_TOKENS, Judge, Targets
 from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, course
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rules, carry_out
 from penstock_core.timing.builtin_models import time_model
-from penstock_core.timing.time_model import TimeModel
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 LLAMA = time_model("llama-3-8b-a100")
@@ -298,6 +298,20 @@ MODES = [
     for skips in (False, True)
     for reserve in (0.0, 0.2)
 ]
+
+
+def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
+    """What a batch takes longer, tokens after it make up for; each of them takes as long as the last will."""
+    count, pace_s, context = 100, 0.1, 3000
+    running = [
+        decode(f"d{i}", due_in_s=pace_s, pace_s=pace_s, sure=60, judge=Judge.WINDOW, context=context)
+        for i in range(count)
+    ]
+    grown = BatchWork(count, count * (context + 1 + WINDOW_TOKENS))
+    told = foreseen(running, [], Mode(9.0), replica(LLAMA))
+    assert told.limit_s == pytest.approx(
+        pace_s + (WINDOW_TOKENS - 1) * (pace_s - LLAMA.seconds(grown)), abs=1e-9
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

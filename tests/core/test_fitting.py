@@ -163,3 +163,36 @@ def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
     if isinstance(fit(replica(scale=scale), Promised.of(promised), new), Fit):
         faster = replica(scale=scale * random.uniform(0.3, 1.0))
         assert isinstance(fit(faster, Promised.of(promised), new), Fit)
+
+
+def true_peak_blocks(view: ReplicaView, answer: Fit, together: Promised, random: Random) -> int:
+    """Most blocks held while all live as foreseen, and all drafts of a batch are as good as one another.
+
+    Prompts hold their blocks from the beginning. Until its prompt is computed a request brings nothing.
+    """
+    drafts = max(answer.way.mode.drafting.values(), default=0)
+    starts = [0] * len(together.decodes) + list(answer.way.course.batches)
+    lives = [
+        [job.request.prompt_tokens + job.generated_tokens, job.output_tokens_left] for job in together.jobs
+    ]
+    peak, batch = 0, 0
+    while any(left > 0 for _, left in lives):
+        batch += 1
+        peak = max(peak, sum(view.kv.blocks_for(size + drafts) for size, left in lives if left > 0))
+        brings = random.randint(1, 1 + drafts)
+        for life, start in zip(lives, starts, strict=True):
+            tokens = 0 if batch < start else 1 if batch == start else brings
+            life[:] = life[0] + tokens, life[1] - tokens
+    return peak
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 20))
+def test_memory_suffices_for_whoever_fits_whatever_drafts_are_worth(seed: int) -> None:
+    random = Random(seed)
+    promised = Promised.of(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
+    new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
+    view = replace(replica(random.randint(100, 900)), speculation=Speculation(random.choice((0, 3, 9)), 0.9))
+    answer = fit(view, promised, new)
+    if isinstance(answer, Fit):
+        assert true_peak_blocks(view, answer, promised.beside(new), random) <= view.kv.total_blocks
