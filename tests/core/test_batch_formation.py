@@ -4,6 +4,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
@@ -368,3 +370,32 @@ def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
     assert "o" not in batch(running, offline, free_blocks=500).tokens
     assert lengthened_s(2000) == pytest.approx(lengthened_s(1_000_000) / 2, rel=0.02)
     assert lengthened_s(4000) == pytest.approx(lengthened_s(1_000_000) * 3 / 4, rel=0.02)
+
+
+def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job]]:
+    """Accepted jobs and best effort: who runs, and who waits."""
+    running = [decode(f"d{i}", random.randint(1, 900)) for i in range(random.randint(0, 6))]
+    running += [prompt(f"r{i}", 800, done=random.randint(1, 700)) for i in range(random.randint(0, 2))]
+    waiting = [prompt(f"w{i}", random.randint(1, 3000)) for i in range(random.randint(0, 3))]
+    their_running = [
+        decode(f"bd{i}", random.randint(1, 900), best_effort=True) for i in range(random.randint(0, 4))
+    ]
+    their_waiting = [
+        prompt(f"bw{i}", random.randint(1, 3000), best_effort=True) for i in range(random.randint(1, 3))
+    ]
+    return running, waiting, their_running, their_waiting
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 1 << 20))
+def test_best_effort_costs_accepted_jobs_nothing_however_scarce_memory_is(seed: int) -> None:
+    """Each gets the tokens that it would get had nobody else ever come, and none is preempted for others."""
+    random = Random(seed)
+    running, waiting, their_running, their_waiting = any_crowd(random)
+    free = random.randint(0, 300)
+    theirs = sum(-(-job.computed_tokens // 16) for job in their_running)
+    alone = batch(running, waiting, free_blocks=free + theirs)
+    beside = batch([*running, *their_running], [*waiting, *their_waiting], free_blocks=free)
+    accepted = {job.request.id for job in (*running, *waiting)}
+    assert {name: tokens for name, tokens in beside.tokens.items() if name in accepted} == alone.tokens
+    assert set(beside.preempt) & accepted == set(alone.preempt)
