@@ -112,6 +112,16 @@ VALUES: dict[str, list[object]] = {
         {"tokensPerMinute": 1.5},
         {"tokens": 1},
     ],
+    "spec/requests": [
+        {},
+        {"allowFields": ["priority", "kv_transfer_params"], "mediaHosts": ["a.b", "*.c", "*"]},
+        {"allowFields": ["temperature"]},
+        {"allowFields": ["priority"] * 10},
+        {"mediaHosts": ["https://a.b"]},
+        {"mediaHosts": ["a.*"]},
+        {"mediaHosts": ["A.b"]},
+        {"mediaHosts": [""]},
+    ],
     "spec/scheduling": [
         {},
         {"policy": "sola"},

@@ -92,6 +92,8 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
         (f"applications.limits.{limit}", {"applications": [{"limits": {limit: 9}}]}, ROUTERS)
         for limit in ("concurrentRequests", "requestsPerMinute", "tokensPerMinute")
     ),
+    ("requests.allowFields", {"requests": {"allowFields": ["priority"]}}, ROUTERS),
+    ("requests.mediaHosts", {"requests": {"mediaHosts": ["*.example"]}}, ROUTERS),
     ("scheduling.policy", {"scheduling": {"policy": "sola"}}, BOTH),
     ("scheduling.maxBatchTokens", {"scheduling": {"maxBatchTokens": 512}}, REPLICAS),
     ("scheduling.maxRunning", {"scheduling": {"maxRunning": 64}}, REPLICAS),

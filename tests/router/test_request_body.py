@@ -5,11 +5,12 @@ from typing import Any
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
+from penstock_pool.requests_spec import Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_router.request_body import Asked, BodyReader
 from penstock_runtime.openai_errors import ApiError
 
-READER = BodyReader(4)
+READER = BodyReader(4, Requests())
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

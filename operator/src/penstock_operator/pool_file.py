@@ -56,6 +56,7 @@ ROUTER_READS: Reads = {
     "tiers": ALL,
     "defaultTier": ALL,
     "applications": ALL,
+    "requests": ALL,
     "scheduling": frozenset({"policy"}),
     "routing": ALL,
     "router": frozenset(

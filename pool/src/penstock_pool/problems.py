@@ -10,7 +10,16 @@ from pydantic_core import ErrorDetails
 
 from penstock_pool.known import did_you_mean
 from penstock_pool.references import Problem
-from penstock_pool.scalars import HOST, LABEL_NAME, LABEL_VALUE, NAME, OBJECT_NAME, POOL_NAME, URL
+from penstock_pool.scalars import (
+    HOST,
+    LABEL_NAME,
+    LABEL_VALUE,
+    MEDIA_HOST,
+    NAME,
+    OBJECT_NAME,
+    POOL_NAME,
+    URL,
+)
 
 Location = Sequence[str | int]
 NAME_RULE = "lower-case letters, digits and inner dashes"
@@ -19,6 +28,7 @@ PATTERNS = {
     NAME: f"is no name; {NAME_RULE}, at most 63",
     POOL_NAME: f"is no name; {NAME_RULE}, a letter first, at most 40",
     OBJECT_NAME: f"is no name; {NAME_RULE}, dots between parts",
+    MEDIA_HOST: "is no host name; write for example images.example.com, *.example.com or *",
     HOST: "is no host name; write for example llama3.example.com",
     LABEL_NAME: "is no name of a label; write for example release or example.com/team",
     LABEL_VALUE: "is no value of a label; letters, digits, inner dashes, dots and underscores",

@@ -27,6 +27,7 @@ NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 POOL_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 HOST = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+MEDIA_HOST = r"^(\*|(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)$"
 LABEL_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 URL = r"^https?://[^\s/]+(/\S*)?$"
@@ -42,6 +43,9 @@ ObjectName = Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)]
 
 Host = Annotated[str, Field(pattern=HOST, max_length=253)]
 """A host name; `*.` may stand for its first part."""
+
+MediaHost = Annotated[str, Field(pattern=MEDIA_HOST, max_length=253)]
+"""A host name; `*.` may stand for its first parts, and `*` for any host."""
 
 LabelName = Annotated[str, Field(pattern=LABEL_NAME, max_length=317)]
 """The name of a Kubernetes label or annotation."""

@@ -11,6 +11,7 @@ from penstock_pool.cel import KEYED_BY_NAME, Rule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
+from penstock_pool.requests_spec import Requests
 from penstock_pool.scalars import POOL_NAME, Name, PoolName, Replicas, wrong_at
 from penstock_pool.serving_spec import RouterSpec, Routing, Scheduling
 from penstock_pool.spec import Spec
@@ -85,6 +86,7 @@ class PoolSpec(Spec):
         description="Who may use the pool. Once given, a key that none has is answered 401.",
         json_schema_extra=KEYED_BY_NAME,
     )
+    requests: Requests = Field(default=Requests(), description="What clients' requests may hold.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Inside a replica.")
     routing: Routing = Field(default=Routing(), description="Between replicas.")
     router: RouterSpec = Field(default=RouterSpec(), description="The routers themselves.")

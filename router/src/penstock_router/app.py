@@ -75,7 +75,7 @@ class RouterApp:
         self._generation = Generation(
             settings,
             keys,
-            BodyReader(settings.max_sequences),
+            BodyReader(settings.max_sequences, pool.spec.requests),
             self.limits,
             Usage(pool.spec.applications, settings.max_model_len, self.metrics.usage),
             rotation,

@@ -15,8 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 from penstock_core.domain.json_nesting import MOST_LEVELS, nesting_of
+from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.client_fields import ClientFields
 
 NULL = Raw(b"null")
 
@@ -26,7 +29,7 @@ INLINE_BYTES = 2**18
 T = TypeVar("T")
 
 
-class _Fields(msgspec.Struct):
+class _Routed(msgspec.Struct):
     """The fields as they stand in the body, each still JSON."""
 
     model: Raw = NULL
@@ -37,6 +40,10 @@ class _Fields(msgspec.Struct):
     prompt: Raw = NULL
     max_tokens: Raw = NULL
     max_completion_tokens: Raw = NULL
+    messages: Raw = NULL
+
+
+_Fields = msgspec.defstruct("_Fields", [(name, Raw, NULL) for name in PROXY_FIELDS], bases=(_Routed,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +63,17 @@ class Asked:
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
 
-_fields = msgspec.json.Decoder(_Fields)
+_fields: msgspec.json.Decoder[_Routed] = msgspec.json.Decoder(_Fields)
 _text = msgspec.json.Decoder(str)
 _flag = msgspec.json.Decoder(bool)
 _whole = msgspec.json.Decoder(int)
 
 
 class BodyReader:
-    """Reads bodies for a pool whose requests may ask for at most `max_sequences` each."""
+    """Reads bodies for a pool whose requests may ask for at most `max_sequences` each, and hold `allowed`."""
 
-    def __init__(self, max_sequences: int) -> None:
-        self._max_sequences = max_sequences
+    def __init__(self, max_sequences: int, allowed: Requests) -> None:
+        self._max_sequences, self._client_fields = max_sequences, ClientFields(allowed)
         items = [(f"item_{at}", Raw, NULL) for at in range(max_sequences)]
         bounded = msgspec.defstruct("Bounded", items, array_like=True, forbid_unknown_fields=True)
         self._list = msgspec.json.Decoder(bounded)  # stops at the first item too many
@@ -85,10 +92,17 @@ class BodyReader:
             raise _wrong("model", "'model' is missing", "missing_required_parameter")
         stream = _typed("stream", fields.stream, _flag.decode, "true or false")
         service_tier = _typed("service_tier", fields.service_tier, _text.decode, "text")
+        self._check(endpoint, fields)
         sequences, max_tokens = self._sequences(endpoint, fields), _max_tokens(fields)
         return Asked(model, bool(stream), service_tier, sequences, max_tokens)
 
-    def _sequences(self, endpoint: "wire.Endpoint.ValueType", fields: _Fields) -> int:
+    def _check(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> None:
+        given = ((name, getattr(fields, name)) for name in self._client_fields.refused)
+        self._client_fields.check_names(name for name, value in given if value is not NULL and value != NULL)
+        if endpoint == wire.ENDPOINT_CHAT_COMPLETIONS and fields.messages is not NULL:
+            self._client_fields.check_media(fields.messages)
+
+    def _sequences(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> int:
         answers = self._count("n", fields.n)
         prompts = 1
         if endpoint == wire.ENDPOINT_COMPLETIONS:
@@ -128,7 +142,7 @@ class BodyReader:
         )
 
 
-def _max_tokens(fields: _Fields) -> int | None:
+def _max_tokens(fields: _Routed) -> int | None:
     """Return the bound on an answer, the newer of its two names first; None if it is no whole number."""
     for given in (fields.max_completion_tokens, fields.max_tokens):
         if given is not NULL and given != NULL:
@@ -139,7 +153,7 @@ def _max_tokens(fields: _Fields) -> int | None:
     return None
 
 
-def _split(raw: bytes) -> _Fields:
+def _split(raw: bytes) -> _Routed:
     try:
         fields = _fields.decode(raw)
     except msgspec.ValidationError:

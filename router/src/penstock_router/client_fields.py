@@ -1,0 +1,115 @@
+"""What clients may not put into a body, because an engine would act on it towards others.
+
+An engine trusts whoever sends it requests. Some fields are for a proxy before it: they name a request, put it
+before others, or make the engine connect to another one. And a chat may name images, audio and video by URL,
+which the engine fetches from where it runs, with whatever it can reach there.
+
+Both are refused here unless the pool allows them. Media are looked for in every string of a message's parts
+but its texts, so that a kind of part that this router has never heard of is no way round. URLs are matched
+strictly, not parsed: one that could be read in two ways is refused.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from penstock_pool.requests_spec import PROXY_FIELDS, Requests
+from penstock_runtime.openai_errors import ApiError
+
+TEXTS = frozenset({"type", "text", "thinking", "refusal", "uuid", "filename"})
+"""Strings of a part that nobody fetches."""
+
+_HAS_SCHEME = re.compile(r"[\x00-\x20]*+(?:[A-Za-z0-9+.\-][\x00-\x20]*+)++:")
+"""Of a URL as lenient parsers read it, which drop white space anywhere in it."""
+
+_DATA = re.compile(r"data:", re.IGNORECASE)
+_WEB = re.compile(r"https?://([A-Za-z0-9.\-]+)(?::[0-9]{1,5})?(?:[/?#][\x21-\x5b\x5d-\x7e]*)?", re.IGNORECASE)
+
+
+class _Message(msgspec.Struct):
+    content: Any = None
+
+
+_messages = msgspec.json.Decoder(list[_Message])
+
+
+class ClientFields:
+    """What one pool allows."""
+
+    def __init__(self, allowed: Requests) -> None:
+        self._refused = tuple(name for name in PROXY_FIELDS if name not in allowed.allow_fields)
+        self._hosts = frozenset(host for host in allowed.media_hosts if not host.startswith("*"))
+        self._domains = tuple(host[1:] for host in allowed.media_hosts if host.startswith("*"))
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Names of fields that clients may not set."""
+        return self._refused
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise ApiError (400) for the first of the `refused` fields that a body has."""
+        for name in names:
+            raise ApiError(
+                400,
+                f"'{name}' is a proxy's to set; this pool does not take it from clients",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+    def check_media(self, messages: Raw) -> None:
+        """Raise ApiError (400) for a chat that names media at a place from which they may not be fetched."""
+        for index, message in enumerate(_decoded(messages)):
+            if type(message.content) is list:
+                self._check_parts(index, message.content)
+
+    def _check_parts(self, index: int, parts: list[Any]) -> None:
+        for place, part in enumerate(parts):
+            strings: list[str] = []
+            _collect(part, strings)
+            if not all(map(self._may_be_read, strings)):
+                where = f"messages[{index}].content[{place}]"
+                raise ApiError(
+                    400,
+                    f"'{where}' names media where this pool's engines may not fetch; use a data: URL",
+                    param=where,
+                    code="media_not_allowed",
+                )
+
+    def _may_be_read(self, said: str) -> bool:
+        if _HAS_SCHEME.match(said) is None or _DATA.match(said):
+            return True
+        found = _WEB.fullmatch(said)
+        if found is None:
+            return False
+        host = found[1].lower()
+        return host in self._hosts or any(host.endswith(domain) for domain in self._domains)
+
+
+def _collect(value: Any, strings: list[str]) -> None:
+    """Add every string in a part that may be a place; a part that is a string is text."""
+    if type(value) is dict:
+        for name, inner in value.items():
+            if type(inner) is not str:
+                _collect(inner, strings)
+            elif name not in TEXTS:
+                strings.append(inner)
+    elif type(value) is list:
+        for inner in value:
+            if type(inner) is str:
+                strings.append(inner)
+            else:
+                _collect(inner, strings)
+
+
+def _decoded(messages: Raw) -> list[_Message]:
+    """Return the messages; none where they are no messages, which replicas refuse. Raises ApiError (400)."""
+    try:
+        return _messages.decode(messages)
+    except msgspec.ValidationError:
+        return []
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(
+            400, f"'messages' cannot be read: {error}", param="messages", code="invalid_value"
+        ) from None
