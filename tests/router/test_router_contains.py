@@ -243,3 +243,16 @@ async def test_a_stream_that_ends_without_its_last_event_is_answered_all_the_sam
         reply = await router.chat(stream=True)
         assert reply.content == chat_chunk("hi")
         await router.counted(ended("answered"))
+
+
+async def test_what_a_lost_replica_had_brought_is_not_held() -> None:
+    async def is_lost_in_its_answer(part: Part) -> None:
+        part.admit()
+        part.output(chat_answer("x" * 1000))
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    lost = ScriptedReplica("r0", is_lost_in_its_answer)
+    async with house(lost, ScriptedReplica("r1")) as router:
+        assert (await router.chat()).headers["x-penstock-replica"] == "r1"
+        assert len(lost.parts) == 1
+        await router.counted("penstock_router_held_bytes", 0)
