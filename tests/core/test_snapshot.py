@@ -1,7 +1,8 @@
 """What a replica says of itself is what its planner would say."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.forecast.snapshot import Snapshot, snapshot
+from penstock_core.forecast.snapshot import Snapshot, makes_sense, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 
@@ -144,3 +145,26 @@ def _of(some: list[Job]) -> ReplicaView:
 
 def test_what_has_said_nothing_is_taken_for_idle() -> None:
     assert Snapshot().prefill_wait_s == 0.0 and Snapshot().prefill_tokens_s == inf
+
+
+DURATIONS_AND_RATES = (
+    "work_s",
+    "prefill_wait_s",
+    "prefill_slack_s",
+    "prefill_tokens_s",
+    "step_s",
+    "tightest_pace_s",
+)
+
+
+@pytest.mark.parametrize("field", DURATIONS_AND_RATES)
+@pytest.mark.parametrize("value", [nan, -1.0, -inf])
+def test_a_snapshot_with_a_negative_time_or_none_at_all_makes_no_sense(field: str, value: float) -> None:
+    assert makes_sense(Snapshot())
+    assert makes_sense(_with(field, inf))
+    assert not makes_sense(_with(field, value))
+
+
+def _with(field: str, value: float) -> Snapshot:
+    changed: dict[str, Any] = {field: value}
+    return replace(Snapshot(), **changed)
