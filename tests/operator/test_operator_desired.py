@@ -153,6 +153,24 @@ def test_routers_admin_ports_are_reached_from_inside_the_cluster_only(want: Want
     assert "admin" not in str(want(ingress=GATEWAY)["HTTPRoute/llama"]["spec"])
 
 
+def test_a_pool_with_a_certificate_serves_https_and_is_probed_in_the_clear(want: Want) -> None:
+    objects = want(router={"tls": {"secret": "api-tls"}}, **EVERYTHING)
+    pod = objects["Deployment/llama-router"]["spec"]["template"]["spec"]
+    (router,) = containers(pod)
+    (folder,) = (mount["mountPath"] for mount in router["volumeMounts"] if mount["name"] == "certificate")
+    (secret,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "certificate")
+    assert {f"--tls-cert={folder}/tls.crt", f"--tls-key={folder}/tls.key"} <= set(router["args"])
+    assert secret["secretName"] == "api-tls"
+    (port,) = objects["Service/llama"]["spec"]["ports"]
+    assert (port["name"], port["port"], port["appProtocol"]) == ("https", 443, "https")
+    ingress = objects["Ingress/llama"]
+    (rule,) = ingress["spec"]["rules"]
+    assert rule["http"]["paths"][0]["backend"]["service"]["port"] == {"name": "https"}
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
+    probes = [router[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert [(probe["port"], probe.get("scheme")) for probe in probes] == [("admin", None)] * 3
+
+
 def test_what_watches_routers_asks_their_admin_port(want: Want) -> None:
     objects = want(**EVERYTHING)
     (router,) = containers(objects["Deployment/llama-router"]["spec"]["template"]["spec"])

@@ -115,6 +115,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("router.writeTimeout", {"router": {"writeTimeout": "10s"}}, ROUTERS),
     ("router.verdictTimeout", {"router": {"verdictTimeout": "1s"}}, ROUTERS),
     ("router.drainTimeout", {"router": {"drainTimeout": "20m"}}, ROUTERS),
+    ("router.tls.secret", {"router": {"tls": {"secret": "api-tls"}}}, ROUTERS),
     ("router.image", {"router": {"image": "router:2"}}, ROUTERS),
     ("router.resources.limits", {"router": {"resources": {"limits": {"cpu": 1}}}}, ROUTERS),
     ("router.resources.requests", {"router": {"resources": {"requests": {"cpu": 1}}}}, ROUTERS),

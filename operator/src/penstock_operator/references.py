@@ -83,6 +83,9 @@ def _field(pool: Pool, settings: Settings, component: Component | None, ref: Ref
     for index, application in enumerate(pool.spec.applications):
         if kind == "Secret" and application.keys.secret == name:
             return f"spec.applications[{index}].keys.secret"
+    tls = pool.spec.router.tls
+    if kind == "Secret" and tls is not None and tls.secret == name:
+        return "spec.router.tls.secret"
     source = pool.spec.model.source
     if kind == "PersistentVolumeClaim" and source is not None and source.persistent_volume_claim == name:
         return "spec.model.source.persistentVolumeClaim"

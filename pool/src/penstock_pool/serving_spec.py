@@ -8,7 +8,7 @@ from pydantic import Field, Strict
 
 from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
-from penstock_pool.scalars import Count, Duration, Text
+from penstock_pool.scalars import Count, Duration, ObjectName, Text
 from penstock_pool.spec import Spec
 
 
@@ -68,6 +68,16 @@ class Routing(Spec):
     )
 
 
+class RouterTls(Spec):
+    """The certificate that routers serve the API with."""
+
+    secret: ObjectName = Field(
+        description="Secret of type kubernetes.io/tls in the pool's namespace. Routers take a renewed "
+        "certificate up without a restart.",
+        examples=["llama3-api-tls"],
+    )
+
+
 class RouterSpec(Spec):
     """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
 
@@ -124,6 +134,12 @@ class RouterSpec(Spec):
     )
     drain_timeout_s: Duration = Field(
         default=30.0, description="A router told to stop finishes its requests for so long.", examples=["30s"]
+    )
+    tls: RouterTls | None = Field(
+        default=None,
+        description="Serve the API over TLS, at port 443 of its Service; absent: plain HTTP, at port 80. For "
+        "a cluster.",
+        examples=[{"secret": "llama3-api-tls"}],
     )
     image: Text | None = Field(
         default=None,

@@ -1,6 +1,7 @@
 """HTTPRoute of the Gateway API: the pool's host, on a Gateway that is there already.
 
-Only `/v1`, like the Ingress, and without time limits: the router has its own.
+Only `/v1`, like the Ingress, and without time limits: the router has its own. Where routers serve TLS, the
+Gateway needs a BackendTLSPolicy for the pool's Service: which authority it trusts is not the pool's to say.
 """
 
 from penstock_operator.inputs import Inputs
@@ -8,7 +9,7 @@ from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component
 from penstock_operator.objects.child import child
 from penstock_operator.objects.ingress import API_PATH
-from penstock_operator.objects.services import HTTP_PORT
+from penstock_operator.objects.services import api_port
 
 
 def http_route(inputs: Inputs) -> tuple[Manifest, ...]:
@@ -21,7 +22,7 @@ def http_route(inputs: Inputs) -> tuple[Manifest, ...]:
         parent["namespace"] = wanted.gateway.namespace
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
-        "backendRefs": [{"name": inputs.name, "port": HTTP_PORT}],
+        "backendRefs": [{"name": inputs.name, "port": api_port(inputs).number}],
         "timeouts": {"request": "0s", "backendRequest": "0s"},
     }
     made = child(

@@ -10,6 +10,7 @@ from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import Component
 from penstock_operator.objects.child import child
+from penstock_operator.objects.services import api_port
 
 API_PATH = "/v1"
 LONGEST_ANSWER_S = 3600
@@ -22,14 +23,14 @@ def ingress(inputs: Inputs) -> tuple[Manifest, ...]:
     wanted = inputs.pool.spec.ingress
     if wanted is None or wanted.kind != "Ingress":
         return ()
-    backend = {"service": {"name": inputs.name, "port": {"name": "http"}}}
+    backend = {"service": {"name": inputs.name, "port": {"name": api_port(inputs).name}}}
     path = {"path": API_PATH, "pathType": "Prefix", "backend": backend}
     spec: Manifest = {"rules": [{"host": wanted.host, "http": {"paths": [path]}}]}
     if wanted.class_name is not None:
         spec["ingressClassName"] = wanted.class_name
     if wanted.tls_secret is not None:
         spec["tls"] = [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
-    annotations = {**_for_nginx(inputs.pool.spec.router.max_body_bytes), **wanted.annotations}
+    annotations = {**_for_nginx(inputs), **wanted.annotations}
     made = child(
         inputs,
         "networking.k8s.io/v1",
@@ -42,10 +43,12 @@ def ingress(inputs: Inputs) -> tuple[Manifest, ...]:
     return (made,)
 
 
-def _for_nginx(max_body_bytes: int) -> dict[str, str]:
+def _for_nginx(inputs: Inputs) -> dict[str, str]:
+    protocol = {f"{_NGINX}/backend-protocol": "HTTPS"} if api_port(inputs).name == "https" else {}
     return {
+        **protocol,
         f"{_NGINX}/proxy-buffering": "off",
         f"{_NGINX}/proxy-read-timeout": str(LONGEST_ANSWER_S),
         f"{_NGINX}/proxy-send-timeout": str(LONGEST_ANSWER_S),
-        f"{_NGINX}/proxy-body-size": str(max_body_bytes),
+        f"{_NGINX}/proxy-body-size": str(inputs.pool.spec.router.max_body_bytes),
     }

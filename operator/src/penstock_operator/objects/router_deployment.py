@@ -3,7 +3,8 @@
 Each new one is up before an old one goes. One that is to stop first goes on serving while `/ready` says no,
 until proxies have heard of it, then finishes what it has.
 
-Probes ask the admin port, which answers while the API's port has as many connections as it may.
+Probes ask the admin port, which answers while the API's port has as many connections as it may, and is in
+the clear whether or not the API is.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ from penstock_operator.objects.child import child
 from penstock_operator.objects.containers import (
     CONFIG_MOUNT,
     POOL_FILE,
+    READABLE,
     TLS_FOLDER,
     TLS_MOUNT,
     config_volume,
@@ -36,6 +38,7 @@ from penstock_operator.objects.containers import (
     tls_volume,
 )
 from penstock_operator.objects.pods import pod_template
+from penstock_operator.objects.services import api_port
 from penstock_operator.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
 
 Json = dict[str, Any]
@@ -43,6 +46,10 @@ Json = dict[str, Any]
 ROUTER = "router"
 CLIENT_ENTRIES = ("ca.crt", "client.crt", "client.key")
 """What a router needs of the TLS Secret."""
+
+CERTIFICATE_FOLDER = "/etc/penstock-certificate"
+CERTIFICATE_MOUNT: Json = {"name": "certificate", "mountPath": CERTIFICATE_FOLDER, "readOnly": True}
+"""What the API is served with, where the pool names it."""
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 """Where the pool says nothing: `spec.router.resources`."""
@@ -55,6 +62,7 @@ def router_deployment(inputs: Inputs) -> Manifest:
     volumes = [config_volume(name, *time_model_source(inputs), *key_volumes(inputs)), temporary]
     if inputs.settings.tls:
         volumes.append(tls_volume(tls_name(inputs.name), CLIENT_ENTRIES))
+    volumes += _certificate_volumes(inputs)
     template = pod_template(
         inputs,
         Component.ROUTER,
@@ -79,15 +87,15 @@ def router_deployment(inputs: Inputs) -> Manifest:
 
 def _container(inputs: Inputs, temporary: Json) -> Json:
     router, tls = inputs.pool.spec.router, inputs.settings.tls
-    mounts = [CONFIG_MOUNT, temporary]
+    mounts = [CONFIG_MOUNT, temporary, *([CERTIFICATE_MOUNT] if router.tls else [])]
     return container(
         inputs,
         ROUTER,
         router.image or inputs.settings.router_image,
         command=["penstock-router"],
-        args=[*_arguments(inputs), *(_tls_arguments(inputs) if tls else [])],
+        args=[*_arguments(inputs), *_certificate_arguments(inputs), *(_tls_arguments(inputs) if tls else [])],
         ports=[
-            {"name": "http", "containerPort": ROUTER_PORT},
+            {"name": api_port(inputs).name, "containerPort": ROUTER_PORT},
             {"name": "admin", "containerPort": ADMIN_PORT},
         ],
         startupProbe=probe("/health", "admin", period_s=1, failures=60),
@@ -114,6 +122,21 @@ def _arguments(inputs: Inputs) -> list[str]:
         *key_arguments(inputs),
         "--log-json",
     ]
+
+
+def _certificate_arguments(inputs: Inputs) -> list[str]:
+    if inputs.pool.spec.router.tls is None:
+        return []
+    return [f"--tls-cert={CERTIFICATE_FOLDER}/tls.crt", f"--tls-key={CERTIFICATE_FOLDER}/tls.key"]
+
+
+def _certificate_volumes(inputs: Inputs) -> list[Json]:
+    """The API's certificate, as a whole folder: the kubelet renews no entry that is mounted by itself."""
+    tls = inputs.pool.spec.router.tls
+    if tls is None:
+        return []
+    shown = {"secretName": tls.secret, "defaultMode": READABLE}
+    return [{"name": CERTIFICATE_MOUNT["name"], "secret": shown}]
 
 
 def _tls_arguments(inputs: Inputs) -> list[str]:

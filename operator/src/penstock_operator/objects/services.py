@@ -4,6 +4,8 @@ The admin ports of routers have a Service of their own: whoever exposes the one 
 balancer or a route, exposes the API and nothing else.
 """
 
+from typing import NamedTuple
+
 from penstock_operator.inputs import Inputs
 from penstock_operator.manifest import Manifest
 from penstock_operator.names import (
@@ -18,16 +20,26 @@ from penstock_operator.names import (
 )
 from penstock_operator.objects.child import child
 
-HTTP_PORT = 80
-"""Of the Service that clients call."""
+
+class ApiPort(NamedTuple):
+    """The port of the Service that clients call. name: also its protocol."""
+
+    name: str
+    number: int
+
+
+def api_port(inputs: Inputs) -> ApiPort:
+    """HTTPS where the pool names a certificate."""
+    return ApiPort("http", 80) if inputs.pool.spec.router.tls is None else ApiPort("https", 443)
 
 
 def router_service(inputs: Inputs) -> Manifest:
-    """`http://POOL.NAMESPACE/v1`: the pool, from inside the cluster."""
+    """`http://POOL.NAMESPACE/v1`, or `https`: the pool, from inside the cluster."""
+    name, number = api_port(inputs)
     spec = {
         "type": "ClusterIP",
         "selector": selector(inputs.name, Component.ROUTER),
-        "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": ROUTER_PORT, "appProtocol": "http"}],
+        "ports": [{"name": name, "port": number, "targetPort": ROUTER_PORT, "appProtocol": name}],
     }
     return child(inputs, "v1", "Service", inputs.name, component=Component.ROUTER, spec=spec)
 
