@@ -97,7 +97,7 @@ async def tokens(router: House, application: str) -> dict[str, float]:
     line = "penstock_router_application_tokens_total"
     return {
         kind: await router.metric(f'{line}{{application="{application}",kind="{kind}"}}')
-        for kind in ("prompt", "completion")
+        for kind in ("prompt", "cached", "completion")
     }
 
 
@@ -118,7 +118,7 @@ async def test_tokens_are_reserved_by_max_tokens_and_settled_by_what_was_used() 
         third = await router.chat(KEY, max_tokens=800)
         assert third.status_code == 429
         assert third.json()["error"]["type"] == "tokens"
-        assert await tokens(router, "ide") == {"prompt": 80, "completion": 120}
+        assert await tokens(router, "ide") == {"prompt": 80, "cached": 0, "completion": 120}
 
 
 async def test_each_answer_that_is_asked_for_counts() -> None:
@@ -133,7 +133,7 @@ async def test_a_request_that_no_replica_takes_uses_no_tokens() -> None:
         for _ in range(3):
             reply = await router.chat(KEY, max_tokens=900)
             assert reply.json()["error"]["code"] == "slo_unattainable"
-        assert await tokens(router, "ide") == {"prompt": 0, "completion": 0}
+        assert await tokens(router, "ide") == {"prompt": 0, "cached": 0, "completion": 0}
 
 
 async def test_an_answer_that_breaks_off_uses_what_it_brought() -> None:
@@ -167,3 +167,16 @@ async def test_without_max_tokens_an_answer_is_expected_as_long_as_others_were()
         first, last = 100_000 - left[0], left[-2] - left[-1]
         assert 256 < first < 300
         assert last < 40
+
+
+async def test_tokens_from_the_prefix_cache_are_told_apart() -> None:
+    async def has_seen_it(part: Part) -> None:
+        part.admit()
+        part.output(b"{}", tokens=1)
+        finished = wire.Finished(prompt_tokens=40, completion_tokens=1, cached_tokens=32)
+        part.say(wire.Event(finished=finished))
+
+    async with house(ScriptedReplica("r0", has_seen_it), **limited()) as router:
+        await router.chat(KEY)
+        await router.counted("penstock_router_open_requests", 0)
+        assert await tokens(router, "ide") == {"prompt": 40, "cached": 32, "completion": 1}

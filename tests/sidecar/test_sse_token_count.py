@@ -51,6 +51,14 @@ def test_an_answer_that_never_ends_an_event_does_not_grow() -> None:
 
 def test_usage_of_a_whole_answer() -> None:
     assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == Usage(4, 2)
+    for details, cached in (
+        (b'{"cached_tokens":3}', 3),
+        (b'{"cached_tokens":9}', 4),
+        (b"null", 0),
+        (b"{}", 0),
+    ):
+        told = b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"
+        assert usage_of_body(told) == Usage(4, 2, cached)
     for nothing in (b"", b"[]", b"{}", b'{"usage":null}', b'{"usage":{"prompt_tokens":-1}}', b"<html>"):
         assert usage_of_body(nothing) is None
 

@@ -373,6 +373,7 @@ class Finished(_message.Message):
     TPOT_S_FIELD_NUMBER: _builtins.int
     THINKING_TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_GAPS_US_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     ttft_s: _builtins.float
@@ -381,6 +382,8 @@ class Finished(_message.Message):
     """mean over the tokens after it"""
     thinking_tokens: _builtins.int
     """of the completion's, before the answer proper; 0 where none is known of"""
+    cached_tokens: _builtins.int
+    """of the prompt's, taken from the engine's prefix cache; 0 where it does not tell"""
     @_builtins.property
     def token_gaps_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an answer that is not streamed: when its tokens came out of the engine, in microseconds. The first is from
@@ -397,10 +400,11 @@ class Finished(_message.Message):
         tpot_s: _builtins.float = ...,
         thinking_tokens: _builtins.int = ...,
         token_gaps_us: _abc.Iterable[_builtins.int] | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "thinking_tokens", b"thinking_tokens", "token_gaps_us", b"token_gaps_us", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "thinking_tokens", b"thinking_tokens", "token_gaps_us", b"token_gaps_us", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,10 +33,11 @@ _SAID = re.compile(rb'"content": ?"[^"]')
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine says it has counted."""
+    """What the engine says it has counted. cached_tokens: of the prompt's; 0 where it does not tell."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 class TokenCount:
@@ -135,7 +136,13 @@ def usage_of(answer: dict[str, Any]) -> Usage | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(prompt, int) or not isinstance(completion, int) or prompt < 0 or completion < 0:
         return None
-    return Usage(prompt, completion)
+    return Usage(prompt, completion, _cached_tokens(usage, prompt))
+
+
+def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int:
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return min(max(cached, 0), prompt_tokens) if isinstance(cached, int) else 0
 
 
 def usage_of_body(body: bytes) -> Usage | None:

@@ -92,5 +92,6 @@ def finished_event(
             tpot_s=tpot_s,
             thinking_tokens=thinking_tokens,
             token_gaps_us=token_gaps_us,
+            cached_tokens=usage.cached_tokens,
         ),
     )

@@ -27,7 +27,7 @@ class UsageMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.tokens = Counter(
             "penstock_router_application_tokens",
-            "Tokens of ended requests: prompt, completion.",
+            "Tokens of ended requests: prompt, cached (of the prompt), completion.",
             ["application", "kind"],
             registry=registry,
         )
@@ -58,6 +58,7 @@ class Usage:
         name, finished = application.name, outcome.finished
         if finished is not None:
             prompt, completion = finished.prompt_tokens, finished.completion_tokens
+            self._tokens.labels(name, "cached").inc(finished.cached_tokens)
             self._answer_tokens[name] += WEIGHT * (completion - self._answer_tokens[name])
         else:
             completion = len(outcome.token_times_s)
