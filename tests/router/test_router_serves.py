@@ -116,11 +116,20 @@ async def test_a_requests_own_targets_reach_the_replica() -> None:
 
 
 async def test_what_budgets_have_lost_is_told() -> None:
-    busy, idle = ScriptedReplica("r0", is_busy), ScriptedReplica("r1")
+    thought_s = 0.0
+
+    async def thinks(part: Part) -> None:
+        nonlocal thought_s
+        began_s = asyncio.get_running_loop().time()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        thought_s = asyncio.get_running_loop().time() - began_s
+        await is_busy(part)
+
+    busy, idle = ScriptedReplica("r0", thinks), ScriptedReplica("r1")
     async with house(busy, idle) as router:
         await router.chat()
-    assert 0 <= busy.parts[0].submit.spent_s < idle.parts[0].submit.spent_s
-    assert idle.parts[0].submit.spent_s >= 0.05
+    assert 0 < thought_s <= idle.parts[0].submit.spent_s - busy.parts[0].submit.spent_s
 
 
 async def test_requests_take_replicas_in_turn() -> None:
