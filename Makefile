@@ -63,8 +63,9 @@ contracts: setup
 
 units: export GRPC_VERBOSITY := ERROR
 units: setup # core apart, with its coverage: decisions are tested in full, by decisions' own tests
-	@$(BIN)/pytest tests/core tests/simulation -n 2 --dist worksteal --cov=penstock_core --cov-branch \
+	@$(BIN)/pytest tests/core -n 2 --dist worksteal --cov=penstock_core --cov-branch \
 	  --cov-fail-under=100 --cov-report=term-missing:skip-covered
+	@$(BIN)/pytest tests/simulation -n 2 --dist worksteal
 	@$(BIN)/pytest --ignore=tests/core --ignore=tests/simulation --ignore=tests/vllm_real --ignore=tests/vllm_plugin \
 	  --ignore=tests/vllm_serving -n 2 --dist loadfile
 

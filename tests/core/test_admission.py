@@ -272,3 +272,18 @@ def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:
     view = replica(kv_tokens=1600)
     offline = [asks(f"{tokens}", tokens, best_effort=True) for tokens in (1599, 1600)]
     assert answer(view, *offline) == [BestEffort(), Rejected(Reason.NEVER)]
+
+
+def test_one_that_costs_too_much_keeps_nobody_cheaper_out() -> None:
+    """Blocks suffice for both, so the program takes both; by the price of memory only one may come."""
+    running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
+    costly, cheap = asks("costly", 1500, 2000, ttft_s=5.0), asks("cheap", 500, 100, ttft_s=5.0)
+    first, second = answer(replica(running, kv_tokens=28_800), costly, cheap)
+    assert reason(first) is Reason.KV_MEMORY
+    assert isinstance(second, Admitted)
+
+
+def test_several_newcomers_wait_for_the_batch_under_way() -> None:
+    crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5) for i in range(10)]
+    free, busy = (admitted(answer(replica(busy_s=busy_s), *crowd)) for busy_s in (0.0, 0.2))
+    assert 0 < busy < free < 10
