@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.autoscaling.decision import decide_replicas
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.autoscaling.memory import PERIODS, SLOTS, Memory
 from penstock_core.autoscaling.terms import Decision, Reason, Scaling
 from penstock_core.forecast.snapshot import Snapshot
+
+from examples import examples
 
 POOL = Scaling(min_replicas=1, max_replicas=20)
 HOUR_S = 3600.0
@@ -91,7 +93,7 @@ starts = st.integers(1, 20)
 
 
 @given(rates, starts, st.sampled_from([0.8, 1.0]))
-@settings(max_examples=8)
+@examples(8)
 def test_a_constant_load_finds_its_number_and_keeps_it(rate_rps: float, replicas: int, told: float) -> None:
     pool = Pool(POOL, takes_rps=4.0, replicas=replicas, told=told)
     decisions = pool.run(constant(rate_rps), 1.5 * HOUR_S)
@@ -111,7 +113,7 @@ def test_fewer_are_tried_seldom_where_replicas_say_that_they_are_hardly_full() -
 
 
 @given(rates)
-@settings(max_examples=8)
+@examples(8)
 def test_a_load_that_goes_is_followed_down(rate_rps: float) -> None:
     pool = Pool(POOL, takes_rps=4.0)
     decisions = pool.run(lambda now_s: rate_rps if now_s < 900 else 0.5, 1.5 * HOUR_S)
@@ -120,7 +122,7 @@ def test_a_load_that_goes_is_followed_down(rate_rps: float) -> None:
 
 
 @given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.integers(0, 3), st.integers(0, 8))
-@settings(max_examples=15)
+@examples(15)
 def test_bounds_and_windows_are_kept_whatever_comes(loads: list[float], fewest: int, more: int) -> None:
     scaling = replace(POOL, min_replicas=fewest, max_replicas=max(fewest + more, 1), idle_timeout_s=120.0)
     pool = Pool(scaling, takes_rps=4.0, replicas=2)
@@ -162,7 +164,7 @@ def test_never_below_what_the_promises_already_made_fill(shares: list[float]) ->
 
 
 @given(st.sampled_from([0.25, 0.5, 2.0, 4.0]), rates, starts)
-@settings(max_examples=6)
+@examples(6)
 def test_a_world_that_runs_slower_is_scaled_alike(slower: float, rate_rps: float, replicas: int) -> None:
     """All durations and rates stretched together: the same decisions."""
     arrived = max(round(rate_rps * 15), 1)  # whole requests a period in both
@@ -202,7 +204,7 @@ observations = st.tuples(
 
 
 @given(st.lists(observations, max_size=40), st.integers(1, 100), st.floats(0.0, 30_000.0))
-@settings(max_examples=60)
+@examples(60)
 def test_a_memory_is_bounded_whatever_is_observed(
     found: list[tuple[float, int, list[tuple[int, int, int]]]], often: int, window_s: float
 ) -> None:

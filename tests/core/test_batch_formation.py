@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
@@ -14,6 +14,8 @@ from penstock_core.policies.slos_serve.batch_formation import form_batch
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
+
+from examples import examples
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 LONG_CONTEXT = time_model("llama-3-8b-a100")
@@ -386,7 +388,7 @@ def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job
     return running, waiting, their_running, their_waiting
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 1 << 20))
 def test_best_effort_costs_accepted_jobs_nothing_however_scarce_memory_is(seed: int) -> None:
     """Each gets the tokens that it would get had nobody else ever come, and none is preempted for others."""

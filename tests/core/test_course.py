@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.compilation.jit import interpreted
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
@@ -16,6 +16,8 @@ from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, c
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rules, carry_out
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork, TimeModel
+
+from examples import examples
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 LLAMA = time_model("llama-3-8b-a100")
@@ -314,7 +316,7 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.integers(0, 1 << 20))
 def test_compiled_and_interpreted_courses_are_the_same(seed: int) -> None:
     random = Random(seed)
@@ -322,7 +324,7 @@ def test_compiled_and_interpreted_courses_are_the_same(seed: int) -> None:
     assert carried_out(outset, mode, compiled=True) == carried_out(outset, mode, compiled=False)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100)
 @given(st.integers(0, 1 << 20))
 def test_what_a_kept_course_foresees_is_in_time(seed: int) -> None:
     random = Random(seed)
@@ -333,7 +335,7 @@ def test_what_a_kept_course_foresees_is_in_time(seed: int) -> None:
     assert not told.keeps or all(done <= due + 1e-6 for done, due in zip(told.done_s, due_s, strict=True))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100)
 @given(st.integers(0, 1 << 20))
 def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
     """Who leaves only leaves room."""

@@ -5,7 +5,7 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
@@ -14,6 +14,8 @@ from penstock_core.domain.verdict import Reason
 from penstock_core.policies.slos_serve.feasibility import FEW_REQUESTS, Fit, Misfit, Promised, fit
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
+
+from examples import examples
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 
@@ -132,7 +134,7 @@ def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
     return promised, new
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.integers(0, 1 << 20))
 def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
     random = Random(seed)
@@ -144,7 +146,7 @@ def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
             assert isinstance(fit(view, Promised.of(promised), new), Fit)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.integers(0, 1 << 20))
 def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> None:
     random = Random(seed)
@@ -154,7 +156,7 @@ def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> N
         assert isinstance(fit(replica(busy_s=busy_s * random.random()), Promised.of([]), new), Fit)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.integers(0, 1 << 20))
 def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
     random = Random(seed)
@@ -186,7 +188,7 @@ def true_peak_blocks(view: ReplicaView, answer: Fit, together: Promised, random:
     return peak
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.integers(0, 1 << 20))
 def test_memory_suffices_for_whoever_fits_whatever_drafts_are_worth(seed: int) -> None:
     random = Random(seed)

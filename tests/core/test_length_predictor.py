@@ -3,11 +3,13 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.request import Request
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.forecast.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
+
+from examples import examples
 
 PROMPT = 1000
 
@@ -137,7 +139,7 @@ def test_a_prediction_never_falls_as_the_quantile_rises(
     assert low <= high
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(predictors(), st.integers(0, 100_000), st.integers(1, 100_000))
 def test_a_mean_lies_between_what_is_there_and_the_limit(
     predictor: LengthPredictor, generated: int, more: int

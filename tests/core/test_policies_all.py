@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import Limits
@@ -20,6 +20,8 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from penstock_simulator.engine_state import EngineState
+
+from examples import examples
 
 MODEL = time_model("llama-3-8b-a100")
 MOST_STEPS = 5_000
@@ -102,7 +104,7 @@ EVERY_POLICY = pytest.mark.parametrize("name", POLICIES)
 
 
 @EVERY_POLICY
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15)
 @given(scene=SCENES)
 def test_steps_are_possible_and_everybody_finishes(name: str, scene: Scene) -> None:
     for step, engine, _ in run(build(name), scene):

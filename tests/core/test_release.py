@@ -3,7 +3,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
@@ -14,6 +14,8 @@ from penstock_core.external_engine.outlook import Inside, outlook
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
+
+from examples import examples
 
 MODEL = TimeModel("a millisecond a token, ten for each batch", (Term(0.001, 0.01),))
 LIMITS = Limits(batch_tokens=200, running=8)
@@ -254,7 +256,7 @@ class Engine:
         return end_s, [self.decodes.pop(id).request.id for id in gone]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(jobs, min_size=1, max_size=14), POLICY, st.floats(1.0, 2.0), st.integers(30, 60))
 def test_everybody_goes_in_once_within_bounds_and_in_the_policys_order(
     drawn: list[Job], policy: str, slowness: float, blocks: int

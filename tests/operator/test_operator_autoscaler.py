@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.autoscaling.memory import Memory
@@ -12,6 +12,8 @@ from penstock_core.autoscaling.terms import Decision, Reason
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_operator.autoscaler import CALM_S, Scaler, replicas_now, scales, stepped
 from penstock_pool import Pool, parse_pool
+
+from examples import examples
 
 
 def pool(replicas: int = 2, **autoscaling: Any) -> Pool:
@@ -152,7 +154,7 @@ def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
     ),
     st.sampled_from(["0s", "5m", "8h"]),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]], window: str) -> None:
     scaled = pool(scaleUp={"stabilizationWindow": window}, scaleDown={"stabilizationWindow": window})
     scaler, now_s = Scaler(), 0.0

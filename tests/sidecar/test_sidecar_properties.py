@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
@@ -26,6 +26,7 @@ from penstock_sidecar.replica import Replica, Serving
 from penstock_sidecar.replica_mirror import ReplicaMirror
 from prometheus_client import CollectorRegistry
 
+from examples import examples
 from tests.sidecar.conftest import DONE, TIERS, TOKEN, Everybody, submit
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
@@ -188,7 +189,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
     assert metrics.faults.labels("gate")._value.get() == 0
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(MOVES)
 def test_the_gate_lets_everybody_in_once_and_keeps_nobody(moves: list[tuple[str, int]]) -> None:
     asyncio.run(_through_the_gate(moves))
@@ -322,7 +323,7 @@ async def _interleaved(moves: list[tuple[str, int]], closes: bool) -> None:
     run.check()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(st.sampled_from(DOES), st.integers(0, 99)), max_size=40), st.booleans())
 def test_no_interleaving_of_session_and_engine_leaves_anything_behind(
     moves: list[tuple[str, int]], closes: bool

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Knobs, Policy, Step
 from penstock_core.domain.replica_view import Limits, ReplicaView
@@ -24,6 +24,8 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 from penstock_simulator.engine_state import EngineState
 from penstock_simulator.simulation import Arrival, Fleet, simulate
+
+from examples import examples
 
 MODEL = TimeModel("small", (Term(1e-4, 0.010), Term(5e-5, 0.012)), 1e-6, 1e-8)
 KV_TOKENS = 4096
@@ -91,7 +93,7 @@ def asked_of(drawn: Sequence[tuple[float, int, int, int, Targets, bool]]) -> lis
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(
     drawn=st.lists(requests, min_size=1, max_size=12),
     limits=st.builds(Limits, st.sampled_from((64, 300, 8192)), st.sampled_from((3, 256))),

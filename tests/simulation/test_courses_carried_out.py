@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
@@ -16,6 +16,8 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_simulator.engine_state import EngineState, no_drafts
+
+from examples import examples
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 ERROR_S = 1e-6
@@ -90,7 +92,7 @@ class Served:
         return times_s[0] <= job.due_s + ERROR_S and pace_s <= (job.pace_s or inf) + ERROR_S
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30)
 @given(st.integers(0, 1 << 20))
 def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
     served = Served(seed, None)
@@ -99,7 +101,7 @@ def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
     assert served.late() == []
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30)
 @given(st.integers(0, 1 << 20))
 def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
     """But for windows, which accepted drafts can fill early: see `course`."""
@@ -109,7 +111,7 @@ def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
     assert served.late() == []
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@examples(5)
 @given(st.integers(0, 1 << 20))
 @example(9)  # promises made without the reserve, which no course with it keeps
 @example(45)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core import policies
 from penstock_core.domain.policy import Knobs, Policy, Step
@@ -24,6 +24,8 @@ from penstock_core.timing.speculation import Speculation
 from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
 from penstock_simulator.simulation.replica import Stuck
 from penstock_simulator.truth import TruthKind
+
+from examples import examples
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 TIERS = {
@@ -157,7 +159,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 
 @given(workloads(), fleets())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_arrival_has_exactly_one_outcome(arrivals: list[Arrival], fleet: Fleet) -> None:
     checking = [Conserving(policies.build(fleet.policy)) for _ in range(fleet.replicas)]
     outcomes = list(simulate(fleet, arrivals, 0, handing_out(*checking)))

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Judge, Slo, Tier
@@ -25,6 +25,8 @@ from penstock_simulator.scenarios.recording import Window
 from penstock_simulator.scenarios.scenario import Stream
 from penstock_simulator.simulation import Fleet, Lengths, simulate
 from penstock_simulator.truth import TruthKind
+
+from examples import examples
 
 MODEL = TimeModel("line", (Term(100e-6, 20e-3, 1e-3), Term(120e-6, 5e-3, 3e-3)))
 TIERS = {
@@ -132,7 +134,7 @@ def _feasible(now_s: float, waiting: Sequence[tuple[float, int]]) -> bool:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.5), st.integers(1, 7000)), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30)
 def test_no_schedule_of_a_small_instance_passes_it(sizes: list[tuple[float, int]]) -> None:
     workload = [Arrival(f"p{i}", at_s, "first", tokens, 1) for i, (at_s, tokens) in enumerate(sizes)]
     most = bound(workload, replace(SETTING, kv_tokens=100_000)) * len(sizes)
@@ -184,7 +186,7 @@ def test_a_session_counts_once_and_fails_with_any_of_its_stages() -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(20)
 def test_any_prices_give_an_upper_bound(seed: int) -> None:
     random = np.random.default_rng(seed)
     program, chosen = LinearProgram(), random.random(6)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import Limits
@@ -13,6 +13,8 @@ from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.engine_state import EngineState, NeverFits
 from penstock_simulator.iteration import Finish, ImpossibleStep
+
+from examples import examples
 
 MODEL = TimeModel("any", (Term(1e-6, 0.01),))
 Make = Callable[..., Job]
@@ -216,7 +218,7 @@ def test_what_can_never_fit_is_not_taken(job: Make) -> None:
         state.add(job("a"), 1)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_no_block_is_lost_and_no_token_forgotten(data: st.DataObject) -> None:
     state = engine(blocks=12, running=5, batch_tokens=64, accept=lambda drafts: drafts // 2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.policies import POLICIES
@@ -13,6 +13,8 @@ from penstock_vllm.planning import Fault
 from virtual.engine import Engine, Kind
 from virtual.grammar import Anything
 from virtual.life import TIERS, Recorder, watched
+
+from examples import examples
 
 SMALL = Kind(blocks=40, batch_tokens=64, running=6)
 
@@ -119,7 +121,7 @@ def agree(engine: Engine) -> None:
     assert len(held) + engine.free_blocks == engine.kind.blocks
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(KINDS, st.lists(EVENTS, max_size=40))
 def test_no_sequence_of_events_loses_a_request_or_leaks_a_block(kind: Kind, events: list[Any]) -> None:
     world = World(kind)

@@ -1,0 +1,27 @@
+"""Both ends of a session agree on pings and sizes: a server hangs up on a client that pings too often."""
+
+from penstock_runtime.grpc_options import CLIENT_OPTIONS, PING_S, SERVER_OPTIONS
+
+CLIENT, SERVER = dict(CLIENT_OPTIONS), dict(SERVER_OPTIONS)
+
+
+def test_a_server_takes_pings_as_often_as_clients_send_them() -> None:
+    least_ms = SERVER["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert 0 < least_ms < CLIENT["grpc.keepalive_time_ms"] == PING_S * 1000
+    assert SERVER["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_both_ends_look_for_a_peer_that_has_vanished() -> None:
+    for end in (CLIENT, SERVER):
+        assert 0 < end["grpc.keepalive_timeout_ms"] < end["grpc.keepalive_time_ms"]
+        assert end["grpc.http2.max_pings_without_data"] == 0  # as many as it takes
+
+
+def test_what_one_end_sends_the_other_takes() -> None:
+    for one, other in ((CLIENT, SERVER), (SERVER, CLIENT)):
+        assert one["grpc.max_send_message_length"] <= other["grpc.max_receive_message_length"]
+
+
+def test_a_taken_port_is_an_error_and_the_router_alone_tries_again() -> None:
+    assert SERVER["grpc.so_reuseport"] == 0
+    assert CLIENT["grpc.enable_retries"] == 0
