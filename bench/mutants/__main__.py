@@ -46,22 +46,24 @@ Judged = list[tuple[Mutant, Verdict]]
 
 
 def main() -> int:
-    """The exit code: 0 if the goal is met in every package."""
+    """The exit code: 0 if the goal is met in every package, 2 if the tests of one are red as they are."""
     options = _options()
     found: dict[str, Judged] = {}
+    red = False
     for package in options.packages:
         mutants = _chosen(package, options)
-        if mutants:
-            print(f"{package}: {len(mutants)} mutants", flush=True)
-            try:
-                found[package] = judged(ROOT, package, TESTS[package], mutants, options.jobs)
-            except RedBaseline as red:
-                print(f"{package}: the tests are red without any mutant\n{red}", file=sys.stderr)
-                return 2
+        if not mutants:
+            continue
+        print(f"{package}: {len(mutants)} mutants", flush=True)
+        try:
+            found[package] = judged(ROOT, package, TESTS[package], mutants, options.jobs)
             print(summary(package, found[package]), flush=True)
-    if options.keep:
-        _write(options, found)
-    return int(any(score(of) < GOAL for of in found.values()))
+        except RedBaseline as error:
+            red = True
+            print(f"{package}: the tests are red without any mutant\n{error}", file=sys.stderr)
+        if options.keep:
+            _write(options, found)
+    return 2 if red else int(any(score(of) < GOAL for of in found.values()))
 
 
 def judged(root: Path, package: str, tests: Sequence[str], mutants: Sequence[Mutant], jobs: int) -> Judged:
