@@ -198,11 +198,20 @@ def test_a_whole_answer_that_nobody_reads_is_dropped(run: Run) -> None:
 
 
 class FakeTransport(asyncio.Transport):
-    """Says how many bytes wait."""
+    """Says how many bytes wait. Once it is closed it raises at a write, as uvloop's does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting_bytes, self.aborted = 0, False
+        self.waiting_bytes, self.aborted, self.closed = 0, False, False
+        self.written = b""
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.closed:
+            raise RuntimeError("the handler is closed")
+        self.written += data
 
     def get_write_buffer_size(self) -> int:
         return self.waiting_bytes
@@ -226,3 +235,21 @@ async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
         connection._look_at_writes()
         assert transport.aborted
         connection.connection_lost(ConnectionAbortedError())
+
+
+async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """Between the end of a connection and the app's hearing of it, the app writes on."""
+    async with served(App()) as (server, _):
+        transport = FakeTransport()
+        connection = BoundedHttp(server.config, server.server_state, {})
+        connection.connection_made(transport)
+        connection.data_received(post("/slow", b""))
+        (answering,) = connection.tasks
+        async with asyncio.timeout(PATIENCE_S):
+            while not transport.written:  # noqa: ASYNC110  a fake has no event for it
+                await asyncio.sleep(0)
+        transport.closed = True
+        await answering
+        connection.connection_lost(ConnectionAbortedError())
+    assert transport.written.endswith(b"begun \r\n")
+    assert "Exception" not in caplog.text

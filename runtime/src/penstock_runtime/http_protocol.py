@@ -94,7 +94,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head."""
         super().connection_made(transport)
-        self._output = _Output(transport.write, transport.is_closing, self._close_after_request)
+        self._output = _Output(self._write, transport.is_closing, self._close_after_request)
         if len(self.connections) > self.config.bounds.connections:
             full = ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
             transport.write(_response(full))
@@ -220,6 +220,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._half_close()
         self._linger()
         self._watch_writes()
+
+    def _write(self, data: bytes) -> None:
+        """Write, unless the client has gone: of that the app hears later, and uvloop would raise here."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def _close_after_request(self) -> None:
         """Close, at once where all of the request has been read."""
