@@ -1,4 +1,6 @@
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import grpc
 import orjson
@@ -7,6 +9,8 @@ from penstock_core.domain.verdict import Reason, Rejected
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.carried import Carried
+from penstock_sidecar.session import BadRouter, Session
 
 from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
 
@@ -297,3 +301,35 @@ async def test_what_a_bad_time_taught_gets_old_only_while_there_is_nothing_to_do
 
         await router.cancel(1)
         await until(rests)
+
+
+class Held:
+    """What a session carries. cancelled: called as its session ends."""
+
+    id, ended = 1, False
+
+    def __init__(self, cancelled: Callable[[], None]) -> None:
+        self.cancelled = cancelled
+
+    async def closed(self) -> None:
+        return
+
+
+async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> None:
+    """gRPC sends no status behind a write that was cancelled: the router would wait for ever."""
+    writes, may_end, written = asyncio.Event(), asyncio.Event(), list[wire.ReplicaFrame]()
+    held = cast(Carried, Held(may_end.set))
+    session = Session(lambda submit, session: held, wire.Snapshot, Bounds())
+
+    async def write(frame: wire.ReplicaFrame) -> None:
+        writes.set()
+        await may_end.wait()
+        written.append(frame)
+
+    async def frames() -> AsyncIterator[wire.RouterFrame]:
+        await writes.wait()
+        yield wire.RouterFrame(submits=[wire.Submit(id=1), wire.Submit(id=1)])
+
+    with pytest.raises(BadRouter, match="in use"):
+        await session.run(frames(), write)
+    assert written == [wire.ReplicaFrame(snapshot=wire.Snapshot())]

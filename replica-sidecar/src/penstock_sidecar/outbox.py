@@ -86,6 +86,13 @@ class Outbox:
         self._closed = True
         self._due.set()
 
+    def drop(self) -> None:
+        """Take no more events, and forget what there is: the reader gets None."""
+        self._events.clear()
+        self._bytes = 0
+        self._nudged = False
+        self.close()
+
     async def frame(self) -> wire.ReplicaFrame | None:
         """The next frame, when it is due; None after the last."""
         await self._due.wait()
@@ -116,9 +123,7 @@ class Outbox:
         return events
 
     def _fall_behind(self) -> None:
-        self._events.clear()
-        self._bytes = 0
-        self.close()
+        self.drop()
         self.behind.set()
 
     def _schedule(self, hurry: Hurry) -> None:

@@ -2,6 +2,9 @@
 
 A reader and a writer run side by side. Whichever of them ends first ends the session: the router closed its
 half or is gone, or it does not read. What the session carried is cancelled then, at the engine too.
+
+gRPC sends a call's status behind what is being written. Where a write was cancelled it sends none, and the
+router would never hear that the session is over; so the frame that is under way is given a moment to go.
 """
 
 import asyncio
@@ -18,6 +21,10 @@ log = structlog.get_logger()
 
 Submit = Callable[[wire.Submit, "Session"], Carried]
 Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
+
+
+LAST_FRAME_S = 1.0
+"""For the frame that is being written when a session ends."""
 
 
 class BadRouter(Exception):
@@ -47,7 +54,7 @@ class Session:
             if ended and isinstance(error := reading.exception(), BadRouter):
                 raise error
         finally:
-            await self._end(parts)
+            await self._end(writing, parts)
 
     def close(self) -> None:
         """End it once what there is has been written."""
@@ -76,13 +83,15 @@ class Session:
         while (frame := await self.outbox.frame()) is not None:
             await write(frame)
 
-    async def _end(self, parts: set[asyncio.Task[object]]) -> None:
-        self.outbox.close()
-        for part in parts:
+    async def _end(self, writing: asyncio.Task[None], parts: set[asyncio.Task[object]]) -> None:
+        self.outbox.drop()
+        for part in parts - {writing}:
             part.cancel()
         left = list(self._carried.values())
         for carried in left:
             carried.cancelled()
+        await asyncio.wait({writing}, timeout=LAST_FRAME_S)
+        writing.cancel()
         await asyncio.wait(parts)
         for part in parts:
             if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
