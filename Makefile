@@ -7,7 +7,8 @@ BIN := .venv/bin
 
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
-  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants
+  bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
+  bench-containment fuzz
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +73,12 @@ units: setup # core apart, with its coverage: decisions are tested in full, by d
 explore: export GRPC_VERBOSITY := ERROR
 explore: setup ## every property with other examples on each run, ten times as many; prints the seed of what fails
 	@$(BIN)/pytest -m hypothesis --hypothesis-profile=explore --timeout 3600 -n 2 --dist worksteal $(or $(ONLY),tests)
+
+fuzz: export PENSTOCK_FUZZ_SEED := $(or $(SEED),0)
+fuzz: export PENSTOCK_FUZZ_CASES := $(or $(CASES),5000)
+fuzz: export PENSTOCK_FUZZ_FIRST := $(or $(FIRST),0)
+fuzz: setup ## hostile bodies, connections and gRPC frames beside live streams: SEED, CASES, FIRST
+	@$(BIN)/pytest tests/processes/test_live_fuzz.py
 
 cluster-api: # a real API server, helm and Prometheus for the tests: a quarter of an hour of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null

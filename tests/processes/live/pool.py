@@ -55,7 +55,7 @@ class LivePool:
         for kind in REPLICA:
             started = [self._spawn(kind, name) for name in self.replicas]
             for name, process in zip(self.replicas, started, strict=True):
-                self._addresses[kind, name] = process.wait_ready()
+                self._wait_ready(kind, name, process)
         self.start("router", "main")
         until(lambda: self.ready_replicas() == set(self.replicas), "every replica in rotation")
 
@@ -78,8 +78,13 @@ class LivePool:
     def start(self, kind: Kind, name: str, *flags: str) -> Started:
         """Start one process, at its old address where it had one, and wait until it serves."""
         process = self._spawn(kind, name, *flags)
-        self._addresses[kind, name] = process.wait_ready()
+        self._wait_ready(kind, name, process, *flags)
         return process
+
+    def _wait_ready(self, kind: Kind, name: str, process: Started, *flags: str) -> None:
+        """Wait until it serves. From now on its command is the one with the port that it got."""
+        self._addresses[kind, name] = process.wait_ready()
+        process.command = [*self.command(kind, name), *flags]
 
     def start_router(self, name: str, **changes: Any) -> None:
         """One more router on the same replicas, told a pool with `changes` to this one's."""
