@@ -21,18 +21,18 @@ from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto import replica_pb2_grpc
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_client import EngineClient
-from penstock_sidecar.engine_watch import EngineWatch
-from penstock_sidecar.gate import Gate
-from penstock_sidecar.grpc_server import grpc_serving
-from penstock_sidecar.holding_mirror import HoldingMirror
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.client import EngineClient
+from penstock_sidecar.engine.watch import EngineWatch
 from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.options import Address
-from penstock_sidecar.replica import Replica, Serving
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.service import Identity, ReplicaService
-from penstock_sidecar.step_reports import StepReports
+from penstock_sidecar.release.gate import Gate
+from penstock_sidecar.replica.replica import Replica, Serving
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.service.grpc_server import grpc_serving
+from penstock_sidecar.service.replica_service import Identity, ReplicaService
+from penstock_sidecar.telemetry.step_reports import StepReports
 from prometheus_client import CollectorRegistry
 
 PATIENCE_S = 60.0

@@ -4,7 +4,7 @@ import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.client_body import ClientBody, over_context, read_body
+from penstock_sidecar.requests.client_body import ClientBody, over_context, read_body
 
 CHAT = wire.ENDPOINT_CHAT_COMPLETIONS
 COMPLETIONS = wire.ENDPOINT_COMPLETIONS

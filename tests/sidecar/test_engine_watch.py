@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_client import EngineClient, Probe
-from penstock_sidecar.engine_watch import EngineWatch
+from penstock_sidecar.engine.client import EngineClient, Probe
+from penstock_sidecar.engine.watch import EngineWatch
 
 from tests.sidecar.conftest import Engine, until
 

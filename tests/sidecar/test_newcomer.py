@@ -7,9 +7,9 @@ from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
-from penstock_sidecar.client_body import read_body
-from penstock_sidecar.learned import Learned
-from penstock_sidecar.newcomer import job_of, less
+from penstock_sidecar.requests.client_body import read_body
+from penstock_sidecar.requests.job import job_of, less
+from penstock_sidecar.requests.learned import Learned
 
 MODEL = time_model("llama-3-8b-a100")
 

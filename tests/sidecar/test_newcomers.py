@@ -5,8 +5,8 @@ from typing import cast
 
 from penstock_core.domain.request_lifecycle import State
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
-from penstock_sidecar.newcomers import Newcomers
+from penstock_sidecar.replica.undecided_requests import Newcomers
+from penstock_sidecar.requests.carried import Carried
 
 BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, carried=7)
 

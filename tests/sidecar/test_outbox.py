@@ -5,7 +5,7 @@ import pytest
 from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.outbox import Hurry, Outbox
+from penstock_sidecar.frames.outbox import Hurry, Outbox
 
 BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
 

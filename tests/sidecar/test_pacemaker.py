@@ -3,10 +3,10 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Request, new_job
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
-from penstock_sidecar.holding_mirror import HoldingMirror
-from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.pacemaker import Pacemaker
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from penstock_sidecar.release.pacemaker import Pacemaker
+from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
 from tests.sidecar.conftest import MODEL

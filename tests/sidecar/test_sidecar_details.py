@@ -9,14 +9,14 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.policies import build
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar import gate as gate_module
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_metrics import EngineLoad
-from penstock_sidecar.gate import Gate
-from penstock_sidecar.holding_mirror import Count, HoldingMirror
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.release import gate as gate_module
+from penstock_sidecar.release.gate import Gate
+from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
 from tests.sidecar.conftest import MODEL, Engine, Rig, Router, submit, until

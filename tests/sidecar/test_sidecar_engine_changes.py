@@ -8,16 +8,16 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar import step_reports
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_client import EngineClient, other_model
-from penstock_sidecar.engine_metrics import EngineLoad, load_of
-from penstock_sidecar.holding_mirror import Count, HoldingMirror
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.client import EngineClient, other_model
+from penstock_sidecar.engine.metrics import EngineLoad, load_of
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.step_reports import SILENT_S, StepReports
-from penstock_sidecar.telemetry import TelemetrySocket
+from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.telemetry import step_reports
+from penstock_sidecar.telemetry.socket import TelemetrySocket
+from penstock_sidecar.telemetry.step_reports import SILENT_S, StepReports
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 

@@ -7,9 +7,9 @@ import pytest
 from penstock_core.domain.verdict import Reason
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar import service
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.service import is_local
+from penstock_sidecar.service import replica_service
+from penstock_sidecar.service.replica_service import is_local
 
 from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
 
@@ -345,7 +345,7 @@ async def test_only_its_own_machine_may_drain_a_replica(
     rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch, peer: str, local: bool
 ) -> None:
     assert is_local(peer) is local
-    monkeypatch.setattr(service, "is_local", lambda _: is_local(peer))
+    monkeypatch.setattr(replica_service, "is_local", lambda _: is_local(peer))
     calls = (
         lambda: router.stub.Drain(wire.DrainRequest(deadline_s=0.01)),
         lambda: router.stub.Resume(wire.ResumeRequest()),

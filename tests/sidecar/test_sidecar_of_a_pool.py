@@ -7,9 +7,9 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import load_pool
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_facts import named
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.facts import named
 from penstock_sidecar.rehearsal import rehearse
+from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.sidecar import mirror_of
 
 from tests.sidecar.conftest import TIERS, Everybody

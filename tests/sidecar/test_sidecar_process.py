@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from patience import PATIENCE_S
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.serving import listen
 
@@ -54,7 +55,7 @@ async def started(module: str, *flags: str | Path) -> AsyncIterator[Process]:
 async def logged(process: Process, event: str) -> str:
     """The first line of this event; lines before it are passed over."""
     assert process.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while line := (await process.stderr.readline()).decode():
             if re.search(rf'event="?{event}', line):
                 return line
@@ -80,7 +81,7 @@ def sidecar(pool: Path, address: str, *more: str | Path) -> list[str | Path]:
 
 async def refused_to_start(*flags: str | Path) -> tuple[int, str]:
     """Exit code and what it said."""
-    async with started("penstock_sidecar.main", *flags) as process, asyncio.timeout(60):
+    async with started("penstock_sidecar.main", *flags) as process, asyncio.timeout(PATIENCE_S):
         _, said = await process.communicate()
     assert process.returncode is not None
     return process.returncode, said.decode()

@@ -16,14 +16,14 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_router.exchange import Exchange
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_client import Answer, EngineClient, EngineGone
-from penstock_sidecar.gate import Gate
-from penstock_sidecar.holding_mirror import HoldingMirror
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
+from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.outbox import Hurry, Outbox
-from penstock_sidecar.replica import Replica, Serving
-from penstock_sidecar.replica_mirror import ReplicaMirror
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.release.gate import Gate
+from penstock_sidecar.replica.replica import Replica, Serving
+from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
 from examples import examples

@@ -9,8 +9,8 @@ from penstock_core.domain.verdict import Reason, Rejected
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
-from penstock_sidecar.session import BadRouter, Session
+from penstock_sidecar.replica.session import BadRouter, Session
+from penstock_sidecar.requests.carried import Carried
 
 from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
 

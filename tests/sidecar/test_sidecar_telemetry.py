@@ -7,9 +7,9 @@ from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import Drafting, PolicyFaults, StepReport
 from penstock_runtime.serving import StartError
-from penstock_sidecar.client_body import ClientBody, read_body
-from penstock_sidecar.policy_faults import KINDS
-from penstock_sidecar.telemetry import Continuity, TelemetrySocket
+from penstock_sidecar.requests.client_body import ClientBody, read_body
+from penstock_sidecar.telemetry.policy_faults import KINDS
+from penstock_sidecar.telemetry.socket import Continuity, TelemetrySocket
 
 from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
 

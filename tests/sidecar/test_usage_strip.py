@@ -1,9 +1,9 @@
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_sidecar.client_body import read_body
-from penstock_sidecar.engine_metrics import EngineLoad, load_of
-from penstock_sidecar.sse import EVENT_BYTES
-from penstock_sidecar.usage_strip import UsageStrip
+from penstock_sidecar.engine.metrics import EngineLoad, load_of
+from penstock_sidecar.engine.sse import EVENT_BYTES
+from penstock_sidecar.engine.usage_strip import UsageStrip
+from penstock_sidecar.requests.client_body import read_body
 
 EVENTS = [
     b'data: {"choices":[{"text":"\\"usage\\":null"}],"usage":null}\n\n',

@@ -9,9 +9,9 @@ from penstock_core.domain.engine_fields import from_fields
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.telemetry import Continuity
-from penstock_sidecar.whole_reports import WholeReports
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.telemetry.socket import Continuity
+from penstock_sidecar.telemetry.whole_reports import WholeReports
 from penstock_vllm.reports import Boundary, Further, Reports, Teller
 from virtual.engine import Engine, Kind
 from virtual.life import life

@@ -16,11 +16,11 @@ from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_proto import replica_pb2_grpc
 
-from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.replica import Replica
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.session import BadRouter
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.replica.session import BadRouter
+from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected,
 from penstock_runtime.engine_key import bearer
 from penstock_runtime.serving import StartError
 
-from penstock_sidecar.engine_client import Probe
+from penstock_sidecar.engine.client import Probe
 
 ASK_AGAIN_S = 1.0
 """Between two looks at an engine that is not there yet."""

@@ -8,11 +8,11 @@ from penstock_proto import replica_pb2_grpc
 from penstock_runtime.grpc_options import SERVER_OPTIONS
 from penstock_runtime.serving import StartError, listen
 
-from penstock_sidecar.health import Health
 from penstock_sidecar.options import Address, Tls
-from penstock_sidecar.renewed_certificate import server_credentials
-from penstock_sidecar.replica import Replica
-from penstock_sidecar.service import ReplicaService
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.service.health import Health
+from penstock_sidecar.service.renewed_certificate import server_credentials
+from penstock_sidecar.service.replica_service import ReplicaService
 
 GOODBYE_S = 1.0
 """For sessions to take their last frame when the server stops."""

@@ -32,7 +32,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 
-from penstock_sidecar.report_rows import Row, chunks_of, rows_of, speculation_of
+from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
 
 FOREIGN_TIER = "direct"
 """Tier of requests that reached the engine past this sidecar."""

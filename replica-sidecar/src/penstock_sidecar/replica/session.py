@@ -14,8 +14,8 @@ import structlog
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
-from penstock_sidecar.outbox import Outbox
+from penstock_sidecar.frames.outbox import Outbox
+from penstock_sidecar.requests.carried import Carried
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from penstock_core.forecast.prompt_length import PromptLength
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
-from penstock_sidecar.client_body import ClientBody
+from penstock_sidecar.requests.client_body import ClientBody
 
 
 class Learned:

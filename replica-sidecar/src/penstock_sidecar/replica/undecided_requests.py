@@ -14,7 +14,7 @@ from time import perf_counter
 from penstock_core.domain.request_lifecycle import State
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
+from penstock_sidecar.requests.carried import Carried
 
 Decide = Callable[[Sequence[Carried]], None]
 

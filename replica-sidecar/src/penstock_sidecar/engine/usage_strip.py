@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import orjson
 
-from penstock_sidecar.sse import EVENT_BYTES
+from penstock_sidecar.engine.sse import EVENT_BYTES
 
 _USAGE = b'"usage"'
 

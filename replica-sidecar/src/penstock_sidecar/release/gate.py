@@ -20,12 +20,12 @@ from penstock_core.external_engine.capacity import Window
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_metrics import EngineLoad
-from penstock_sidecar.faults import Faults
-from penstock_sidecar.holding_mirror import HoldingMirror
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.pacemaker import Pacemaker
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from penstock_sidecar.release.pacemaker import Pacemaker
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import structlog
 from prometheus_client import Counter
 
-from penstock_sidecar.carried import Carried
+from penstock_sidecar.requests.carried import Carried
 
 log = structlog.get_logger()
 

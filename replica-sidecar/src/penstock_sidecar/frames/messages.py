@@ -7,7 +7,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.sse import Usage
+from penstock_sidecar.engine.sse import Usage
 
 REASONS: dict[Reason, wire.Reason.ValueType] = {
     Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,

@@ -7,14 +7,14 @@ import structlog
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
 
-from penstock_sidecar.faults import Faults
-from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.policy_faults import PolicyFaults
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.report_rows import is_sound
-from penstock_sidecar.telemetry import Continuity
-from penstock_sidecar.whole_reports import WholeReports
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.mirror.report_rows import is_sound
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.telemetry.policy_faults import PolicyFaults
+from penstock_sidecar.telemetry.socket import Continuity
+from penstock_sidecar.telemetry.whole_reports import WholeReports
 
 log = structlog.get_logger()
 

@@ -8,10 +8,10 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
-from penstock_sidecar.engine_client import Answer, AnswerTooLong, EngineClient, EngineGone
-from penstock_sidecar.sse import DONE, TokenCount, Usage, usage_of_body
-from penstock_sidecar.usage_strip import UsageStrip
+from penstock_sidecar.engine.client import Answer, AnswerTooLong, EngineClient, EngineGone
+from penstock_sidecar.engine.sse import DONE, TokenCount, Usage, usage_of_body
+from penstock_sidecar.engine.usage_strip import UsageStrip
+from penstock_sidecar.requests.carried import Carried
 
 log = structlog.get_logger()
 

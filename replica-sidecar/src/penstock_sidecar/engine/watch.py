@@ -16,7 +16,7 @@ from time import monotonic
 import structlog
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_client import Probe
+from penstock_sidecar.engine.client import Probe
 
 log = structlog.get_logger()
 

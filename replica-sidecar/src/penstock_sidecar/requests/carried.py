@@ -19,10 +19,8 @@ from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.client_body import ClientBody
-from penstock_sidecar.outbox import Hurry, Outbox
-from penstock_sidecar.sse import Usage
-from penstock_sidecar.wire_events import (
+from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.frames.messages import (
     ENGINE_LOST,
     INTERNAL,
     RETURNED,
@@ -30,6 +28,8 @@ from penstock_sidecar.wire_events import (
     finished_event,
     verdict_event,
 )
+from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.requests.client_body import ClientBody
 
 
 class Carrier(Protocol):

@@ -20,8 +20,8 @@ from penstock_core.external_engine.slots import Seats
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_sidecar.engine_metrics import EngineLoad
-from penstock_sidecar.replica_mirror import Accepted, ReplicaMirror
+from penstock_sidecar.engine.metrics import EngineLoad
+from penstock_sidecar.mirror.replica_mirror import Accepted, ReplicaMirror
 
 
 class Count(NamedTuple):

@@ -8,9 +8,9 @@ was its own, nobody tells. Nor is anything learned of an engine that drafts, who
 
 from penstock_core.timing.time_model import BatchWork
 
-from penstock_sidecar.holding_mirror import HoldingMirror
-from penstock_sidecar.learned import Learned
 from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from penstock_sidecar.requests.learned import Learned
 
 TOKENS = 4
 """In one measurement. More would rarely find the engine without a prompt for so long."""

@@ -19,7 +19,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine_key import VARIABLE, bearer
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine_metrics import MOST_BYTES, EngineLoad, load_of
+from penstock_sidecar.engine.metrics import MOST_BYTES, EngineLoad, load_of
 
 PATHS: dict[wire.Endpoint.ValueType, str] = {
     wire.ENDPOINT_CHAT_COMPLETIONS: "/v1/chat/completions",

@@ -8,8 +8,8 @@ from penstock_core.domain.slo import Targets, Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.client_body import ClientBody
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.requests.client_body import ClientBody
+from penstock_sidecar.requests.learned import Learned
 
 NO_BOUND_TOKENS = 8192
 """Planned for where neither the client nor the engine has told a bound."""

@@ -29,19 +29,19 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.carried import Carried
-from penstock_sidecar.carry import Sending, Way, carry
-from penstock_sidecar.client_body import ClientBody, over_context, read_body
-from penstock_sidecar.engine_client import EngineClient, EngineGone, Probe
-from penstock_sidecar.faults import Faults
-from penstock_sidecar.gate import Gate
-from penstock_sidecar.learned import Learned
+from penstock_sidecar.engine.client import EngineClient, EngineGone, Probe
+from penstock_sidecar.frames.messages import snapshot_message, verdict_words
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.newcomer import check_times, job_of
-from penstock_sidecar.newcomers import Newcomers
-from penstock_sidecar.replica_mirror import ReplicaMirror
-from penstock_sidecar.session import Session
-from penstock_sidecar.wire_events import snapshot_message, verdict_words
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.release.gate import Gate
+from penstock_sidecar.replica.session import Session
+from penstock_sidecar.replica.undecided_requests import Newcomers
+from penstock_sidecar.requests.carried import Carried
+from penstock_sidecar.requests.carry import Sending, Way, carry
+from penstock_sidecar.requests.client_body import ClientBody, over_context, read_body
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.job import check_times, job_of
+from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
 

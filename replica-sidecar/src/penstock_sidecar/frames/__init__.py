@@ -1,0 +1,1 @@
+"""What a session sends to its router: events gathered into frames."""

@@ -1,0 +1,1 @@
+"""The sidecar's picture of its replica, from step reports or from the tokens that pass."""

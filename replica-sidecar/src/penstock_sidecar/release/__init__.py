@@ -1,0 +1,1 @@
+"""When a request enters an engine that schedules by itself."""
