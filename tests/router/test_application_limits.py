@@ -7,6 +7,8 @@ import httpx
 import pytest
 from openai import RateLimitError
 from penstock_proto import replica_pb2 as wire
+from penstock_router.metrics import Metrics
+from penstock_router.usage import Usage
 from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import DONE, Part, ScriptedReplica, answers, chat_chunk, is_busy
 
@@ -180,3 +182,29 @@ async def test_tokens_from_the_prefix_cache_are_told_apart() -> None:
         await router.chat(KEY)
         await router.counted("penstock_router_open_requests", 0)
         assert await tokens(router, "ide") == {"prompt": 40, "cached": 32, "completion": 1}
+
+
+@pytest.mark.parametrize("step", [(Usage, "ended"), (Metrics, "ended")], ids=["usage", "metrics"])
+async def test_a_request_that_cannot_be_counted_makes_room_all_the_same(
+    step: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with house(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(*step, breaks)
+            assert (await router.chat(KEY)).status_code == 200
+            await router.counted("penstock_router_faults_total", 1)
+        assert (await router.chat(KEY)).status_code == 200
+
+
+async def test_a_request_that_fails_before_it_is_placed_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with house(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(router.app.metrics.demand, "arrived", breaks)
+            assert (await router.chat(KEY)).status_code == 500
+        assert (await router.chat(KEY)).status_code == 200

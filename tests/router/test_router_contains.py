@@ -74,7 +74,7 @@ async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest
             patch.setattr(generation, "log_ended", breaks)
             for stream in (False, True):
                 assert (await router.chat(stream=stream)).status_code == 200
-        await router.counted(FAULTS, 2)
+            await router.counted(FAULTS, 2)
         assert (await router.chat()).status_code == 200
 
 
@@ -219,6 +219,32 @@ async def test_an_error_behind_is_counted_as_whose_it_is(
         assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
         assert reply.headers["x-request-id"]
         await router.counted(ended(ending, "none"))
+
+
+NESTED = b'{"error":' + b'{"a":' * 300 + b"1" + b"}" * 301
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b'"no"', b'{"error":"no"}', b"\xff", NESTED],
+    ids=["empty", "html", "text", "no object", "no UTF-8", "nested"],
+)
+async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais(body: bytes, stream: bool) -> None:
+    async def fails(part: Part) -> None:
+        part.fail(wire.FAILURE_ENGINE_REFUSED, 422, body)
+
+    async def fails_in_its_stream(part: Part) -> None:
+        part.admit()
+        part.output(chat_chunk("one"))
+        part.fail(wire.FAILURE_ENGINE_REFUSED, 422, body)
+
+    said = b'"message":"the engine failed to serve this request"'
+    async with house(ScriptedReplica("r0", fails_in_its_stream if stream else fails)) as router:
+        reply = await router.chat(stream=stream)
+        assert reply.status_code == (200 if stream else 422)
+        assert said in reply.content
+        assert await router.metric(FAULTS) == 0
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ class Generation:
     async def _carry(self, call: Call, accepted: "_Accepted") -> None:
         """Have it answered, and count how that went."""
         outcome, client = accepted.outcome, Client(call.scope, call.receive)
-        self.metrics.demand.arrived(outcome.tier.name)
         try:
+            self.metrics.demand.arrived(outcome.tier.name)
             async with client:
                 await self._answer(call, accepted, client)
         except ClientGone:
@@ -143,11 +143,14 @@ class Generation:
             self._count(accepted)
 
     def _count(self, accepted: "_Accepted") -> None:
-        """Count it. Its answer is written, so a fault here must not reach the client."""
+        """Count it. Its answer is written, so a fault here must not reach the client, nor hold its place."""
         submission, outcome = accepted.submission, accepted.outcome
         try:
-            used_tokens = self.usage.ended(accepted.application, outcome, len(submission.body))
-            accepted.admission.leave(used_tokens)
+            used_tokens = 0
+            try:
+                used_tokens = self.usage.ended(accepted.application, outcome, len(submission.body))
+            finally:
+                accepted.admission.leave(used_tokens)
             self.metrics.ended(outcome, self.time_model())
             log_ended(submission.request_id, outcome)
         except Exception:

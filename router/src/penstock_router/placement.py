@@ -199,13 +199,13 @@ def refused_behind(end: wire.Failed) -> RefusedBehind:
 
 
 def error_body(end: wire.Failed) -> bytes:
-    """The failure as `{"error": …}`, on one line."""
+    """Return the failure as `{"error": …}`, on one line."""
     try:
         said = orjson.loads(end.body)
-    except orjson.JSONDecodeError:
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("error"), dict):
-        return orjson.dumps(said)
+        if isinstance(said, dict) and isinstance(said.get("error"), dict):
+            return orjson.dumps(said)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # reads deeper nesting than it writes
+        pass
     return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()
 
 
