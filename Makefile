@@ -56,7 +56,7 @@ lint: setup
 CONFTESTS := $(patsubst %,tests/%/conftest.py,kubernetes operator vllm_plugin vllm_serving)
 types: setup # each conftest beside packages of its tests is the module `conftest`, so they are looked at one by one
 	@$(BIN)/mypy --no-error-summary $(filter-out %.dist-info,$(wildcard */src/penstock_*)) \
-	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py bench/mutants/*.py e2e/*/*.py e2e/*/*/*.py))
+	  $(filter-out $(CONFTESTS),$(wildcard tests/*/*.py bench/*.py bench/gpu/__main__.py bench/mutants/*.py bench/containment/*.py e2e/*/*.py e2e/*/*/*.py))
 	@for file in $(CONFTESTS); do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 
 contracts: setup
@@ -126,6 +126,10 @@ bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two ho
 bench-mutants: setup ## small changes of the sources that tests do not notice: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, JOBS
 	@PYTHONPATH=bench $(BIN)/python -m mutants $(PACKAGES) $(if $(SINCE),--since $(SINCE)) \
 	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep)
+
+bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: what containment costs; MINUTES, ONLY
+	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(BASELINE),--baseline $(BASELINE)) $(if $(ONLY),--only $(ONLY),--out bench/results/containment.md)
 
 bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
 	@$(BIN)/python bench/operator_load.py

@@ -106,7 +106,7 @@ def ways(folder: Path, step_ms: float, *, peer: bool) -> Iterator[dict[str, Way]
     """All ways, up and answering; stopped on leaving."""
     machine = Machine(folder)
     with machine.stack:
-        running = {"direct": _direct(machine, step_ms), "penstock": _penstock(machine, step_ms)}
+        running = {"direct": _direct(machine, step_ms), "penstock": penstock(machine, step_ms)}
         if peer:
             running["vllm-router"] = _peer(machine, step_ms)
         try:
@@ -122,31 +122,40 @@ def _direct(machine: Machine, step_ms: float) -> Way:
     return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None)}", {})
 
 
-def _penstock(machine: Machine, step_ms: float) -> Way:
-    pool, telemetry = machine.folder / "pool.yaml", machine.folder / "steps.sock"
+def penstock(machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN) -> Way:
+    """Start router, sidecar and engine. programs: where the first two are, of this checkout or another."""
+    pool, telemetry = machine.folder / "pool.yaml", machine.folder / f"{name}.sock"
     pool.write_text(POOL)
-    engine = machine.engine("engine-penstock", step_ms, telemetry)
+    engine = machine.engine(f"engine-{name}", step_ms, telemetry)
     serving = r"(?m)^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)"
     sidecar = machine.start(
-        "sidecar",
+        f"sidecar-{name}",
         [
-            *(BIN / "penstock-sidecar", "-f", pool, "--name", "r0", "--listen", "127.0.0.1:0"),
+            *(programs / "penstock-sidecar", "-f", pool, "--name", "r0", "--listen", "127.0.0.1:0"),
             *("--engine", f"http://{engine}", "--telemetry", telemetry),
         ],
         MEASURED_CORE,
     )
     replica = f"r0={sidecar.wait_for(serving)}"
     router = machine.start(
-        "router",
+        f"router-{name}",
         [
-            *(BIN / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0"),
-            *("--admin-port", "0", "--replica", replica),
+            *(programs / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0"),
+            *("--replica", replica, *_admin_port(programs)),
         ],
         MEASURED_CORE,
     )
     url = f"http://{router.wait_for(serving)}"
     _wait_until_ready(f"{url}/ready")
-    return Way("penstock", url, {"router": router.process.pid, "sidecar": sidecar.process.pid})
+    return Way(name, url, {"router": router.process.pid, "sidecar": sidecar.process.pid})
+
+
+def _admin_port(programs: Path) -> tuple[str, ...]:
+    """A free port, where the router has one of its own for operators: early versions have not."""
+    flags = subprocess.run(
+        [programs / "penstock-router", "--help"], capture_output=True, text=True, check=True
+    )
+    return ("--admin-port", "0") if "--admin-port" in flags.stdout else ()
 
 
 def _peer(machine: Machine, step_ms: float) -> Way:

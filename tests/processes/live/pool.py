@@ -98,9 +98,13 @@ class LivePool:
 
     def ask_to_stop(self, kind: Kind, name: str) -> Started:
         """SIGTERM; the process, to wait for its exit code."""
-        process = self._running[kind, name]
+        process = self.process(kind, name)
         process.ask_to_stop()
         return process
+
+    def process(self, kind: Kind, name: str) -> Started:
+        """One that runs."""
+        return self._running[kind, name]
 
     def url(self, router: str = "main") -> str:
         return f"http://{self._addresses['router', router]}"

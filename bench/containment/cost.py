@@ -1,0 +1,95 @@
+"""What containment costs: CPU of router and sidecar per request and per token, beside a version without it.
+
+Both versions run the whole time, each with its own engine, and take turns within one run. The figures are
+CPU times, as the kernel counts them, divided by what was carried; what counts is the ratio of each round's
+pair, for a busy machine slows both.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from containment.report import Row, row
+from overhead import measures
+from overhead.deployments import BIN, Machine, Way, penstock
+from overhead.load import interleave
+from overhead.measures import Seen
+
+STEP_MS, STREAMS, WINDOW_S, BURST = 30.0, 192, 5.0, 3000
+GOAL = 1.03
+KINDS = {
+    "JSON request": "request_cpu_us",
+    "one-token stream": "stream_cpu_us",
+    "streamed token": "token_cpu_us",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Router and sidecar together, in microseconds a round, of one kind of work."""
+
+    before_us: list[float]
+    now_us: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The median over rounds."""
+        return median(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """A round's pair each."""
+        return [now / before for before, now in zip(self.before_us, self.now_us, strict=True)]
+
+
+def measured(folder: Path, baseline: Path, rounds: int) -> list[Row]:
+    """Return a row for each kind of work. baseline: a checkout with its `.venv`."""
+    machine = Machine(folder)
+    with machine.stack:
+        running = {
+            "before": penstock(machine, STEP_MS, "before", baseline / ".venv" / "bin"),
+            "now": penstock(machine, STEP_MS, "now", BIN),
+        }
+        seen = asyncio.run(_in_turns(running, rounds))
+    return [_row(what, _cost(seen, field)) for what, field in KINDS.items()] + _parts(seen)
+
+
+async def _in_turns(running: Mapping[str, Way], rounds: int) -> dict[str, Seen]:
+    seen = {name: Seen() for name in running}
+    for way in running.values():
+        await measures.warm_up(way)
+    for number, name in interleave(rounds, list(running)):
+        print(f"cost: round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+        await measures.as_many_as_it_can(running[name], seen[name], BURST)
+        await measures.tokens(running[name], seen[name], STREAMS, WINDOW_S)
+    return seen
+
+
+def _cost(seen: Mapping[str, Seen], field: str, parts: tuple[str, ...] = ("router", "sidecar")) -> Cost:
+    def of(name: str) -> list[float]:
+        by_part: dict[str, list[float]] = getattr(seen[name], field)
+        return [sum(costs) for costs in zip(*(by_part[part] for part in parts), strict=True)]
+
+    return Cost(of("before"), of("now"))
+
+
+def _row(what: str, cost: Cost) -> Row:
+    said = (
+        f"{cost.ratio:.3f} ({min(cost.ratios):.3f} to {max(cost.ratios):.3f} in {len(cost.ratios)} rounds; "
+        f"{median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
+    )
+    return row(f"CPU per {what}, as a ratio", f"≤ {GOAL}", said, cost.ratio <= GOAL)
+
+
+def _parts(seen: Mapping[str, Seen]) -> list[Row]:
+    """The same by process, without a goal."""
+    rows = []
+    for what, field in KINDS.items():
+        for part in ("router", "sidecar"):
+            cost = _cost(seen, field, (part,))
+            said = f"{cost.ratio:.3f} ({median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
+            rows.append(row(f"of it the {part}, {what}", "", said, None))
+    return rows
