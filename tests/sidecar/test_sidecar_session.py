@@ -303,6 +303,16 @@ async def test_what_a_bad_time_taught_gets_old_only_while_there_is_nothing_to_do
         await until(rests)
 
 
+@pytest.mark.parametrize("given", ["", "two\r\nlines", "nul\x00", "caf\xe9", "x" * 129])
+async def test_a_request_id_that_no_header_can_hold_is_replaced(
+    engine: Engine, router: Router, given: str
+) -> None:
+    engine.script = streams
+    await router.submit(7, request_id=given)
+    assert (await router.ended(7)).HasField("finished")
+    assert (await engine.asked()).headers["x-request-id"] not in ("", given)
+
+
 class Held:
     """What a session carries. cancelled: called as its session ends."""
 

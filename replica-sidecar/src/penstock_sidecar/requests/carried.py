@@ -7,6 +7,7 @@ a cancel, the replica when its engine is gone.
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -30,6 +31,9 @@ from penstock_sidecar.frames.messages import (
 )
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.requests.client_body import ClientBody
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""What may stand in a header and a log line; routers send no other."""
 
 
 class Carrier(Protocol):
@@ -70,6 +74,7 @@ class Carried:
     """A request between a router and the engine.
 
     id: the router's, unique in its session.
+    request_id: the client's, where it is one.
     key: ours, unique in the engine.
     job, body: None until its body has been read and found good.
     verdict: None until it is decided.
@@ -102,7 +107,8 @@ class Carried:
     )
 
     def __init__(self, submit: wire.Submit, key: str, owner: Owner, carrier: Carrier, now_s: float) -> None:
-        self.id, self.request_id, self.tier = submit.id, submit.request_id, submit.tier
+        self.id, self.tier = submit.id, submit.tier
+        self.request_id = submit.request_id if _REQUEST_ID.fullmatch(submit.request_id) else key
         self.endpoint = submit.endpoint
         self.key, self.arrived_s = key, now_s
         self.state = State.DECIDING
