@@ -26,10 +26,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock_operator.inputs import Facts, Inputs
-from penstock_operator.manifest import Owner
+from penstock_operator.manifests.manifest import Owner
 from penstock_operator.objects.containers import TELEMETRY_FOLDER, TELEMETRY_SOCKET
-from penstock_operator.objects.engines import CACHE_FOLDER, PLUGIN_FOLDER, Engine, engine
+from penstock_operator.objects.engine_container import CACHE_FOLDER, PLUGIN_FOLDER, Engine, engine
+from penstock_operator.objects.render_context import Facts, Inputs
 from penstock_operator.settings import Settings
 from penstock_pool import Pool, load_pool
 from penstock_proto.telemetry_pb2 import StepReport

@@ -7,8 +7,8 @@ import pytest
 from chart.rendered import CHART, ROOT
 from chart.tables import between
 from penstock_core.autoscaling.terms import Reason as ScalingReason
-from penstock_operator.diagnosis import Cause
-from penstock_operator.status import Reason
+from penstock_operator.status.conditions import Reason
+from penstock_operator.status.diagnosis import Cause
 from penstock_pool import parse_pool
 from penstock_pool.status import CONDITIONS
 from yaml import safe_load_all

@@ -1,9 +1,8 @@
 """A pool's own ServiceMonitor and the chart's PodMonitor name pools by the same label, which alerts read."""
 
 from chart.rendered import rendered, the
-from penstock_operator.desired import Facts
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Owner
+from penstock_operator.manifests.manifest import Owner
+from penstock_operator.objects.render_context import Facts, Inputs
 from penstock_operator.objects.service_monitor import service_monitor
 from penstock_operator.settings import Settings
 from penstock_pool import parse_pool

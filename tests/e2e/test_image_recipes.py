@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from images.dockerfile import read_recipe
-from penstock_operator.objects.engines import PLUGIN_FOLDER, PLUGIN_SOURCE
+from penstock_operator.objects.engine_container import PLUGIN_FOLDER, PLUGIN_SOURCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "vllm-plugin" / "Dockerfile"

@@ -9,12 +9,12 @@ import pytest
 from lightkube import KubeConfig
 from operating.process import IMAGES
 from operating.world import World, pool_document
-from penstock_operator.cluster.api import Api
-from penstock_operator.decide import decide
-from penstock_operator.plan import owner_of, plan, read
-from penstock_operator.reconcile import new_key
+from penstock_operator.cluster.api_client import Api
+from penstock_operator.reconcile.actions import decide
+from penstock_operator.reconcile.desired_state import owner_of, plan, read
+from penstock_operator.reconcile.reconciler import new_key
 from penstock_operator.settings import read_settings
-from penstock_operator.tls import Held, renewed
+from penstock_operator.tls.credentials import Held, renewed
 from penstock_pool import Pool
 
 OPTIONAL = {"HTTPRoute", "ServiceMonitor", "ScaledObject"}

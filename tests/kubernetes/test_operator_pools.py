@@ -8,7 +8,7 @@ from kube.kubectl import Kubectl
 from operating.eventually import eventually
 from operating.process import OperatorProcess
 from operating.world import World, pool_document
-from penstock_operator.times import unix_s
+from penstock_operator.manifests.timestamps import unix_s
 
 pytestmark = pytest.mark.usefixtures("operator")
 

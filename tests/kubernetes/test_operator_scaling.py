@@ -17,7 +17,7 @@ from operating.account import operator_account, operator_home
 from operating.eventually import eventually
 from operating.process import operator_process
 from operating.world import World, pool_document
-from penstock_operator.names import ADMIN_PORT
+from penstock_operator.manifests.names import ADMIN_PORT
 
 ADDRESS = "127.0.77.1"
 COUNTERS = (

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_operator.desired import Facts, desired
-from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import Facts
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials, Held, renewed
+from penstock_operator.tls.credentials import Credentials, Held, renewed
 from penstock_pool import Pool, parse_pool
 
 MakePool = Callable[..., Pool]

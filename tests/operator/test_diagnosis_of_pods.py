@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from penstock_operator.diagnosis import Cause, Problem, absence, diagnose
-from penstock_operator.manifest import Manifest, Ref
-from penstock_operator.names import Component
+from penstock_operator.manifests.manifest import Manifest, Ref
+from penstock_operator.manifests.names import Component
+from penstock_operator.status.diagnosis import Cause, Problem, absence, diagnose
 
 NOW_S = 1_767_323_045.0  # 2026-01-02T03:04:05Z
 

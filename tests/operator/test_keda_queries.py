@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from keda.prometheus import prometheus
 from keda.scaler import Keda
-from penstock_operator.desired import Facts, desired
-from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import Facts
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials
+from penstock_operator.tls.credentials import Credentials
 from penstock_pool import Pool
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from penstock_operator.desired import Facts, desired
-from penstock_operator.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, Owner
 from penstock_operator.objects.config_maps import learned_capacity_rps
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import Facts
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials
+from penstock_operator.tls.credentials import Credentials
 from penstock_pool import Pool
 
 

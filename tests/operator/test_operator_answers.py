@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from copy import deepcopy
 
-from penstock_operator.apply import not_kept
-from penstock_operator.diagnosis import Cause
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component
+from penstock_operator.reconcile.execution import not_kept
+from penstock_operator.status.diagnosis import Cause
 
 Want = Callable[..., dict[str, Manifest]]
 WEIGHTS = {

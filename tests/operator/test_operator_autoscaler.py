@@ -10,7 +10,7 @@ from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState
 from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Decision, Reason
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_operator.autoscaler import CALM_S, Scaler, replicas_now, scales, stepped
+from penstock_operator.autoscaling.autoscaler import CALM_S, Scaler, replicas_now, scales, stepped
 from penstock_pool import Pool, parse_pool
 
 from examples import examples

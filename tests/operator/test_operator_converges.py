@@ -9,16 +9,16 @@ from clusterless.memory_api import MemoryApi
 from clusterless.virtual_time import now_s, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from penstock_operator.cluster.api import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.cache import PoolKey, Seen
 from penstock_operator.cluster.kinds import POOL, WATCHED
-from penstock_operator.cluster.seen import PoolKey, Seen
-from penstock_operator.drift import differences
-from penstock_operator.manifest import Manifest, Owner, Ref
+from penstock_operator.manifests.manifest import Manifest, Owner, Ref
 from penstock_operator.metrics import Metrics
-from penstock_operator.plan import plan
-from penstock_operator.reconcile import Reconciler
+from penstock_operator.reconcile.desired_state import plan
+from penstock_operator.reconcile.drift import differences
+from penstock_operator.reconcile.reconciler import Reconciler
 from penstock_operator.settings import Settings
-from penstock_operator.status import condition
+from penstock_operator.status.conditions import condition
 from penstock_pool import parse_pool
 from prometheus_client import CollectorRegistry
 

@@ -8,9 +8,9 @@ import pytest
 from clusterless.memory_api import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.decide import Action, Apply, Conflict, Delete, LeftOut, Reason, decide
-from penstock_operator.manifest import Manifest, Owner, Ref, ref_of
-from penstock_operator.names import FIELD_MANAGER
+from penstock_operator.manifests.manifest import Manifest, Owner, Ref, ref_of
+from penstock_operator.manifests.names import FIELD_MANAGER
+from penstock_operator.reconcile.actions import Action, Apply, Conflict, Delete, LeftOut, Reason, decide
 
 Want = Callable[..., dict[str, Manifest]]
 OURS = Owner("llama", "apps", "uid-of-llama")

@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 from penstock_core.autoscaling.demand import ReplicaState
-from penstock_operator.demand import ATTAINMENT, COUNTERS, Reading, Tally, counts_of, demand_of, reading_of
-from penstock_operator.status import TierCounts
+from penstock_operator.autoscaling.demand import Tally, demand_of
+from penstock_operator.routers.demand_page import (
+    ATTAINMENT,
+    COUNTERS,
+    Reading,
+    TierCounts,
+    counts_of,
+    reading_of,
+)
 
 
 def page(

@@ -7,9 +7,9 @@ import pytest
 from clusterless.memory_api import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.drift import Difference, differences, drift
-from penstock_operator.names import FIELD_MANAGER
-from penstock_operator.quantity import quantity
+from penstock_operator.manifests.names import FIELD_MANAGER
+from penstock_operator.manifests.quantities import quantity
+from penstock_operator.reconcile.drift import Difference, differences, drift
 
 CONTAINERS = {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]}
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from penstock_operator.desired import UnfitPool
-from penstock_operator.manifest import Manifest
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.objects.render_context import UnfitPool
 from penstock_operator.settings import Settings
 
 Want = Callable[..., dict[str, Manifest]]

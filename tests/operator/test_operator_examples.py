@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from penstock_operator.desired import Facts, desired
-from penstock_operator.manifest import Owner
+from penstock_operator.manifests.manifest import Owner
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import Facts
 from penstock_operator.settings import Settings
-from penstock_operator.tls import Credentials
+from penstock_operator.tls.credentials import Credentials
 from penstock_pool import parse_pool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
-from penstock_operator.cluster.api import Api
+from penstock_operator.cluster.api_client import Api
 from penstock_operator.cluster.lease import LeaseLost
-from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.manifests.manifest import Manifest, Ref
 
 MADE: Manifest = {
     "apiVersion": "v1",

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from penstock_operator.fit import fields, judge, published
+from penstock_operator.cluster.crd_compatibility import fields, judge, published
 from penstock_pool.crd.definition import schema
 from penstock_runtime.serving import StartError
 

@@ -1,5 +1,5 @@
-from penstock_operator.hosts import taken_by
-from penstock_operator.manifest import Manifest
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.reconcile.ingress_hosts import taken_by
 
 
 def pool(name: str, made: str, host: str | None = "a.example", uid: str = "") -> Manifest:

@@ -9,10 +9,10 @@ from typing import Any
 from clusterless.virtual_time import now_s, run
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.cluster.api import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
 from penstock_operator.cluster.lease import DURATION_S, HOLD_S, Leadership, LeaseLost
-from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.manifests.manifest import Manifest, Ref
 
 REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 LONGEST_S = 300.0

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock_operator.cluster.kinds import LEASE
 from penstock_operator.cluster.lease import DURATION_S, Sighting, may_take, taken
-from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.manifests.manifest import Manifest, Ref
 
 REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 NOW = "2026-01-02T03:04:05.000000Z"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.merge import merge_pod_template
+from penstock_operator.objects.strategic_merge import merge_pod_template
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"pool": "llama"}},

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from penstock_operator.cluster.events import News, event_of
-from penstock_operator.decide import Action, Apply, Delete, Reason
-from penstock_operator.manifest import Ref
-from penstock_operator.news import news_of
+from penstock_operator.manifests.manifest import Ref
+from penstock_operator.reconcile.actions import Action, Apply, Delete, Reason
+from penstock_operator.reconcile.events import News, event_of, news_of
 
 
 def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict[str, Any]:

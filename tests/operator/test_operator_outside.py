@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_operator.manifest import Manifest
+from penstock_operator.manifests.manifest import Manifest
 
 Want = Callable[..., dict[str, Manifest]]
 HOST = "llama.example.com"

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 from penstock_operator.cluster.kinds import WATCHED
-from penstock_operator.permissions import CLUSTER, LEASE, OWN, POOLS, READ, manifest_rules
+from penstock_operator.cluster.permissions import CLUSTER, LEASE, OWN, POOLS, READ, manifest_rules
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "charts/penstock/templates/rbac.yaml"
 

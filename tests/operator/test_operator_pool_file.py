@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_operator.manifest import Manifest
+from penstock_operator.manifests.manifest import Manifest
 from penstock_pool import Pool, load_pool
 
 Want = Callable[..., dict[str, Manifest]]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component
-from penstock_operator.references import references
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component
 from penstock_operator.settings import Settings
+from penstock_operator.status.pod_references import references
 from penstock_pool import Pool, parse_pool
 
 

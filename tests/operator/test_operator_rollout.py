@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import pytest
-from penstock_operator.manifest import Manifest
-from penstock_operator.rollout import replica_drain_s, router_drain_s
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.objects.rollout import replica_drain_s, router_drain_s
 from penstock_pool import Pool
 from penstock_pool.serving_pool import PoolSpec
 from penstock_pool.spec import Spec, file_name

@@ -1,9 +1,9 @@
 """What watches told, in whatever order news arrives."""
 
+from penstock_operator.cluster.cache import PoolKey, Seen
 from penstock_operator.cluster.kinds import CONFIG_MAP, POOL, Kind
-from penstock_operator.cluster.seen import PoolKey, Seen
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import POOL_LABEL
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import POOL_LABEL
 
 KEY = PoolKey("team", "chat")
 

@@ -13,9 +13,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import verification
-from penstock_operator.certificates import MakeKey, Pair
-from penstock_operator.manifest import Manifest
-from penstock_operator.tls import (
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.tls.certificates import MakeKey, Pair
+from penstock_operator.tls.credentials import (
     AUTHORITY_LIFE,
     CERTIFICATE_LIFE,
     CERTIFICATE_RENEWED,

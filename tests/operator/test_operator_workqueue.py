@@ -1,6 +1,6 @@
 import asyncio
 
-from penstock_operator.workqueue import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkQueue
+from penstock_operator.reconcile.workqueue import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkQueue
 
 
 async def test_key_added_often_is_taken_once() -> None:

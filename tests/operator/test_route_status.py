@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from penstock_operator.diagnosis import Cause
-from penstock_operator.manifest import Manifest
-from penstock_operator.route_status import pending_route, rejected_routes
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.status.diagnosis import Cause
+from penstock_operator.status.route_status import pending_route, rejected_routes
 
 GATEWAY = {"name": "public", "namespace": "gateways"}
 ACCEPTED = {"type": "Accepted", "status": "True", "observedGeneration": 2}

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from penstock_operator.diagnosis import NOT_AS_WRITTEN, Cause, Problem
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component
-from penstock_operator.status import Status, TierCounts, View, condition, status_of
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component
+from penstock_operator.routers.demand_page import TierCounts
+from penstock_operator.status.conditions import Status, View, condition, status_of
+from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, Cause, Problem
 from penstock_pool.status import PoolStatus
 
 NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:00Z"

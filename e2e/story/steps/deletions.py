@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import lightkube
 from lightkube.resources.core_v1 import Pod
-from penstock_operator.names import ADMIN_PORT
+from penstock_operator.manifests.names import ADMIN_PORT
 
 from story.pool import NAMESPACE, REPLICAS
 from story.waiting import until

@@ -16,8 +16,8 @@ import kopf
 from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import GROUP, POOL, VERSION, WATCHED
+from penstock_operator.controller import OWN, Operator
 from penstock_operator.options import read_options
-from penstock_operator.running import OWN, Operator
 from penstock_operator.settings import read_settings
 
 WATCH_S = 290

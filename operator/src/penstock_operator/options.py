@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_operator.cluster.kinds import LEASE
-from penstock_operator.manifest import Ref
+from penstock_operator.manifests.manifest import Ref
 from penstock_operator.settings import SettingsError
 
 LEASE_NAME = "penstock-operator"

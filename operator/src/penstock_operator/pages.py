@@ -9,7 +9,7 @@ from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest
 
-from penstock_operator.cluster.seen import PoolKey
+from penstock_operator.cluster.cache import PoolKey
 
 
 class Health:

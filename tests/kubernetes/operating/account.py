@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import yaml
-from penstock_operator.permissions import CLUSTER, LEASE, POOLS, Rule, manifest_rules
+from penstock_operator.cluster.permissions import CLUSTER, LEASE, POOLS, Rule, manifest_rules
 
 ACCOUNT = "penstock-operator"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

@@ -7,7 +7,7 @@ would take the right to list them.
 
 from dataclasses import dataclass
 
-from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.manifests.manifest import Manifest, Ref
 
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"

@@ -5,10 +5,10 @@ measures that on its own clock, so clocks need not agree; only their rates have 
 
 A holder may write until `HOLD_S` after it asked for the last renewal that was granted. Others wait for
 `DURATION_S` after they saw that renewal, which is later. Each write is checked against this bound when it is
-sent (`cluster/api.py`), because a process that was frozen notices nothing: it goes on where it stood, with
-reconciles under way, after another has taken the Lease. The margin, `DURATION_S - HOLD_S`, is what a write
-may take from the check to its effect. No Lease can bound a freeze between the check and the system call after
-it; what may arrive late is one write, which the new leader's next reconcile corrects.
+sent (`cluster/api_client.py`), because a process that was frozen notices nothing: it goes on where it stood,
+with reconciles under way, after another has taken the Lease. The margin, `DURATION_S - HOLD_S`, is what a
+write may take from the check to its effect. No Lease can bound a freeze between the check and the system
+call after it; what may arrive late is one write, which the new leader's next reconcile corrects.
 
 An operator that is told to stop gives the Lease back, so that the next one begins at once.
 """
@@ -23,9 +23,9 @@ from typing import Any
 
 import structlog
 
-from penstock_operator.cluster.api import Api, ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import Api, ApiRefused, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
-from penstock_operator.manifest import Manifest, Ref
+from penstock_operator.manifests.manifest import Manifest, Ref
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock_pool import Pool
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.pool_file import KEYS_ENTRY
+from penstock_operator.objects.pool_file import KEYS_ENTRY
+from penstock_operator.objects.render_context import Inputs
 
 Json = dict[str, Any]
 

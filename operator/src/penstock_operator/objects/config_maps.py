@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from math import inf
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component, learned_name, replica_name, router_name
-from penstock_operator.objects.child import child
-from penstock_operator.pool_file import replica_file, router_file
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component, learned_name, replica_name, router_name
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.pool_file import replica_file, router_file
+from penstock_operator.objects.render_context import Inputs
 
 POOL_ENTRY = "pool.yaml"
 CAPACITY_ENTRY = "capacityRps"

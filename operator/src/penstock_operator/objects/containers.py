@@ -5,8 +5,8 @@ from typing import Any
 from penstock_pool.pod_spec import Resources
 from penstock_pool.time_models import SUFFIX
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.objects.security import OWN_SECURITY
+from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.security_contexts import OWN_SECURITY
 
 Json = dict[str, Any]
 

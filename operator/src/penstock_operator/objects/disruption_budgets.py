@@ -4,10 +4,10 @@ As `maxUnavailable: 1`, so that a pool of one can be moved too. A pod that is no
 node.
 """
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component, replica_name, router_name, selector
-from penstock_operator.objects.child import child
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component, replica_name, router_name, selector
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 
 
 def disruption_budgets(inputs: Inputs) -> tuple[Manifest, ...]:

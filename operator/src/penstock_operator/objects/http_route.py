@@ -4,11 +4,11 @@ Only `/v1`, like the Ingress, and without time limits: the router has its own. W
 Gateway needs a BackendTLSPolicy for the pool's Service: which authority it trusts is not the pool's to say.
 """
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component
-from penstock_operator.objects.child import child
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component
 from penstock_operator.objects.ingress import API_PATH
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 from penstock_operator.objects.services import api_port
 
 

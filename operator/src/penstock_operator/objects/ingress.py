@@ -6,10 +6,10 @@ controllers only nginx does either, so it is told not to by its annotations, whi
 pool's own annotations win. Traefik and HAProxy pass streams on as they come.
 """
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import Component
-from penstock_operator.objects.child import child
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 from penstock_operator.objects.services import api_port
 
 API_PATH = "/v1"

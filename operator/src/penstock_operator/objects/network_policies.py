@@ -9,9 +9,8 @@ kubelet's probes come from the node and are always let in.
 
 from typing import Any
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import (
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import (
     ADMIN_PORT,
     METRICS_PORT,
     REPLICA_PORT,
@@ -21,7 +20,8 @@ from penstock_operator.names import (
     router_name,
     selector,
 )
-from penstock_operator.objects.child import child
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 
 ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 

@@ -9,9 +9,8 @@ the clear whether or not the API is.
 
 from typing import Any
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import (
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import (
     ADMIN_PORT,
     ROUTER_PORT,
     Component,
@@ -22,7 +21,6 @@ from penstock_operator.names import (
     tls_server_name,
 )
 from penstock_operator.objects.api_keys import key_arguments, key_volumes
-from penstock_operator.objects.child import child
 from penstock_operator.objects.containers import (
     CONFIG_MOUNT,
     POOL_FILE,
@@ -37,9 +35,11 @@ from penstock_operator.objects.containers import (
     time_model_source,
     tls_volume,
 )
-from penstock_operator.objects.pods import pod_template
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.pod_template import pod_template
+from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
 from penstock_operator.objects.services import api_port
-from penstock_operator.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
 
 Json = dict[str, Any]
 

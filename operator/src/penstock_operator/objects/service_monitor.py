@@ -1,9 +1,9 @@
 """ServiceMonitor: how the Prometheus operator finds routers and replicas."""
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import POOL_LABEL
-from penstock_operator.objects.child import child
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import POOL_LABEL
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 
 POOL_AS_LABEL = {
     "sourceLabels": ["__meta_kubernetes_service_label_penstock_dev_pool"],

@@ -6,9 +6,8 @@ balancer or a route, exposes the API and nothing else.
 
 from typing import NamedTuple
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import (
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import (
     ADMIN_PORT,
     METRICS_PORT,
     REPLICA_PORT,
@@ -18,7 +17,8 @@ from penstock_operator.names import (
     replicas_service_name,
     selector,
 )
-from penstock_operator.objects.child import child
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 
 
 class ApiPort(NamedTuple):

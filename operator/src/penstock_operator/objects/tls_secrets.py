@@ -6,10 +6,10 @@ volume can show it by mistake.
 
 from base64 import b64encode
 
-from penstock_operator.inputs import Inputs
-from penstock_operator.manifest import Manifest
-from penstock_operator.names import authority_name, tls_name
-from penstock_operator.objects.child import child
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import authority_name, tls_name
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
 
 
 def tls_secrets(inputs: Inputs) -> tuple[Manifest, ...]:

@@ -1,0 +1,84 @@
+"""Whether the cluster's ServingPool and this operator are of one release, looked at once at the start.
+
+The cluster's fields are read from what the API server publishes for every client, which takes no rights. An
+operator that cannot write its status would be blind and mute, so it does not start; anything else it says
+in one line, and serves what both sides know. A pool with a field that this operator does not know is never
+half read: it is Degraded, SpecInvalid, with the field's name.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import structlog
+from penstock_pool.crd.definition import schema
+from penstock_runtime.serving import StartError
+
+from penstock_operator.cluster.api_client import Api
+from penstock_operator.cluster.kinds import GROUP, VERSION
+
+log = structlog.get_logger()
+
+APPLY = "kubectl apply --server-side -f crds/servingpools.yaml"
+WAIT_S = 30.0
+"""For a definition that was applied a moment ago to be published."""
+
+LOOK_S = 1.0
+MOST_NAMED = 8
+
+
+async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:
+    """Compare, and say what differs. Raises StartError where the operator could not work; ApiUnreachable."""
+    found: Mapping[str, Any] | None = None
+    deadline_s = asyncio.get_running_loop().time() + wait_s
+    while found is None and asyncio.get_running_loop().time() < deadline_s:
+        page = await api.read(f"/openapi/v3/apis/{GROUP}/{VERSION}")
+        found = published(page) if page is not None else None
+        if found is None:
+            log.warning("no ServingPool in this cluster yet", to_do=APPLY)
+            await asyncio.sleep(LOOK_S)
+    if found is None:
+        raise StartError(f"this cluster has no ServingPool {VERSION}; {APPLY}")
+    for line in judge(set(fields(schema())), set(fields(found))):
+        log.warning(line)
+
+
+def published(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a ServingPool on an API server's OpenAPI page."""
+    for schema_ in page.get("components", {}).get("schemas", {}).values():
+        kinds = schema_.get("x-kubernetes-group-version-kind", ())
+        if {"group": GROUP, "kind": "ServingPool", "version": VERSION} in kinds:
+            return dict(schema_)
+    return None
+
+
+def fields(schema_: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Every field of a schema's spec and status, like `spec.tiers[].slo.tpot`."""
+    for name, inner in schema_.get("properties", {}).items():
+        path = f"{at}.{name}" if at else name
+        if path.startswith(("spec", "status")):
+            yield path
+            yield from fields(inner, path)
+    if isinstance(items := schema_.get("items"), Mapping):
+        yield from fields(items, f"{at}[]")
+
+
+def judge(ours: set[str], theirs: set[str]) -> list[str]:
+    """What to say about the difference, a line each. Raises StartError where no status could be written."""
+    older, newer = sorted(ours - theirs), sorted(theirs - ours)
+    definition = "this cluster's ServingPool"
+    if mute := [field for field in older if field.startswith("status")]:
+        raise StartError(
+            f"{definition} is older than the operator, which could not report {_named(mute)}; {APPLY}"
+        )
+    said = []
+    if older:
+        said.append(f"{definition} is older than the operator and lacks {_named(older)}; {APPLY}")
+    if newer:
+        said.append(f"{definition} is newer than the operator, which does not know {_named(newer)}")
+    return said
+
+
+def _named(paths: list[str]) -> str:
+    more = len(paths) - MOST_NAMED
+    return ", ".join(paths[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

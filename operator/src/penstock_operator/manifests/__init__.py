@@ -1,0 +1,1 @@
+"""Kubernetes objects as JSON: references, names and labels, list keys, quantities, timestamps."""

@@ -1,0 +1,42 @@
+"""What objects are made from: the pool's own words, and the few facts that are not among them."""
+
+from dataclasses import dataclass
+
+from penstock_pool import Pool
+
+from penstock_operator.manifests.manifest import Owner
+from penstock_operator.settings import Settings
+from penstock_operator.tls.credentials import Credentials
+
+
+class UnfitPool(Exception):
+    """A valid pool that this operator cannot run. The message is for its status: field, what, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is wanted beside the pool's own words.
+
+    replicas: how many replicas to run now: `spec.replicas`, or what autoscaling decided.
+    credentials: keys and certificates to publish; None where TLS is off, and only there.
+    capacity_rps: what autoscaling has learned that a replica takes; None: nothing yet, or it does not scale.
+    """
+
+    replicas: int
+    credentials: Credentials | None
+    capacity_rps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that an object may depend on."""
+
+    pool: Pool
+    owner: Owner
+    settings: Settings
+    facts: Facts
+
+    @property
+    def name(self) -> str:
+        """The pool's."""
+        return self.owner.name

@@ -1,0 +1,61 @@
+"""The StatefulSet of replicas: an engine and its sidecar in each pod.
+
+A StatefulSet and not a Deployment, because a GPU is not there twice: a Deployment brings the new pod up
+before, or kills the old one at once, and names that stay are what metrics and logs are read by. All start and
+stop together (`Parallel`): no replica needs another, and a scale-down drains all that go at the same time,
+the highest ordinals first to be chosen.
+"""
+
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import (
+    Component,
+    replica_name,
+    replicas_service_name,
+    selector,
+    tls_name,
+)
+from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume, time_model_source, tls_volume
+from penstock_operator.objects.engine_container import engine, engine_last, uses_gpus
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.pod_template import pod_template
+from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.rollout import SETTLE_S, replica_digest, replica_grace_s
+from penstock_operator.objects.sidecar_container import SERVER_ENTRIES, TEMPORARY, sidecar
+
+
+def replica_set(inputs: Inputs) -> Manifest:
+    """The StatefulSet. Raises UnfitPool."""
+    name, beside = replica_name(inputs.name), engine(inputs)
+    volumes = [
+        config_volume(name, *time_model_source(inputs)),
+        {"name": TELEMETRY_MOUNT["name"], "emptyDir": {"sizeLimit": "1Mi"}},
+        {"name": TEMPORARY, "emptyDir": {"sizeLimit": "64Mi"}},
+        *beside.volumes,
+    ]
+    if inputs.settings.tls:
+        volumes.append(tls_volume(tls_name(inputs.name), SERVER_ENTRIES))
+    runtime_class = inputs.settings.gpu_runtime_class if uses_gpus(beside.container) else None
+    template = pod_template(
+        inputs,
+        Component.REPLICA,
+        replica_digest(inputs.pool),
+        inputs.pool.spec.engine.pod_template,
+        serviceAccountName=name,
+        automountServiceAccountToken=False,
+        terminationGracePeriodSeconds=replica_grace_s(inputs.pool),
+        initContainers=[*beside.init, beside.container],
+        containers=[sidecar(inputs)],
+        volumes=volumes,
+        **({"runtimeClassName": runtime_class} if runtime_class else {}),
+    )
+    spec = {
+        "replicas": inputs.facts.replicas,
+        "serviceName": replicas_service_name(inputs.name),
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
+        "minReadySeconds": SETTLE_S,
+        "revisionHistoryLimit": 5,
+        "selector": {"matchLabels": selector(inputs.name, Component.REPLICA)},
+        "template": engine_last(template),
+    }
+    return child(inputs, "apps/v1", "StatefulSet", name, component=Component.REPLICA, spec=spec)

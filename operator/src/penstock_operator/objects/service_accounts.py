@@ -1,0 +1,44 @@
+"""Service accounts, and the rights of routers: to watch where replicas are, and to get the pool's keys."""
+
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component, replica_name, router_name
+from penstock_operator.objects.api_keys import key_rules
+from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.render_context import Inputs
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def accounts(inputs: Inputs) -> tuple[Manifest, ...]:
+    """Both service accounts, the routers' Role and its binding. Replicas get no token at all."""
+    router = router_name(inputs.name)
+    rule = {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
+    }
+    role = {"apiGroup": RBAC, "kind": "Role", "name": router}
+    subject = {"kind": "ServiceAccount", "name": router, "namespace": inputs.owner.namespace}
+    return (
+        _account(inputs, replica_name(inputs.name), Component.REPLICA),
+        _account(inputs, router, Component.ROUTER),
+        child(
+            inputs, f"{RBAC}/v1", "Role", router, component=Component.ROUTER, rules=[rule, *key_rules(inputs)]
+        ),
+        child(
+            inputs,
+            f"{RBAC}/v1",
+            "RoleBinding",
+            router,
+            component=Component.ROUTER,
+            roleRef=role,
+            subjects=[subject],
+        ),
+    )
+
+
+def _account(inputs: Inputs, name: str, component: Component) -> Manifest:
+    """Whoever borrows the account gets no token with it; a pod that needs one asks for it."""
+    return child(
+        inputs, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
+    )

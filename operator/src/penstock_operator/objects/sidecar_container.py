@@ -1,0 +1,91 @@
+"""The sidecar: the main container of a replica's pod.
+
+No readiness of the engine's own: the sidecar asks its engine every second, and `/ready` is what it heard.
+"""
+
+import math
+from typing import Any
+
+from penstock_pool.engine_spec import AUTO
+
+from penstock_operator.manifests.names import ENGINE_PORT, METRICS_PORT, REPLICA_PORT
+from penstock_operator.objects.containers import (
+    CONFIG_MOUNT,
+    ENGINE_KEY,
+    POOL_FILE,
+    TELEMETRY_MOUNT,
+    TELEMETRY_SOCKET,
+    TLS_FOLDER,
+    TLS_MOUNT,
+    container,
+    engine_key,
+    probe,
+)
+from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.rollout import replica_drain_s
+
+Json = dict[str, Any]
+
+SIDECAR = "sidecar"
+TEMPORARY = "sidecar-tmp"
+SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
+"""What a replica needs of the TLS Secret."""
+
+START_S = 120
+
+RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+"""What a hundred requests a second take; `podTemplate` says otherwise, by the container's name."""
+
+
+def sidecar(inputs: Inputs) -> Json:
+    """The container. Its volumes are the pod's."""
+    tls = inputs.settings.tls
+    mounts = [CONFIG_MOUNT, TELEMETRY_MOUNT, {"name": TEMPORARY, "mountPath": "/tmp"}]
+    return container(
+        inputs,
+        SIDECAR,
+        inputs.settings.sidecar_image,
+        command=["penstock-sidecar"],
+        args=[*_arguments(inputs), *(_TLS if tls else ["--insecure"])],
+        env=[
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            *engine_key(inputs, ENGINE_KEY),
+        ],
+        ports=[
+            {"name": "replica", "containerPort": REPLICA_PORT},
+            {"name": "metrics", "containerPort": METRICS_PORT},
+        ],
+        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(inputs)),
+        livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
+        readinessProbe=probe("/ready", "metrics", period_s=1, failures=2),
+        resources=RESOURCES,
+        volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
+    )
+
+
+def _start_s(inputs: Inputs) -> int:
+    """Longest that it may take to answer: to compile what is not yet, to measure where it has to."""
+    engine = inputs.pool.spec.engine
+    return START_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
+
+
+def _arguments(inputs: Inputs) -> list[str]:
+    return [
+        "-f",
+        POOL_FILE,
+        "--name=$(POD_NAME)",
+        f"--listen=0.0.0.0:{REPLICA_PORT}",
+        f"--engine=http://127.0.0.1:{ENGINE_PORT}",
+        f"--telemetry={TELEMETRY_SOCKET}",
+        "--metrics-host=0.0.0.0",
+        f"--metrics-port={METRICS_PORT}",
+        f"--drain-s={replica_drain_s(inputs.pool):g}",
+        "--log-json",
+    ]
+
+
+_TLS = [
+    f"--tls-cert={TLS_FOLDER}/tls.crt",
+    f"--tls-key={TLS_FOLDER}/tls.key",
+    f"--tls-client-ca={TLS_FOLDER}/ca.crt",
+]

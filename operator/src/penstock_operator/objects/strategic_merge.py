@@ -1,0 +1,66 @@
+"""A pod template laid over another, as Kubernetes' strategic merge does it.
+
+Maps merge deeply, lists that are maps merge entry by entry, everything else is replaced, and `null` removes.
+So a `podTemplate` that names the engine's container and one environment variable adds that variable: ports,
+probes and mounts stay, unless it names them too. Which list a container stands in is ours to know: the engine
+is an init container that keeps running, and a patch that calls it a container means that one.
+"""
+
+from typing import Any
+
+from penstock_operator.manifests.list_keys import list_key
+
+Json = dict[str, Any]
+
+_CONTAINERS = ("initContainers", "containers")
+
+
+def merge_pod_template(base: Json, patch: Json) -> Json:
+    """`base` with `patch` laid over it; neither is changed."""
+    return merged(base, _with_containers_at_home(base, patch))
+
+
+def merged(base: Json, patch: Json) -> Json:
+    """One map laid over another."""
+    result = dict(base)
+    for field, value in patch.items():
+        if value is None:
+            result.pop(field, None)
+        else:
+            result[field] = _laid_over(field, base.get(field), value)
+    return result
+
+
+def _laid_over(field: str, base: Any, patch: Any) -> Any:
+    if isinstance(patch, dict):
+        return merged(base if isinstance(base, dict) else {}, patch)
+    if isinstance(patch, list):
+        return _merged_list(field, base if isinstance(base, list) else [], patch)
+    return patch
+
+
+def _merged_list(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
+    key = list_key(field, base + patch)
+    if key is None:
+        return patch
+    entries = {item[key]: item for item in base}
+    for item in patch:
+        entries[item[key]] = merged(entries.get(item[key], {}), item)
+    return list(entries.values())
+
+
+def _with_containers_at_home(base: Json, patch: Json) -> Json:
+    """The patch with every container of ours in the list in which the base has it."""
+    spec = patch.get("spec")
+    if not isinstance(spec, dict):
+        return patch
+    homes = {
+        container["name"]: field for field in _CONTAINERS for container in base.get("spec", {}).get(field, [])
+    }
+    placed: dict[str, list[Any]] = {}
+    for field in _CONTAINERS:
+        for container in spec.get(field) or []:
+            name = container.get("name") if isinstance(container, dict) else None
+            placed.setdefault(homes.get(name, field), []).append(container)
+    rest = {field: value for field, value in spec.items() if field not in _CONTAINERS}
+    return {**patch, "spec": {**rest, **placed}}

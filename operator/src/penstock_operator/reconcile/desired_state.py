@@ -1,0 +1,79 @@
+"""What a pool should be, worked out before anything is compared: its objects, and what stands in their way.
+
+Pure. A pool that cannot be read, or that this operator cannot run, wants no change: what runs goes on
+running until somebody mends the pool.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_pool import Pool, PoolError, parse_pool
+
+from penstock_operator.autoscaling.autoscaler import replicas_now
+from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import Facts, UnfitPool
+from penstock_operator.reconcile.ingress_hosts import host_of, taken_by
+from penstock_operator.settings import Settings
+from penstock_operator.status.diagnosis import Cause, Problem
+from penstock_operator.tls.credentials import Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """wanted: None where nothing is to be changed, for a reason that is among the problems."""
+
+    wanted: tuple[Manifest, ...] | None
+    problems: tuple[Problem, ...]
+    replicas: int
+
+
+def read(document: Manifest) -> Pool | Problem:
+    """The pool in an object, or why it cannot be read: the CRD is of another release, or lacks a rule."""
+    try:
+        return parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
+    except PoolError as error:
+        lines = [line.removeprefix("pool: ") for line in error.lines]
+        return Problem(Cause.SPEC_INVALID, "; ".join(lines))
+
+
+def owner_of(document: Manifest) -> Owner:
+    """The pool as its children's owner."""
+    metadata = document["metadata"]
+    return Owner(metadata["name"], metadata["namespace"], metadata["uid"])
+
+
+def plan(
+    pool: Pool,
+    document: Manifest,
+    others: Iterable[Manifest],
+    settings: Settings,
+    credentials: Credentials | None,
+    *,
+    capacity_rps: float | None = None,
+) -> Plan:
+    """What a readable pool wants.
+
+    document: the same, as the API server has it; others: all other pools; capacity_rps: as in `Facts`.
+    """
+    status: Mapping[str, Any] = document.get("status", {})
+    replicas = replicas_now(pool, status)
+    problems: tuple[Problem, ...] = ()
+    if (older := taken_by(document, others)) is not None:
+        problems = (_host_taken(document, older),)
+        pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
+    try:
+        wanted = desired(pool, owner_of(document), settings, Facts(replicas, credentials, capacity_rps))
+    except UnfitPool as unfit:
+        return Plan(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
+    return Plan(wanted, problems, replicas)
+
+
+def _host_taken(document: Manifest, older: Manifest) -> Problem:
+    metadata = older["metadata"]
+    return Problem(
+        Cause.HOST_TAKEN,
+        f"spec.ingress.host: {host_of(document)} belongs to the older pool {metadata['namespace']}/"
+        f"{metadata['name']}; this pool serves inside the cluster only until one of them names another host",
+    )

@@ -1,0 +1,98 @@
+"""Kubernetes Events about a pool: what changed since its last status.
+
+The previous status is read from the API server, so a restarted operator does not repeat itself. An Event's
+name is a digest of its content: the same report, repeated after a relapse, updates the time of one Event
+instead of creating another. Routine actions have no Events; a restored object and a removed orphan have one
+each. Creating a new pool's objects is reported once, by `Ready`.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock_operator.manifests.manifest import Manifest, ref_of
+from penstock_operator.manifests.names import FIELD_MANAGER
+from penstock_operator.reconcile.actions import Action, Apply, Delete, Reason
+from penstock_operator.status.conditions import condition
+
+LONGEST_MESSAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something to tell about a pool."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def news_of(before: Mapping[str, Any], after: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[News]:
+    """Everything to tell, in the order in which it is read best."""
+    yield from _of_actions(before, actions)
+    yield from _of_scaling(before, after)
+    yield from _of_health(before, after)
+
+
+def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[News]:
+    for action in actions:
+        match action:
+            case Apply(manifest, Reason.DRIFTED, drift):
+                fields = ", ".join(drift) or "fields"
+                yield News(
+                    "Normal", "DriftMended", f"{ref_of(manifest)}: {fields} put back as the pool wants"
+                )
+            case Apply(manifest, Reason.MISSING) if before:
+                yield News("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
+            case Delete(ref):
+                yield News("Normal", "Removed", f"{ref} is no longer wanted and is removed")
+            case _:
+                pass
+
+
+def _of_scaling(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[News]:
+    was, now = before.get("autoscaling"), after.get("autoscaling")
+    if was and now and was.get("replicas") != now["replicas"]:
+        message = f"{was.get('replicas')} to {now['replicas']} replicas: {now['message']}"
+        yield News("Normal", "Scaled", message)
+
+
+def _of_health(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[News]:
+    was, now = condition(before, "Degraded"), condition(after, "Degraded")
+    if now is not None and now["status"] == "True":
+        if was is None or (was["status"], was["reason"]) != ("True", now["reason"]):
+            yield News("Warning", now["reason"], now["message"])
+    elif was is not None and was["status"] == "True":
+        yield News("Normal", "Recovered", f"no longer: {was['reason']}")
+    ready_was, ready = condition(before, "Ready"), condition(after, "Ready")
+    if ready is not None and ready["status"] == "True" and (ready_was or {}).get("status") != "True":
+        yield News("Normal", "Ready", ready["message"])
+
+
+def event_of(pool: Manifest, news: News, now: str) -> Manifest:
+    """The Event that tells it. now: RFC 3339."""
+    metadata = pool["metadata"]
+    said = f"{metadata['uid']}/{news.type}/{news.reason}/{news.message}"
+    digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": pool["apiVersion"],
+            "kind": pool["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": news.type,
+        "reason": news.reason,
+        "message": news.message[:LONGEST_MESSAGE],
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "reportingInstance": FIELD_MANAGER,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

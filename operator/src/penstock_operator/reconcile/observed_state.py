@@ -1,0 +1,69 @@
+"""Everything that a look at a pool rests on, gathered before anything is decided.
+
+Most of it is what watches told, and free. Asked for each time: the two Secrets with the pool's keys, which
+are not watched; whether what the pool refers to exists; its routers' counters, when a look at them is due;
+and, only while pods are missing, the Warnings about them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_pool import Pool
+
+from penstock_operator.cluster.api_client import Api
+from penstock_operator.cluster.cache import PoolKey
+from penstock_operator.cluster.kinds import EVENT
+from penstock_operator.manifests.manifest import Manifest, Ref
+from penstock_operator.manifests.names import authority_name, replica_name, tls_name
+from penstock_operator.manifests.pods import is_ready, pods_of
+from penstock_operator.settings import Settings
+from penstock_operator.status.diagnosis import Problem, absence
+from penstock_operator.status.pod_references import references
+
+MOST_PODS_ASKED = 3
+"""Pods whose Warnings are read at once: they mostly say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The pool's own two. None where there is none."""
+
+    authority: Manifest | None
+    published: Manifest | None
+
+    def there(self) -> tuple[Manifest, ...]:
+        """Those that exist."""
+        return tuple(secret for secret in (self.authority, self.published) if secret is not None)
+
+
+async def own_secrets(api: Api, key: PoolKey) -> Secrets:
+    """The pool's keys, as they are now."""
+    names = authority_name(key.name), tls_name(key.name)
+    refs = (Ref("v1", "Secret", key.namespace, name) for name in names)
+    return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
+
+
+async def absent(api: Api, pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tuple[Problem, ...]:
+    """Problems of references: objects that the pool's pods refer to and that do not exist."""
+    named = references(pool, settings, wanted)
+    there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))
+    return tuple(
+        absence(reference.ref, reference.field, reference.component)
+        for reference, exists in zip(named, there, strict=True)
+        if not exists
+    )
+
+
+async def warnings(
+    api: Api, key: PoolKey, children: Sequence[Manifest], replicas: int
+) -> tuple[Manifest, ...]:
+    """Warning Events about what keeps pods from being made or from starting; none while all is well."""
+    pods = pods_of(children)
+    waiting = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)][:MOST_PODS_ASKED]
+    made = sum(pod["metadata"]["name"].startswith(f"{replica_name(key.name)}-") for pod in pods)
+    about = [*waiting, *([replica_name(key.name)] if made < replicas else [])]
+    asked = (
+        api.list(EVENT, key.namespace, fields=f"type=Warning,involvedObject.name={name}") for name in about
+    )
+    return tuple(event for events, _ in await asyncio.gather(*asked) for event in events)

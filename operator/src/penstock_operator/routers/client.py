@@ -1,0 +1,76 @@
+"""Asking a pool's routers what was asked of them: all at once, briefly, and never in the way.
+
+A router that does not answer in time, or answers something else, is left out of this look, which is logged
+once; a pool's status and its scaling rest on those that do.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx2
+import orjson
+import structlog
+
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import ADMIN_PORT
+from penstock_operator.manifests.pods import is_ready
+from penstock_operator.routers.demand_page import Reading, reading_of
+
+ASK_S = 2.0
+ANSWER_BYTES = 4 * 2**20
+"""Largest answer that is read; one of 32 tiers and 1,000 replicas has a tenth of it."""
+
+log = structlog.get_logger()
+
+
+class Routers:
+    """One HTTP client for all pools' routers."""
+
+    def __init__(self) -> None:
+        limits = httpx2.Limits(max_connections=64, max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(timeout=ASK_S, limits=limits, trust_env=False)
+        self._silent: set[str] = set()
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._http.aclose()
+
+    async def ask(self, pods: Sequence[Manifest]) -> tuple[Reading, ...]:
+        """The answers of those pods that are ready and answer."""
+        answers = await asyncio.gather(*(self._ask(pod) for pod in pods if is_ready(pod)))
+        return tuple(answer for answer in answers if answer is not None)
+
+    def _tell(self, uid: str, name: str, trouble: str | None) -> None:
+        """Once when a router falls silent, once when it answers again."""
+        if trouble is None and uid in self._silent:
+            self._silent.discard(uid)
+            log.info("router answers again", pod=name)
+        elif trouble is not None and uid not in self._silent:
+            self._silent.add(uid)
+            log.warning("router does not answer", pod=name, error=trouble)
+
+    async def _ask(self, pod: Manifest) -> Reading | None:
+        metadata, address = pod["metadata"], pod["status"]["podIP"]
+        host = f"[{address}]" if ":" in address else address
+        reading, trouble = None, None
+        try:
+            async with asyncio.timeout(ASK_S):
+                page = await self._read(f"http://{host}:{ADMIN_PORT}/penstock/v1/demand")
+            reading = reading_of(metadata["uid"], page)
+        except (httpx2.HTTPError, OSError, TimeoutError) as error:
+            trouble = str(error).partition("\n")[0] or type(error).__name__
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            trouble = f"its page is not what it should be: {error!r}"
+        self._tell(metadata["uid"], metadata["name"], trouble)
+        return reading
+
+    async def _read(self, url: str) -> dict[str, object]:
+        async with self._http.stream("GET", url) as response:
+            response.raise_for_status()
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > ANSWER_BYTES:
+                    raise ValueError(f"more than {ANSWER_BYTES} bytes")
+            found: dict[str, object] = orjson.loads(body)
+            return found

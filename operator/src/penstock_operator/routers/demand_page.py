@@ -1,0 +1,52 @@
+"""One router's `GET /penstock/v1/demand`: counters per tier, and the snapshots of its replicas."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COUNTERS = ("arrived", "admitted", "best_effort", "rejected", "hops", "judged", "met")
+"""What autoscaling takes differences of."""
+
+ATTAINMENT = ("all_judged", "all_met")
+"""Of all requests, those that were turned away being missed."""
+
+Counters = Mapping[str, Mapping[str, int]]
+"""By tier, then by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One router's answer. router: its pod's uid; since_s: how long it has counted."""
+
+    router: str
+    since_s: float
+    held: int
+    tiers: Counters
+    replicas: Sequence[Mapping[str, Any]] = ()
+
+
+def reading_of(router: str, page: Mapping[str, Any]) -> Reading:
+    """A page as JSON. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+    tiers = {
+        name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
+        for name, counts in page["tiers"].items()
+    }
+    return Reading(router, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ())))
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """All requests of a tier since the routers started: those that ended, and those that met its SLO."""
+
+    judged: int = 0
+    met: int = 0
+
+
+def counts_of(readings: Iterable[Reading]) -> dict[str, TierCounts]:
+    """Attainment since the routers started, by tier."""
+    found: dict[str, TierCounts] = {}
+    for reading in readings:
+        for name, tier in reading.tiers.items():
+            so_far = found.get(name, TierCounts())
+            found[name] = TierCounts(so_far.judged + tier["all_judged"], so_far.met + tier["all_met"])
+    return found

@@ -1,0 +1,260 @@
+"""A pool's status: what was observed, in the words of `penstock_pool.status`.
+
+Pure, and a function of what is there now: nothing is remembered but when each condition changed its mind.
+An equal status is not written again, so a pool at rest causes no writes at all.
+
+Deployment tools (flux, Argo CD, `helm --wait`, `kubectl wait`) wait for `Ready`: together with
+`observedGeneration` it says that a change is done. `Available` says that requests are answered. Conditions
+build on one another:
+
+    Degraded       there is a problem; the first one names it
+    ReplicasReady  as many replicas as are wanted are ready, or none is wanted
+    RouterReady    the same of routers
+    Available      one of each is ready, so requests are answered; or none is wanted and one would be woken
+    Ready          the pool is as its spec says: all pods that are wanted are ready and of the newest spec,
+                   and the Gateway, where one is asked for, has accepted its route
+    Progressing    pods are on their way to what the spec says
+    Autoscaling    what the last decision was; only where there is autoscaling
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import Component, replica_name, router_name, selector
+from penstock_operator.routers.demand_page import TierCounts
+from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, Problem
+from penstock_operator.status.route_status import pending_route
+
+Status = dict[str, Any]
+
+
+class Reason(StrEnum):
+    """Why a condition is as it is, where no `Cause` says so."""
+
+    SERVING = "Serving"
+    ASLEEP = "Asleep"  # no replica, and the first request wakes one
+    NONE_WANTED = "NoneWanted"  # no replica, and none is to come
+    ALL_READY = "AllReady"
+    STARTING = "Starting"  # pods are on their way, and nothing is known to be wrong
+    ROLLING_OUT = "RollingOut"  # pods are replaced by pods of the newer spec
+    ROUTE_PENDING = "RoutePending"  # the Gateway has not answered
+    SCALING = "Scaling"  # there are more or fewer pods than are wanted
+    SETTLED = "Settled"
+    AS_WANTED = "AsWanted"
+    SCALED_BY_OTHERS = "ScaledByOthers"  # a HorizontalPodAutoscaler or KEDA writes spec.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a status is made of.
+
+    wakes: whether a pool without replicas gets one when it is asked.
+    attainment: None where no router answered; the status then keeps the last figures.
+    autoscaling: `status.autoscaling` as it is to be.
+    """
+
+    pool: str
+    generation: int
+    policy: str
+    replicas_wanted: int
+    routers_wanted: int
+    children: Sequence[Manifest]
+    problems: Sequence[Problem] = ()
+    wakes: bool = False
+    scaled_by_others: bool = False
+    attainment: Mapping[str, TierCounts] | None = None
+    autoscaling: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """How one component's pods stand, by what makes them. settled: that has acted on all it was told."""
+
+    wanted: int
+    there: int = 0
+    ready: int = 0
+    updated: int = 0
+    settled: bool = False
+    problem: Problem | None = field(default=None)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether none is missing."""
+        return self.settled and self.ready >= self.wanted and self.there >= self.wanted
+
+
+def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
+    """The status as it should be. before: as it is. now: RFC 3339."""
+    replicas = _pods(view, Component.REPLICA, "StatefulSet", replica_name(view.pool), view.replicas_wanted)
+    routers = _pods(view, Component.ROUTER, "Deployment", router_name(view.pool), view.routers_wanted)
+    said = _conditions(view, replicas, routers)
+    status: Status = {
+        "observedGeneration": view.generation,
+        "replicas": replicas.there,
+        "readyReplicas": replicas.ready,
+        "updatedReplicas": replicas.updated,
+        "selector": ",".join(f"{k}={v}" for k, v in sorted(selector(view.pool, Component.REPLICA).items())),
+        "policy": view.policy,
+        "conditions": [_dated(view.generation, c, before, now) for c in said],
+        **_attainment(view.attainment, before),
+    }
+    if view.autoscaling is not None:
+        status["autoscaling"] = dict(view.autoscaling)
+    return status
+
+
+def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
+    """A condition of a status, by its type."""
+    return next((c for c in status.get("conditions", ()) if c["type"] == type_), None)
+
+
+def _pods(view: View, component: Component, kind: str, name: str, wanted: int) -> Pods:
+    theirs = (p for p in view.problems if p.component in (component, None) and p.cause not in NOT_OF_PODS)
+    problem = next(theirs, None)
+    for child in view.children:
+        if child["kind"] == kind and child["metadata"]["name"] == name:
+            told = child.get("status", {})
+            current = told.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
+            return Pods(
+                wanted=wanted,
+                there=told.get("replicas", 0),
+                ready=told.get("readyReplicas", 0),
+                updated=told.get("updatedReplicas", 0),
+                settled=current and child.get("spec", {}).get("replicas", 1) == wanted,
+                problem=problem,
+            )
+    return Pods(wanted=wanted, problem=problem)
+
+
+Said = tuple[str, bool, str, str]
+"""Condition type, whether it holds, reason, message."""
+
+
+def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
+    said = [
+        _ready(view, replicas, routers),
+        _available(view, replicas, routers),
+        _component_ready("ReplicasReady", "replica", replicas),
+        _component_ready("RouterReady", "router", routers),
+        _progressing(replicas, routers),
+        _degraded(view.problems),
+    ]
+    if view.scaled_by_others:
+        said.append(("Autoscaling", True, Reason.SCALED_BY_OTHERS, "spec.replicas is followed"))
+    elif view.autoscaling is not None and view.autoscaling.get("reason"):
+        reason = view.autoscaling["reason"]
+        said.append(("Autoscaling", True, _camel(reason), view.autoscaling.get("message", "")))
+    return said
+
+
+def _ready(view: View, replicas: Pods, routers: Pods) -> Said:
+    unmet = next((problem for problem in view.problems if problem.cause in NOT_AS_WRITTEN), None)
+    if unmet is not None:
+        return ("Ready", False, unmet.cause, unmet.message)
+    counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
+    for pods in (replicas, routers):
+        if not pods.all_ready:
+            return ("Ready", False, _why(pods), _with(counts, pods.problem))
+    _, progressing, reason, said = _progressing(replicas, routers)
+    if progressing:
+        return ("Ready", False, reason, said)
+    if (pending := pending_route(view.children)) is not None:
+        return ("Ready", False, Reason.ROUTE_PENDING, pending)
+    return ("Ready", True, *_serving(view, replicas, counts))
+
+
+def _available(view: View, replicas: Pods, routers: Pods) -> Said:
+    counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
+    for pods in (routers, replicas):
+        if pods.ready == 0 and pods.wanted > 0:
+            return ("Available", False, _why(pods), _with(counts, pods.problem))
+    reason, said = _serving(view, replicas, counts)
+    return ("Available", reason is not Reason.NONE_WANTED, reason, said)
+
+
+def _serving(view: View, replicas: Pods, counts: str) -> tuple[Reason, str]:
+    """What a pool does that has all the pods it needs."""
+    if replicas.ready > 0:
+        return Reason.SERVING, counts
+    if view.wakes:
+        return Reason.ASLEEP, "no replica; the first request wakes one"
+    return Reason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
+
+
+def _component_ready(type_: str, word: str, pods: Pods) -> Said:
+    if pods.wanted == 0 and pods.settled:
+        return (type_, True, Reason.NONE_WANTED, f"no {word} is wanted")
+    counts = f"{_count(pods, word)} ready"
+    if pods.all_ready:
+        return (type_, True, Reason.ALL_READY, counts)
+    return (type_, False, _why(pods), _with(counts, pods.problem))
+
+
+def _progressing(replicas: Pods, routers: Pods) -> Said:
+    for word, pods in (("replica", replicas), ("router", routers)):
+        if pods.settled and pods.there != pods.wanted:
+            return ("Progressing", True, Reason.SCALING, f"{pods.there} {word}s, {pods.wanted} are wanted")
+        if not pods.settled or pods.updated < pods.wanted:
+            said = f"{pods.updated} of {pods.wanted} {word}s are of the newest spec"
+            return ("Progressing", True, Reason.ROLLING_OUT, said)
+        if pods.ready < pods.wanted:
+            return ("Progressing", True, Reason.STARTING, f"{_count(pods, word)} ready")
+    return ("Progressing", False, Reason.SETTLED, "all pods are of the newest spec")
+
+
+def _degraded(problems: Sequence[Problem]) -> Said:
+    if not problems:
+        return ("Degraded", False, Reason.AS_WANTED, "nothing is known to be wrong")
+    return ("Degraded", True, problems[0].cause, "; ".join(problem.message for problem in problems[:5]))
+
+
+def _why(pods: Pods) -> str:
+    return Reason.STARTING if pods.problem is None else pods.problem.cause
+
+
+def _with(counts: str, problem: Problem | None) -> str:
+    return counts if problem is None else f"{counts}; {problem.message}"
+
+
+def _count(pods: Pods, word: str) -> str:
+    return f"{pods.ready} of {pods.wanted} {word}{'' if pods.wanted == 1 else 's'}"
+
+
+def _camel(reason: str) -> str:
+    return "".join(word.capitalize() for word in reason.split("_"))
+
+
+def _dated(generation: int, said: Said, before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    type_, holds, reason, message = said
+    status, last = str(holds), condition(before, type_)
+    unchanged = last is not None and last["status"] == status
+    return {
+        "type": type_,
+        "status": status,
+        "reason": str(reason),
+        "message": message,
+        "lastTransitionTime": last["lastTransitionTime"] if unchanged and last is not None else now,
+        "observedGeneration": generation,
+    }
+
+
+def _attainment(counts: Mapping[str, TierCounts] | None, before: Mapping[str, Any]) -> Status:
+    if counts is None:
+        return {name: before[name] for name in ("attainment", "tiers") if name in before}
+    judged, met = sum(c.judged for c in counts.values()), sum(c.met for c in counts.values())
+    tiers = [_tier(name, tier) for name, tier in sorted(counts.items())]
+    if _shares(tiers) == _shares(before.get("tiers", ())):
+        tiers = list(before.get("tiers", ()))  # more requests alone are no news
+    return {"attainment": f"{met / judged:.1%}" if judged else "", "tiers": tiers}
+
+
+def _shares(tiers: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    return {tier["name"]: tier.get("attainment") for tier in tiers}
+
+
+def _tier(name: str, counts: TierCounts) -> dict[str, Any]:
+    share = {"attainment": round(counts.met / counts.judged, 3)} if counts.judged else {}
+    return {"name": name, "requests": counts.judged, **share}

@@ -1,0 +1,288 @@
+"""Why a pool does not run as it should, in words that lead to the cause.
+
+A pool can be valid and still not run: an image that nobody can pull, a GPU that no node has, a claim that
+does not exist. Kubernetes knows the reason each time, and keeps it in a dozen places: pods' conditions,
+states of their containers, Events of the controllers that make them. Here all of it is read at once and
+becomes a `Problem`: a cause as a type, and one sentence that says where, what, and what would be right.
+
+Pure: what was gathered comes in. A problem is never remembered, so it is gone as soon as its cause is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock_runtime.last_words import telling_line
+
+from penstock_operator.manifests.manifest import Manifest, Ref
+from penstock_operator.manifests.names import Component
+from penstock_operator.manifests.pods import component_of, pods_of
+from penstock_operator.manifests.timestamps import unix_s
+
+
+class Cause(StrEnum):
+    """Why a pool is degraded. The same word is the condition's reason and the Event's."""
+
+    SPEC_INVALID = "SpecInvalid"  # the operator cannot read the pool
+    CANNOT_RUN = "CannotRun"  # it can, and knows no way to run it
+    HOST_TAKEN = "HostTaken"  # an older pool has the ingress host
+    ROUTE_REJECTED = "RouteRejected"  # the Gateway does not take the pool's HTTPRoute
+    NAME_TAKEN = "NameTaken"  # an object of a needed name belongs to somebody else
+    API_REFUSED = "ApiRefused"  # the API server does not take an object
+    QUOTA_EXCEEDED = "QuotaExceeded"  # a ResourceQuota allows no more pods
+    PODS_REFUSED = "PodsRefused"  # pods are not admitted, for another reason
+    SECRET_MISSING = "SecretMissing"  # a Secret that pods mount
+    CONFIG_MAP_MISSING = "ConfigMapMissing"
+    CLAIM_MISSING = "ClaimMissing"  # the PersistentVolumeClaim of the weights
+    CLAIM_PENDING = "ClaimPending"  # it exists, without a volume
+    VOLUME_NOT_MOUNTED = "VolumeNotMounted"
+    GPU_MISSING = "GpuMissing"  # no node has the GPUs free
+    UNSCHEDULABLE = "Unschedulable"  # no node fits, for another reason
+    IMAGE_MISSING = "ImageMissing"  # cannot be pulled
+    CONTAINER_REFUSED = "ContainerRefused"  # the node cannot make the container
+    OUT_OF_MEMORY = "OutOfMemory"  # a container was killed at its memory limit
+    ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"  # its model or its KV cache has no room
+    ENGINE_CRASHING = "EngineCrashing"
+    ENGINE_NOT_READY = "EngineNotReady"  # runs, and does not answer its probes
+    SIDECAR_CRASHING = "SidecarCrashing"
+    ROUTER_CRASHING = "RouterCrashing"
+    EVICTED = "Evicted"  # the node threw a pod out
+
+
+NOT_AS_WRITTEN = frozenset(
+    {
+        Cause.SPEC_INVALID,
+        Cause.CANNOT_RUN,
+        Cause.HOST_TAKEN,
+        Cause.ROUTE_REJECTED,
+        Cause.NAME_TAKEN,
+        Cause.API_REFUSED,
+    }
+)
+"""While one of these holds, part of the spec is not in effect, however well the pods are."""
+
+NOT_OF_PODS = frozenset({Cause.HOST_TAKEN, Cause.ROUTE_REJECTED})
+"""They keep clients outside the cluster away, and no pod from running."""
+
+ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
+"""Of several problems the first is the one to read first: later ones often follow from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. component: whose pods it keeps from running; None: both, or neither."""
+
+    cause: Cause
+    message: str
+    component: Component | None = None
+
+
+SLOW_START_S = 120.0
+"""An engine that has run for so long and was never ready is worth a word; big models load for minutes."""
+
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
+_REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+_UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
+_NOT_BEGUN = {"ContainerCreating", "PodInitializing"}
+"""What a container waits for while its pod has no volumes yet, or another container goes first."""
+
+_SILENT = {137: "killed: its node had no memory left, or it had stopped answering its liveness probe"}
+"""Exit codes of processes that could not say a word."""
+
+_NO_ROOM = (  # in the words of torch, and of vLLM 0.32 where it allocates its KV cache
+    "out of memory",
+    "OutOfMemoryError",
+    "No available memory for the cache blocks",
+    "larger than the available KV cache memory",
+    "less than requested memory for kv",
+    "less than desired GPU memory utilization",
+)
+_CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
+
+
+def diagnose(
+    children: Sequence[Manifest], events: Sequence[Manifest], absent: Sequence[Problem], now_s: float
+) -> tuple[Problem, ...]:
+    """Every problem, roots first, one of each cause and component.
+
+    events: Warnings about the pool's StatefulSet and pods. absent: what references do not lead to.
+    now_s: Unix time, to tell what takes long from what has just begun.
+    """
+    found = [*absent, *_of_workloads(children), *_of_events(children, events)]
+    for pod in pods_of(children):
+        found += of_pod(pod, now_s)
+    firsts: dict[tuple[Cause, Component | None], Problem] = {}
+    for problem in found:
+        firsts.setdefault((problem.cause, problem.component), problem)
+    return tuple(sorted(firsts.values(), key=lambda problem: ROOTS_FIRST[problem.cause]))
+
+
+def of_pod(pod: Manifest, now_s: float) -> list[Problem]:
+    """What one pod says of itself."""
+    status, name, component = pod.get("status", {}), pod["metadata"]["name"], component_of(pod)
+    if status.get("phase") == "Failed":
+        words = f"{name}: {status.get('reason', 'failed')}: {status.get('message', 'no message')}"
+        return [Problem(Cause.EVICTED, words, component)]
+    unscheduled = [
+        condition
+        for condition in status.get("conditions", ())
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    ]
+    if unscheduled:
+        return [_unscheduled(name, unscheduled[0].get("message", "no node fits"), component)]
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    found = (_of_container(name, container, component, now_s) for container in containers)
+    return [problem for problem in found if problem is not None]
+
+
+def _unscheduled(name: str, said: str, component: Component | None) -> Problem:
+    if "unbound immediate PersistentVolumeClaims" in said:
+        return Problem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
+    if "persistentvolumeclaim" in said.lower() and "not found" in said:
+        return Problem(Cause.CLAIM_MISSING, f"{name}: {said}", component)
+    if "Insufficient" in said and "/gpu" in said:
+        return Problem(Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {said}", component)
+    return Problem(Cause.UNSCHEDULABLE, f"{name}: {said}", component)
+
+
+def _of_container(
+    pod: str, container: dict[str, Any], component: Component | None, now_s: float
+) -> Problem | None:
+    name, state = container["name"], container.get("state", {})
+    waiting = state.get("waiting", {})
+    reason, where = waiting.get("reason", ""), f"{pod}, container {name}"
+    if reason in _IMAGE:
+        said = waiting.get("message", "no message")
+        return Problem(
+            Cause.IMAGE_MISSING, f"{where}: image {container['image']}: {reason}: {said}", component
+        )
+    if reason in _REFUSED:
+        return _named_absence(where, waiting.get("message", reason), component) or Problem(
+            Cause.CONTAINER_REFUSED, f"{where}: {reason}: {waiting.get('message', 'no message')}", component
+        )
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if ended and not container.get("ready") and ended.get("exitCode", 0) != 0:
+        return _crashed(where, container, ended, component)
+    return _slow(where, container, state.get("running"), component, now_s)
+
+
+def _crashed(
+    where: str, container: dict[str, Any], ended: dict[str, Any], component: Component | None
+) -> Problem:
+    times = container.get("restartCount", 0)
+    if ended.get("reason") == "OOMKilled":
+        said = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
+        return Problem(Cause.OUT_OF_MEMORY, said, component)
+    last = telling_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
+    cause = _CRASHING.get(container["name"]) or _of_engine(last)
+    return Problem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
+
+
+def _of_engine(last: str) -> Cause:
+    short = any(words in last for words in _NO_ROOM)
+    return Cause.ENGINE_OUT_OF_MEMORY if short else Cause.ENGINE_CRASHING
+
+
+def _slow(
+    where: str,
+    container: dict[str, Any],
+    running: dict[str, Any] | None,
+    component: Component | None,
+    now_s: float,
+) -> Problem | None:
+    if running is None or container["name"] != "engine" or container.get("started", True):
+        return None
+    ran_s = now_s - unix_s(running.get("startedAt", ""), now_s)
+    if ran_s < SLOW_START_S and not container.get("restartCount", 0):
+        return None
+    said = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
+    return Problem(Cause.ENGINE_NOT_READY, said, component)
+
+
+def _of_workloads(children: Iterable[Manifest]) -> list[Problem]:
+    """A Deployment says itself when its pods are refused; a StatefulSet only in Events."""
+    return [
+        _refused(condition.get("message", ""), component_of(child))
+        for child in children
+        if child["kind"] == "Deployment"
+        for condition in child.get("status", {}).get("conditions", ())
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
+    ]
+
+
+def _refused(said: str, component: Component | None) -> Problem:
+    cause = Cause.QUOTA_EXCEEDED if "exceeded quota" in said else Cause.PODS_REFUSED
+    return Problem(cause, said, component)
+
+
+def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[Problem]:
+    """What only Events tell, where it still holds: Events stay for an hour, their causes may not, nor may the
+    pod: a StatefulSet's next one has the same name."""
+    newest_last = sorted(events, key=event_time)
+    waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _mounted(pod)}
+    short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
+    found: list[Problem] = []
+    for event in reversed(newest_last):
+        about, said = event["involvedObject"]["name"], event.get("message", "")
+        if event.get("reason") == "FailedCreate" and about in short:
+            found.append(_refused(said, component_of(short[about])))
+        elif event.get("reason") in _UNMOUNTED and _is_about(event, waiting.get(about)):
+            component = component_of(waiting[about])
+            absence = _named_absence(about, said, component)
+            found.append(absence or Problem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {said}", component))
+    return found
+
+
+def _is_about(event: Manifest, pod: Manifest | None) -> bool:
+    return pod is not None and event["involvedObject"].get("uid") == pod["metadata"].get("uid")
+
+
+def event_time(event: Manifest) -> str:
+    """When it last happened, in whichever of its fields says so."""
+    when = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return str(when)
+
+
+def _named_absence(where: str, said: str, component: Component | None) -> Problem | None:
+    """`secret "x" not found`, as the kubelet writes it in many sentences."""
+    if "not found" not in said:
+        return None
+    for word, cause in (
+        ("persistentvolumeclaim", Cause.CLAIM_MISSING),
+        ("configmap", Cause.CONFIG_MAP_MISSING),
+        ("secret", Cause.SECRET_MISSING),
+    ):
+        if word in said.lower():
+            return Problem(cause, f"{where}: {said}", component)
+    return None
+
+
+def _mounted(pod: Manifest) -> bool:
+    """The kubelet mounts a pod's volumes before it pulls the first image: a mount that failed once, and not
+    the second time, leaves its Event behind while a container waits for something else."""
+    status = pod.get("status", {})
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    return status.get("phase") in ("Running", "Succeeded") or any(map(_begun, containers))
+
+
+def _begun(container: dict[str, Any]) -> bool:
+    """Its image was looked for, at least."""
+    state = container.get("state", {})
+    return bool(state) and state.get("waiting", {}).get("reason") not in _NOT_BEGUN
+
+
+def _lacks_pods(child: Manifest) -> bool:
+    wanted, made = child.get("spec", {}).get("replicas", 1), child.get("status", {}).get("replicas", 0)
+    return child["kind"] == "StatefulSet" and bool(made < wanted)
+
+
+def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Problem:
+    """A reference that leads nowhere. needed_for: the field of the pool that names it."""
+    causes = {
+        "Secret": Cause.SECRET_MISSING,
+        "ConfigMap": Cause.CONFIG_MAP_MISSING,
+        "PersistentVolumeClaim": Cause.CLAIM_MISSING,
+    }
+    said = f"{needed_for}: there is no {ref} in namespace {ref.namespace}; create it, or name another"
+    return Problem(causes[ref.kind], said, component)

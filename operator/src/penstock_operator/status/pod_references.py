@@ -1,0 +1,94 @@
+"""What a pool's pods cannot start without and the pool does not own: others' Secrets, ConfigMaps and claims.
+
+The kubelet would notice too, minutes later and pod by pod. Looked up here, what is absent is reported at
+once, by the field that names it. References are read from the pods as they are wanted, so that a volume of
+the pool's own podTemplate counts as well. Only existence is asked: the content of a Secret stays where it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from penstock_pool import Pool
+from penstock_pool.time_models import SUFFIX
+
+from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
+from penstock_operator.manifests.names import Component
+from penstock_operator.manifests.pods import component_of
+from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, Settings
+
+
+class Reference(NamedTuple):
+    """An object that somebody else has to make. field: of the pool or of the operator's settings."""
+
+    ref: Ref
+    field: str
+    component: Component | None
+
+
+def references(pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tuple[Reference, ...]:
+    """Every object that wanted pods refer to, is not optional, and is none of the wanted."""
+    own = {ref_of(manifest) for manifest in wanted}
+    found: dict[Ref, Reference] = {}
+    for manifest in wanted:
+        template = manifest.get("spec", {}).get("template")
+        if template is None:
+            continue
+        namespace, component = manifest["metadata"]["namespace"], component_of(manifest)
+        for kind, name in _named(template["spec"]):
+            ref = Ref("v1", kind, namespace, name)
+            if ref not in own:
+                found.setdefault(ref, Reference(ref, _field(pool, settings, component, ref), component))
+    return tuple(found.values())
+
+
+def _named(pod: Manifest) -> Iterator[tuple[str, str]]:
+    """Kind and name of all that a pod mounts, pulls images with, or takes its environment from."""
+    for secret in pod.get("imagePullSecrets", ()):
+        if name := secret.get("name"):
+            yield "Secret", name
+    for volume in pod.get("volumes", ()):
+        yield from _of_source(volume)
+        for source in volume.get("projected", {}).get("sources", ()):
+            yield from _of_source(source)
+    for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+        for variable in container.get("env", ()):
+            yield from _of_environment(variable.get("valueFrom", {}), "KeyRef")
+        for source in container.get("envFrom", ()):
+            yield from _of_environment(source, "Ref")
+
+
+def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if (claim := source.get("persistentVolumeClaim")) is not None:
+        yield "PersistentVolumeClaim", claim["claimName"]
+    for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
+        told = source.get(field)
+        if told is not None and not told.get("optional"):
+            yield kind, told.get("secretName") or told["name"]
+
+
+def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
+    """suffix: `KeyRef` where one variable is set, `Ref` where every entry becomes a variable."""
+    for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
+        told = source.get(f"{field}{suffix}")
+        if told is not None and not told.get("optional"):
+            yield kind, told["name"]
+
+
+def _field(pool: Pool, settings: Settings, component: Component | None, ref: Ref) -> str:
+    kind, name = ref.kind, ref.name
+    if kind == "Secret" and name in settings.image_pull_secrets:
+        return PULL_SECRETS
+    if kind == "Secret" and name == settings.redis_url_secret:
+        return REDIS_SECRET
+    for index, application in enumerate(pool.spec.applications):
+        if kind == "Secret" and application.keys.secret == name:
+            return f"spec.applications[{index}].keys.secret"
+    tls = pool.spec.router.tls
+    if kind == "Secret" and tls is not None and tls.secret == name:
+        return "spec.router.tls.secret"
+    source = pool.spec.model.source
+    if kind == "PersistentVolumeClaim" and source is not None and source.persistent_volume_claim == name:
+        return "spec.model.source.persistentVolumeClaim"
+    if kind == "ConfigMap" and pool.spec.engine.time_model == f"{name}{SUFFIX}":
+        return "spec.engine.timeModel"
+    return "spec.router.podTemplate" if component is Component.ROUTER else "spec.engine.podTemplate"

@@ -1,0 +1,68 @@
+"""Whether the pool's Gateway routes to it, as the HTTPRoute's status says.
+
+A route is a request to a Gateway, which its controller may refuse: no listener of that host, a namespace that
+may not attach, a Service that it cannot resolve. The controller writes its answer for each parent, with the
+generation of the route that it has looked at; an older answer is none.
+
+Pure: the route comes in as the API server has it.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock_operator.manifests.manifest import Manifest, ref_of
+from penstock_operator.status.diagnosis import Cause, Problem
+
+DECIDING = ("Accepted", "ResolvedRefs")
+"""Conditions of a parent that keep traffic out where they are False."""
+
+
+def rejected_routes(children: Iterable[Manifest]) -> Iterator[Problem]:
+    """A problem for each reason for which a Gateway refuses a route."""
+    for route in _routes(children):
+        for condition in _answers(route):
+            if condition["type"] in DECIDING and condition["status"] == "False":
+                said = f"{condition.get('reason', 'refused')}: {condition.get('message', 'no message')}"
+                yield Problem(
+                    Cause.ROUTE_REJECTED,
+                    f"{ref_of(route)}: Gateway {_parent(route)}: {condition['type']} is False, {said}",
+                )
+
+
+def pending_route(children: Iterable[Manifest]) -> str | None:
+    """Why a route does not lead anywhere yet; None where it does, or where there is none."""
+    for route in _routes(children):
+        accepted = (c for c in _answers(route) if c["type"] == "Accepted" and c["status"] == "True")
+        if next(accepted, None) is None:
+            return (
+                f"{ref_of(route)}: Gateway {_parent(route)} has not accepted it; does it exist, and does a "
+                "listener allow this host and namespace?"
+            )
+    return None
+
+
+def _routes(children: Iterable[Manifest]) -> list[Manifest]:
+    return [child for child in children if child["kind"] == "HTTPRoute"]
+
+
+def _answers(route: Manifest) -> Iterator[dict[str, Any]]:
+    """Conditions that the Gateway's controller gave of the route as it is now."""
+    metadata = route["metadata"]
+    for parent in route.get("status", {}).get("parents", ()):
+        if _key(parent["parentRef"], metadata) == _key(_wanted(route), metadata):
+            for condition in parent.get("conditions", ()):
+                if condition.get("observedGeneration", 0) >= metadata.get("generation", 0):
+                    yield condition
+
+
+def _wanted(route: Manifest) -> dict[str, Any]:
+    parent: dict[str, Any] = route["spec"]["parentRefs"][0]
+    return parent
+
+
+def _key(reference: dict[str, Any], metadata: dict[str, Any]) -> tuple[str, str]:
+    return reference.get("namespace", metadata["namespace"]), reference["name"]
+
+
+def _parent(route: Manifest) -> str:
+    return "/".join(_key(_wanted(route), route["metadata"]))

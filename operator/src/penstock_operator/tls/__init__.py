@@ -1,0 +1,1 @@
+"""A pool's own certificate authority, and the certificates that it signs."""
