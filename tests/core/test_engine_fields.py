@@ -1,5 +1,9 @@
 """SLOs cross to the engine as scalars, and arrive as they were sent."""
 
+from itertools import product
+from math import inf, nan
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +69,27 @@ def test_prediction_never_passes_the_bound() -> None:
 def test_field_that_is_no_value_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match="junk"):
         engine_sees({field: "junk"})
+
+
+NO_NUMBERS: list[Any] = [nan, inf, -inf, -1, 1e10, 10**400, [1.0], {"a": 1}, ""]
+NO_WORDS: list[Any] = ["", 7, ["r-1"], "a\x00b", "\ud800", "x" * 201]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *product(["ttft_s", "tpot_s", "e2e_s", "answer_tpot_s"], [*NO_NUMBERS, 0]),
+        *product(["spent_s", "value", "output_tokens", "sure_tokens"], [*NO_NUMBERS, None]),
+        *product(["id", "tier", "judge"], [*NO_WORDS, None]),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_a_value_error_whatever_its_type(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        engine_sees({f"penstock_{field}": value})
+
+
+def test_fields_of_a_newer_sidecar_are_ignored() -> None:
+    assert engine_sees({"penstock_of_tomorrow": "x", "another": 1}) == engine_sees({})
 
 
 def test_a_measured_model_lies_beside_the_socket() -> None:

@@ -3,6 +3,9 @@
 vLLM hands a body's `vllm_xargs` (scalars only) to its scheduler, so this is how SLOs reach the plug-in, and
 the simulated engine reads the same fields. Budgets are what is left of them when the sidecar sends the
 request; the engine counts them from the moment it has read it.
+
+Whoever reaches an engine past its sidecar writes what they like into these fields, so each is checked as it
+is read. Fields that are not known, a newer sidecar's for example, are ignored.
 """
 
 from collections.abc import Mapping
@@ -12,6 +15,12 @@ from penstock_core.domain.slo import Judge, Targets
 
 Scalar = str | int | float | bool
 
+LONGEST_WORD = 200
+"""Characters of an id or a tier's name."""
+
+MOST = 1e9
+"""Largest duration in seconds, and largest value. Sums of such are still exact to a microsecond."""
+
 
 def measured_model_file(telemetry: str) -> str:
     """Where a sidecar leaves the time model that it has measured: beside its telemetry socket."""
@@ -20,7 +29,12 @@ def measured_model_file(telemetry: str) -> str:
 
 def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
     """Return the ids of one request's answers: each is a job of its own, at the sidecar as in the engine."""
-    return (request_id, *(f"{request_id}~{number}" for number in range(1, sequences)))
+    return tuple([sequence_id(request_id, number) for number in range(sequences)])
+
+
+def sequence_id(request_id: str, number: int) -> str:
+    """Return the id of one answer: the first has the request's."""
+    return f"{request_id}~{number}" if number else request_id
 
 
 def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
@@ -59,29 +73,56 @@ def from_fields(
     Raises ValueError where a field's value is none it can have.
     """
     targets = Targets(
-        _seconds(fields, "penstock_ttft_s"),
-        _seconds(fields, "penstock_tpot_s"),
-        _seconds(fields, "penstock_e2e_s"),
-        Judge(str(fields.get("penstock_judge", Judge.MEAN.value))),
-        _seconds(fields, "penstock_answer_tpot_s"),
+        _budget_s(fields, "penstock_ttft_s"),
+        _budget_s(fields, "penstock_tpot_s"),
+        _budget_s(fields, "penstock_e2e_s"),
+        Judge(_word(fields, "penstock_judge", Judge.MEAN.value)),
+        _budget_s(fields, "penstock_answer_tpot_s"),
     )
     request = Request(
-        id=str(fields.get("penstock_id", engine_id)),
-        tier=str(fields.get("penstock_tier", "direct")),
-        arrival_s=now_s - float(fields.get("penstock_spent_s", 0.0)),
+        id=_word(fields, "penstock_id", engine_id),
+        tier=_word(fields, "penstock_tier", "direct"),
+        arrival_s=now_s - _number(fields, "penstock_spent_s", 0.0),
         prompt_tokens=prompt_tokens,
         max_output_tokens=max_output_tokens,
         targets=targets,
-        value=float(fields.get("penstock_value", 1.0)),
+        value=_number(fields, "penstock_value", 1.0),
     )
-    output_tokens = int(fields.get("penstock_output_tokens", max_output_tokens))
-    sure_tokens = int(fields.get("penstock_sure_tokens", 0))
+    output_tokens = _count(fields, "penstock_output_tokens", max_output_tokens)
+    sure_tokens = _count(fields, "penstock_sure_tokens", 0)
     best_effort = bool(fields.get("penstock_best_effort", True))
     return new_job(
         request, min(output_tokens, max_output_tokens), best_effort, min(sure_tokens, max_output_tokens)
     )
 
 
-def _seconds(fields: Mapping[str, Scalar], name: str) -> float | None:
-    value = fields.get(name)
-    return None if value is None else float(value)
+def _word(fields: Mapping[str, Scalar], name: str, default: str) -> str:
+    if name not in fields:
+        return default
+    value = fields[name]
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_WORD or not value.isprintable():
+        raise ValueError(f"{name} is no word of at most {LONGEST_WORD} characters")
+    return value
+
+
+def _number(fields: Mapping[str, Scalar], name: str, default: float) -> float:
+    try:
+        number = float(fields.get(name, default))
+    except (TypeError, OverflowError):
+        raise ValueError(f"{name} is no number, or too large") from None
+    if not 0 <= number <= MOST:
+        raise ValueError(f"{name} is {number}, not between 0 and {MOST:g}")
+    return number
+
+
+def _count(fields: Mapping[str, Scalar], name: str, default: int) -> int:
+    return int(_number(fields, name, default))
+
+
+def _budget_s(fields: Mapping[str, Scalar], name: str) -> float | None:
+    if fields.get(name) is None:
+        return None
+    budget_s = _number(fields, name, 0.0)
+    if not budget_s:
+        raise ValueError(f"{name} is 0")
+    return budget_s
