@@ -85,6 +85,22 @@ async def test_reports_tell_of_each_answer(engine: Engine, rig: Rig, router: Rou
     assert not view.waiting
 
 
+async def test_reports_reveal_how_long_each_prompt_of_a_list_is(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
+    await router.submit(1, BODY | {"prompt": [[1], [1, 2, 3, 4]]})
+    key = (await engine.asked()).key
+    row: dict[str, Any] = {"computed_tokens": [4, 1], "generated_tokens": [1, 1]}
+    memory: dict[str, Any] = {"kv_blocks_total": 500, "kv_blocks_free": 400, "block_tokens": 16}
+    keys = sequence_ids(key, 2)
+    rig.reports.receive(
+        [StepReport(sequence=1, running=2, request_ids=keys, best_effort=[False] * 2, **row, **memory)]
+    )
+    view = rig.mirror.view(0.0, rig.learned.model)
+    assert [job.request.prompt_tokens for job in view.running] == [4, 1]
+    assert all(job.decoding for job in view.running)
+
+
 async def test_tokens_that_pass_are_shared_among_the_answers(
     engine: Engine, rig: Rig, router: Router
 ) -> None:

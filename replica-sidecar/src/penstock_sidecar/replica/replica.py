@@ -320,7 +320,7 @@ class Replica:
 
     def prompt_known(self, key: str, prompt_tokens: int) -> None:
         """The engine has revealed how long a request's prompt is."""
-        if (carried := self._accepted.get(key)) and carried.body is not None:
+        if (carried := self._accepted.get(key)) and carried.body is not None and carried.body.prompts == 1:
             self._learned.prompt(carried.body, prompt_tokens)
             carried.prompt_told = True
 
@@ -437,7 +437,10 @@ class Replica:
         assert body is not None
         self._accepted[carried.key] = carried
         self._sequences += carried.sequences
-        now_s, known, timed = self._now_s(), body.prompt_token_ids is not None, not body.stream
+        now_s, timed = self._now_s(), not body.stream
+        known = (
+            body.prompt_token_ids is not None and body.prompts == 1
+        )  # of several, only the longest one's is
         for job in carried.jobs:
             if job.best_effort:
                 self._best_effort.add(job.request.id)
