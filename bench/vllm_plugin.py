@@ -117,7 +117,7 @@ def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
         engine.step()
         turns.send(timed.taken())
     turns.send(process_time() - thread_time() - others_s)
-    turns.send(engine.scheduler.planning.faults if kind.steered else {})
+    turns.send(engine.scheduler.faults.counted if kind.steered else {})
 
 
 def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[list[tuple[float, float]]], float]:

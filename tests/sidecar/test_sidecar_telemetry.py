@@ -173,9 +173,11 @@ async def test_one_that_goes_on_from_what_never_came_leaves_the_picture(rig: Rig
 async def test_faults_of_the_policy_are_counted_by_kind_over_restarts(rig: Rig) -> None:
     rig.reports.receive([report(1), report(2, policy_faults=PolicyFaults(raised=3, too_slow=1))])
     rig.reports.receive([report(3, policy_faults=PolicyFaults(raised=5, too_slow=1))])
-    rig.reports.receive([report(1, "second"), report(2, "second", policy_faults=PolicyFaults(raised=2))])
+    rig.reports.receive(
+        [report(1, "second"), report(2, "second", policy_faults=PolicyFaults(raised=2, plugin=1))]
+    )
     counted = {kind: rig.metric("policy_faults_total", fault=kind) for kind in KINDS}
-    assert counted == {"raised": 7, "impossible": 0, "too_slow": 1}
+    assert counted == {"raised": 7, "impossible": 0, "too_slow": 1, "plugin": 1}
 
 
 async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, router: Router) -> None:

@@ -72,3 +72,20 @@ def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
 def test_newcomers_that_cannot_be_are_refused(more: dict[str, int], why: str) -> None:
     with pytest.raises(ImpossibleStep, match=why):
         plan_of(Step({**EVERYBODY, **more}), VIEW, held())
+
+
+@pytest.mark.parametrize(
+    ("drafts", "fits"), [({"a": 3, "b": 45}, True), ({"a": 3, "b": 46}, False), ({"a": -1}, False)]
+)
+def test_drafts_count_for_the_batch(drafts: dict[str, int], fits: bool) -> None:
+    step = Step({"b": 1, "a": 1, "x": 100}, drafts=drafts)
+    if fits:
+        assert plan_of(step, VIEW, held()).drafts == drafts
+    else:
+        with pytest.raises(ImpossibleStep):
+            plan_of(step, VIEW, held())
+
+
+def test_drafts_count_for_the_batch_of_everybody_and_newcomers_too() -> None:
+    with pytest.raises(ImpossibleStep, match="151 tokens in a batch of at most 150"):
+        plan_of(Step({**EVERYBODY, "x": 100}, drafts={"a": 49}), VIEW, held())

@@ -143,6 +143,77 @@ def test_what_a_full_queue_loses_is_a_gap_in_the_numbers() -> None:
     assert wire.numbers == list(range(11, MOST_BEHIND + 11))
 
 
+def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
+    path: Path, reader: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
+    teller = Teller(reports, queue)
+    unsendable = Rows([JOB._replace(computed_tokens=-1)], {})
+    for moves, rows in enumerate([MOVING.rows, unsendable, unsendable, MOVING.rows]):
+        teller.tell(MOVING._replace(moves=moves, rows=rows), 0.0)
+    with caplog.at_level("ERROR", "vllm.penstock"):
+        ReportThread(reports, queue, teller).stop()
+    assert [(report.sequence, len(report.request_ids)) for report in (heard(reader), heard(reader))] == [
+        (1, 1),
+        (4, 1),
+    ]
+    assert [record.message for record in caplog.records] == [
+        "penstock: a step report could not be sent: ValueError"
+    ]
+
+
+def test_after_a_report_that_could_not_be_made_all_requests_are_told_again(
+    path: Path, reader: socket.socket
+) -> None:
+    reports = Reports(ReportSocket(path, WARN))
+    reports.send(MOVING)
+    reports.lose()
+    assert reports.broken
+    reports.send(MOVING._replace(moves=1, rows=None))  # what it builds on may be wrong
+    reports.send(MOVING._replace(moves=2))
+    assert [heard(reader).sequence for _ in range(2)] == [1, 4]
+    reports.close()
+
+
+def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_vllm.report_thread.HEARTBEAT_S", 0.001)
+    failed = threading.Event()
+
+    class Broken(Wire):
+        def send(self, report: StepReport) -> bool:
+            if report.duration_s == 0.0 and self.numbers:
+                failed.set()
+                raise ValueError("as it happens")
+            return super().send(report)
+
+    wire = Broken()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
+    thread = ReportThread(reports, queue, Teller(reports, queue))
+    queue.put(IDLE._replace(ended=Measured(BatchWork(7), 0.5)))
+    assert failed.wait(10)
+    queue.put(MOVING._replace(ended=Measured(BatchWork(7), 0.5)))
+    thread.stop()
+    assert len(wire.numbers) == 2
+
+
+@pytest.mark.parametrize("peer", ["gone", "a file", "a stream", "a folder"])
+def test_whatever_stands_where_the_sidecar_should_be_reports_are_dropped(path: Path, peer: str) -> None:
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if peer == "a file":
+        path.write_text("x")
+    elif peer == "a folder":
+        path.mkdir()
+    elif peer == "a stream":
+        other.bind(str(path))
+        other.listen()
+    reports = Reports(ReportSocket(path, WARN))
+    for _ in range(3):
+        reports.send(MOVING)
+    assert reports.lost == 3
+    other.close()
+    reports.close()
+
+
 def test_requests_are_told_again_only_when_something_else_than_tokens_has_happened(path: Path) -> None:
     reports = Reports(ReportSocket(path, WARN))
     teller = Teller(reports, SimpleQueue())

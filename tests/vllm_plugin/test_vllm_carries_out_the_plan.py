@@ -44,4 +44,4 @@ def test_every_step_is_the_policys(policy: str, kind: str) -> None:
             assert_carried_out(moment)
             asked += 1
     assert asked > STEPS / 2
-    assert scheduler.planning.faults == {}
+    assert scheduler.faults.counted == {}

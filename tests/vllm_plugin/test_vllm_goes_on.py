@@ -52,7 +52,7 @@ def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str
     for asked, going_on in zip(*lives, strict=True):
         assert_same(asked, going_on)
         not_asked += asked.wanted is not None and going_on.wanted is None
-    assert going_on.engine.scheduler.planning.faults == {}
+    assert going_on.engine.scheduler.faults.counted == {}
     assert (not_asked > 0) == (policy in STANDING)
 
 

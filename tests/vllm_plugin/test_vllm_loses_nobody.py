@@ -1,5 +1,6 @@
 """Whatever comes, goes or fails: every request ends, every block is free again, and both ledgers agree."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.policies import POLICIES
-from penstock_vllm.planning import Fault
+from penstock_vllm.faults import Fault
 from virtual.engine import Engine, Kind
 from virtual.grammar import Anything
-from virtual.life import TIERS, Recorder, watched
+from virtual.life import TIERS, Recorder, everybody, watched
 
 from examples import examples
 
@@ -37,8 +39,16 @@ EVENTS = st.one_of(
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("policy raises"), st.integers(1, 4)),
     st.tuples(st.just("policy asks the impossible"), st.integers(1, 4)),
+    st.tuples(st.just("policy asks too much"), st.integers(1, 30)),
     st.tuples(st.just("all lose their KV")),
+    st.tuples(st.just("code of ours raises")),
 )
+
+
+ANSWERS: dict[str, Callable[[ReplicaView], Step]] = {
+    "policy asks the impossible": lambda view: Step({"nobody": 1}),
+    "policy asks too much": everybody,
+}
 
 
 class Broken(Exception):
@@ -69,9 +79,12 @@ class World:
             self.steps(how[0])
         elif what == "all lose their KV":
             self.engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        elif what == "code of ours raises":
+            self.engine.scheduler._contain(Broken("as it happens"))
+            self.steps(1)  # notes everybody anew
         else:
             self.policy.fault = _raise if what == "policy raises" else None
-            self.policy.answer = Step({"nobody": 1}) if what != "policy raises" else None
+            self.policy.answer = ANSWERS.get(what)
             self.steps(how[0])
             self.policy.fault = self.policy.answer = None
 
@@ -146,7 +159,7 @@ def test_a_policy_that_raises_costs_its_plan_and_nothing_else(caplog: pytest.Log
     with caplog.at_level("ERROR", logger="vllm.penstock"):
         world.engine.drain()
     assert world.engine.finished == set(world.engine.asked)
-    assert world.engine.scheduler.planning.faults[Fault.RAISED] > 10
+    assert world.engine.scheduler.faults.counted[Fault.RAISED] > 10
     assert len([record for record in caplog.records if "this step is vLLM's own" in record.message]) == 1
 
 
@@ -175,7 +188,7 @@ def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None
         engine.add(f"r{number}", 50, 30)
     for _ in range(6):
         engine.step()
-    assert engine.scheduler.planning.faults == {Fault.TOO_SLOW: 1}
+    assert engine.scheduler.faults.counted == {Fault.TOO_SLOW: 1}
     assert policy.asked == 1
     engine.step()
     assert policy.asked == 2

@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.engine_fields import LONGEST_WORD, from_fields, sequence_ids
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.telemetry.socket import Continuity
 from penstock_sidecar.telemetry.whole_reports import WholeReports
-from penstock_vllm.reports import Boundary, Further, Reports, Teller
 from virtual.engine import Engine, Kind
 from virtual.life import life
+from virtual.wire import wired
 
 STEPS = 700
 SCARCE = Kind(blocks=100, batch_tokens=256, running=32)
@@ -26,43 +26,6 @@ KINDS = {
     "drafting and ahead": Kind(drafts=4, ahead=True),
     "with a prefix cache": Kind(prefix_caching=True),
 }
-
-
-class Wire:
-    """Takes reports as the socket does: as bytes."""
-
-    lost = 0
-
-    def __init__(self) -> None:
-        self.reports: list[StepReport] = []
-
-    def send(self, report: StepReport) -> bool:
-        self.reports.append(StepReport.FromString(report.SerializeToString()))
-        return True
-
-    def close(self) -> None:
-        pass
-
-
-class AtOnce:
-    """Has what is put into it reported at once."""
-
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
-
-    def qsize(self) -> int:
-        return 0
-
-    def put(self, item: Boundary | Further) -> None:
-        self._reports.send(item)
-
-
-def wired(engine: Engine) -> Wire:
-    """The engine's reports, from here on."""
-    wire: Any = Wire()
-    reports = Reports(wire)
-    engine.scheduler._teller = Teller(reports, AtOnce(reports))
-    return wire  # type: ignore[no-any-return]
 
 
 def job_of(engine: Engine, request: Any) -> Job:
@@ -166,12 +129,55 @@ def test_acceptance_is_measured_per_tier_and_told() -> None:
     assert drafting.by_tier["coder"] > drafting.acceptance > 0.7
 
 
-def test_several_answers_to_one_request_are_told_apart() -> None:
+CHAT = {"penstock_tier": "chat", "penstock_ttft_s": 5.0, "penstock_tpot_s": 0.2, "penstock_best_effort": 0}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_answers_and_prompts_of_one_request_are_the_jobs_that_the_sidecar_knows(ahead: bool) -> None:
+    """vLLM makes a request of each and names it in its own way; all carry the fields of one."""
+    engine, lengths = Engine(Kind(policy="slos-serve", ahead=ahead)), (40, 40, 90, 90)
+    wire, ids = wired(engine), sequence_ids("p1", 4)
+    mirror = ReplicaMirror(KvCache(1, 1, 1), Limits(512, 64), lambda job: 1)
+    for at, prompt_tokens in enumerate(lengths):
+        child = engine.add(
+            f"{at % 2}_cmpl-{at // 2}", prompt_tokens, 5 + at, fields=CHAT | {"penstock_id": "p1"}
+        )
+        job = job_of(engine, child)
+        longest = replace(job.request, id=ids[at], prompt_tokens=max(lengths))
+        mirror.accept(job._replace(request=longest), 0.0)
+    seen: set[str] = set()
+    while engine.scheduler.has_requests():
+        engine.step()
+        mirror.apply(wire.reports[-1], engine.now_s)
+        view = mirror.view(engine.now_s, engine.model)
+        assert {job.request.tier for job in (*view.running, *view.waiting)} <= {"chat"}
+        decoding = [job for job in view.running if job.generated_tokens]
+        assert all(job.decoding for job in decoding), "each is known to have the prompt that it has"
+        seen |= {job.request.id for job in decoding}
+    assert seen == set(ids)
+
+
+def test_an_answer_that_comes_when_another_has_ended_is_another_still() -> None:
     engine = Engine(Kind(policy="slos-serve"))
     wire = wired(engine)
     for name in ("0_r1", "1_r1"):
-        engine.add(name, 100, 5, fields={"penstock_id": "p1"})
+        engine.add(name, 20, 1, fields={"penstock_id": "p1"})
+        engine.drain()
+    told = {request_id for report in wire.reports for request_id in report.request_ids}
+    assert told == set(sequence_ids("p1", 2))
+
+
+def test_names_of_others_are_taken_from_nobody() -> None:
+    """A request that came past the sidecar may carry any."""
+    engine = Engine(Kind(policy="slos-serve"))
+    wire = wired(engine)
+    engine.add("r1", 20, 5, fields={"penstock_id": "r2"})
+    engine.add("r2", 20, 5)
+    engine.add("r3", 20, 5, fields={"penstock_id": "r2~1"})
+    engine.add("x" * 70_000, 20, 5)
     engine.step()
-    assert sorted(wire.reports[-1].request_ids) == ["1_r1", "p1"]
+    *_, longest = names = list(wire.reports[-1].request_ids)
+    assert names[:3] == ["r2", "r2~1", "r2~1~1"] and len(longest) == LONGEST_WORD
     engine.drain()
-    assert engine.finished == {"0_r1", "1_r1"}
+    assert engine.finished == set(engine.asked)
+    assert engine.scheduler.faults.counted == {}

@@ -221,29 +221,33 @@ Global___Drafting: _TypeAlias = Drafting  # noqa: Y015
 
 @_typing.final
 class PolicyFaults(_message.Message):
-    """Steps in which the engine's policy failed, so that they were the engine's own; since the engine started."""
+    """Steps that were the engine's own because its policy failed, or what is around it; since the engine started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RAISED_FIELD_NUMBER: _builtins.int
     IMPOSSIBLE_FIELD_NUMBER: _builtins.int
     TOO_SLOW_FIELD_NUMBER: _builtins.int
+    PLUGIN_FIELD_NUMBER: _builtins.int
     raised: _builtins.int
     """it raised"""
     impossible: _builtins.int
     """it asked for what no engine could do"""
     too_slow: _builtins.int
     """it took longer than it may"""
+    plugin: _builtins.int
+    """the code around it raised"""
     def __init__(
         self,
         *,
         raised: _builtins.int = ...,
         impossible: _builtins.int = ...,
         too_slow: _builtins.int = ...,
+        plugin: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["impossible", b"impossible", "raised", b"raised", "too_slow", b"too_slow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["impossible", b"impossible", "plugin", b"plugin", "raised", b"raised", "too_slow", b"too_slow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

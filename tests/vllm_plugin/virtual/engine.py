@@ -24,7 +24,10 @@ MODEL_PATH = Path(real_scheduler.__file__).with_name(real_scheduler.MODEL)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What kind of engine. loras: adapters that it has room for at once; 0 for an engine without."""
+    """What kind of engine. loras: adapters that it has room for at once; 0 for an engine without.
+
+    loads_kv: from elsewhere, for requests with `kv_transfer_params`.
+    """
 
     policy: str = "slos-serve"
     blocks: int = 4000
@@ -36,6 +39,8 @@ class Kind:
     prefix_caching: bool = False
     steered: bool = True
     loras: int = 0
+    loads_kv: bool = False
+    watermark: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,6 +80,7 @@ def _configuration(kind: Kind) -> Any:
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
+        KVTransferConfig,
         LoRAConfig,
         ModelConfig,
         ParallelConfig,
@@ -88,6 +94,9 @@ def _configuration(kind: Kind) -> Any:
         model=str(MODEL_PATH), dtype="float32", max_model_len=longest, skip_tokenizer_init=True
     )
     parallel = ParallelConfig()
+    elsewhere = KVTransferConfig(
+        kv_connector="Elsewhere", kv_role="kv_both", kv_connector_module_path="virtual.connector"
+    )
     drafter = None
     if kind.drafts:
         drafter = SpeculativeConfig(
@@ -107,11 +116,13 @@ def _configuration(kind: Kind) -> Any:
             max_num_scheduled_tokens=kind.batch_tokens,
             max_num_seqs=kind.running,
             enable_chunked_prefill=True,
+            watermark=kind.watermark,
             async_scheduling=False,  # set afterwards: vLLM refuses it where there is no GPU
         ),
         device_config=DeviceConfig("cpu"),
         speculative_config=drafter,
         lora_config=LoRAConfig(max_loras=kind.loras) if kind.loras else None,
+        kv_transfer_config=elsewhere if kind.loads_kv else None,
         additional_config={
             "penstock": {"policy": kind.policy, "timeModel": MODEL_NAME, "planningS": 60, **kind.more}
         },
@@ -121,7 +132,7 @@ def _configuration(kind: Kind) -> Any:
 class Engine:
     """An engine around a scheduler. now_s: its clock.
 
-    accepted: of so many drafts, how many are right.
+    accepted: of so many drafts, how many are right. loaded: requests whose KV has come from elsewhere.
     """
 
     def __init__(self, kind: Kind, accepted: Callable[[int], int] = lambda drafts: drafts // 2) -> None:
@@ -136,6 +147,7 @@ class Engine:
         self.finished: set[str] = set()
         self.asked: dict[str, int] = {}
         self.stopped: set[str] = set()
+        self.loaded: set[str] = set()
         self.steps = 0
         self._hasher = _hasher(kind)
 
@@ -149,14 +161,22 @@ class Engine:
         fields: dict[str, Any] | None = None,
         grammar: "Future[Any] | None" = None,
         lora: int = 0,
+        loads: bool = False,
         **more: Any,
     ) -> Any:
-        """A request comes; `fields` ride in it. grammar: it waits for. lora: number of its adapter."""
+        """A request comes; `fields` ride in it. grammar: it waits for. lora: number of its adapter.
+
+        loads: its prompt's KV comes from elsewhere, once its name is in `loaded`.
+        """
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
         from vllm.v1.request import Request
 
-        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=fields)
+        extra: dict[str, Any] | None = fields
+        if loads:
+            extra = {**(fields or {}), "kv_transfer_params": {"do_remote_prefill": True}}
+        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+        sampling.extra_args = extra  # without what vLLM checks of them
         if grammar is not None:
             sampling.structured_outputs = StructuredOutputsParams(regex=".*")
         if lora:
@@ -204,17 +224,18 @@ class Engine:
 
     def end(self) -> None:
         """The oldest step under way ends."""
-        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+        from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
         output, sampled = self.under_way.popleft()
         self.now_s += 0.01 + 5e-5 * output.total_num_scheduled_tokens
-        names = list(sampled)
+        names, loaded, self.loaded = list(sampled), self.loaded, set()
         told = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: i for i, name in enumerate(names)},
                 sampled_token_ids=[[A_TOKEN] * count for count in sampled.values()],
+                kv_connector_output=KVConnectorOutput(finished_recving=loaded) if loaded else None,
             ),
         )
         for outputs in told.values():

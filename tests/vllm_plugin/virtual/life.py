@@ -21,7 +21,7 @@ class Recorder:
     """A policy that is watched: what it saw last, and what it wanted.
 
     always: it wants to be asked for every step.
-    fault: called before it is asked, to raise. answer: given instead of its own.
+    fault: called before it is asked, to raise. answer: gives one instead of its own.
     """
 
     def __init__(self, policy: Policy[Any], *, always: bool) -> None:
@@ -30,7 +30,7 @@ class Recorder:
         self.view: ReplicaView | None = None
         self.step_wanted = Step()
         self.fault: Callable[[], None] | None = None
-        self.answer: Step | None = None
+        self.answer: Callable[[ReplicaView], Step] | None = None
 
     def start(self) -> Any:
         return self._policy.start()
@@ -46,8 +46,13 @@ class Recorder:
         wanted, memory = self._policy.step(view, memory)
         if self._always:
             wanted = replace(wanted, stands_blocks=None)
-        self.step_wanted = self.answer or wanted
+        self.step_wanted = self.answer(view) if self.answer is not None else wanted
         return self.step_wanted, memory
+
+
+def everybody(view: ReplicaView) -> Step:
+    """A token of everybody who runs, whether there is memory for it or not."""
+    return Step({job.request.id: 1 for job in view.running})
 
 
 class Moment(NamedTuple):

@@ -7,5 +7,5 @@ bounds, `caps` how many tokens each may have, `drafts` how many to verify. A pla
 `standing_plan`. `pipeline` holds the steps that are `under_way`. `reports` tells the sidecar what happened.
 `scheduler` is where vLLM calls all this. `settings` is what can be set.
 
-Where the policy fails, that step is vLLM's own.
+Where the policy fails, or what is around it, that step is vLLM's own (`faults`).
 """

@@ -34,7 +34,7 @@ class AwaitedModel:
             model = read_model(self._path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             if str(error) != self._said:
                 log.error("penstock: %s: %s; steps stay vLLM's own until it is right", self._path, error)
             self._said = str(error)

@@ -74,12 +74,18 @@ class CarryingOut(Capped):
                 _put_back(waiting, offered, left)
 
     def _offered(self, plan: Plan) -> list[EngineRequest]:
-        """Who may start: newcomers as planned, then those that are not the policy's."""
+        """Who may start: newcomers as planned, then those in vLLM's queue that are not the policy's.
+
+        vLLM holds others of its own, whose memory they have already, in another queue, which stays as it is.
+        """
         start = plan.start
+        if self.ledger.unplanned:
+            by_id = self.ledger.by_id
+            here = [by_id[request.request_id] for request in self.waiting]
+            start = (*start, *[held for held in here if not held.planned])
         if start and self.lora_config:
             start = within_loras(start, self._held_running(), self.lora_config.max_loras)
-        others = [held for held in self.ledger.waiting if not held.planned] if self.ledger.unplanned else []
-        return [held.request for held in (*start, *others)]
+        return [held.request for held in start]
 
 
 def _put_back(waiting: Queue, offered: Sequence[EngineRequest], left: Queue) -> None:

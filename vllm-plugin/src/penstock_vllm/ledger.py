@@ -11,16 +11,19 @@ are known here all the same, because they hold memory and take time.
 
 A request that waits may be blocked for a while: its grammar is being compiled, or tokens of a step that it
 was preempted in are still to come. Policies do not see it until it is ready.
+
+vLLM's requests are the truth. Where noting something about them failed, all of it is noted anew (`restore`).
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from penstock_core.domain.engine_fields import Scalar, from_fields, sequence_ids
-from penstock_core.domain.replica_admission import MOST_SEQUENCES
+from penstock_core.domain.engine_fields import from_fields
 from penstock_core.domain.request import Job, RequestId, advance, after_each, preempted
 
+from penstock_vllm.answer_names import AnswerNames
 from penstock_vllm.engine import EngineRequest
 
 POOLED_TOKENS = 1
@@ -75,6 +78,7 @@ class Ledger:
         self._ends_s: list[float] = []
         self._waiting: list[Held] = []
         self._ready: tuple[Job, ...] | None = None
+        self._names = AnswerNames()
 
     @property
     def waiting(self) -> list[Held]:
@@ -100,10 +104,36 @@ class Ledger:
             return known
         self._change()
         held = Held(request, self._job(request, now_s), planned=not request.resumable, blocked=blocked)
-        self.by_id[request.request_id] = self.by_name[held.job.request.id] = held
-        self.unplanned += not held.planned
+        self._keep(held)
         self._wait(held)
         return held
+
+    def restore(
+        self,
+        running: Iterable[EngineRequest],
+        waiting: Iterable[EngineRequest],
+        drafts: Mapping[str, int],
+        can_start: Callable[[EngineRequest], bool],
+        now_s: float,
+    ) -> None:
+        """Note anew all that the engine holds, by what its requests say of themselves.
+
+        A job that was known goes on from where it was. drafts: that steps under way verify, by vLLM's ids.
+        """
+        known = self.by_id
+        self.by_id, self.by_name, self.blocked, self.unplanned = {}, {}, set(), 0
+        self._moving, self._ends_s, self._waiting, self._ready = (), [], [], None
+        self._change()
+        for request, runs in (*((one, True) for one in running), *((one, False) for one in waiting)):
+            before = known.get(request.request_id)
+            job = before.job if before is not None else self._job(request, now_s)
+            held = Held(request, job, drafts_under_way=drafts.get(request.request_id, 0))
+            held.running, held.blocked = runs, not runs and not can_start(request)
+            held.planned = not request.resumable and (runs or before is None or before.planned)
+            held.job = _as_it_stands(held, now_s)
+            self._keep(held)
+            if not runs:
+                self._wait(held)
 
     def drop(self, held: Held) -> None:
         """A request has ended, in whatever way."""
@@ -189,26 +219,26 @@ class Ledger:
         self.turns += 1
         self.roster += 1
 
+    def _keep(self, held: Held) -> None:
+        self.by_id[held.request.request_id] = self.by_name[held.job.request.id] = held
+        self.unplanned += not held.planned
+
     def _job(self, request: EngineRequest, now_s: float) -> Job:
-        sampling = request.sampling_params
-        fields: dict[str, Scalar] = (sampling.extra_args or {}) if sampling is not None else {}
-        longest = request.max_tokens if sampling is not None else POOLED_TOKENS
-        if (name := fields.get("penstock_id")) in self.by_name:  # one of several answers to one request
-            answers = sequence_ids(str(name), MOST_SEQUENCES)
-            free = next((answer for answer in answers if answer not in self.by_name), request.request_id)
-            fields = {**fields, "penstock_id": free}
-        for told in (fields, {}):
-            try:
-                return from_fields(
-                    told,
-                    engine_id=request.request_id,
-                    prompt_tokens=request.num_prompt_tokens,
-                    max_output_tokens=max(longest, 1),
-                    now_s=now_s,
-                )
-            except (ValueError, TypeError):
-                continue
-        raise AssertionError("a request without fields is always read")
+        """The request's job, by a name that no other has. Fields that cannot be read leave it best effort."""
+        sampling, engine_id = request.sampling_params, request.request_id
+        longest = max(request.max_tokens if sampling is not None else POOLED_TOKENS, 1)
+        named: dict[str, Any] = {
+            "engine_id": engine_id,
+            "prompt_tokens": request.num_prompt_tokens,
+            "max_output_tokens": longest,
+            "now_s": now_s,
+        }
+        try:
+            job = from_fields((sampling.extra_args if sampling is not None else None) or {}, **named)
+        except Exception:  # whatever a client may have written there
+            job = from_fields({}, **named)
+        name = self._names.of(job.request.id, self.by_name)
+        return job if name == job.request.id else job._replace(request=replace(job.request, id=name))
 
     def _plan(self, held: Held, planned: bool) -> None:
         if held.planned != planned:
@@ -233,6 +263,16 @@ class Ledger:
 
 def _arrival(held: Held) -> tuple[float, str]:
     return held.job.request.arrival_s, held.request.request_id
+
+
+def _as_it_stands(held: Held, now_s: float) -> Job:
+    """A job brought to where vLLM's request is, however far it was."""
+    request, job = held.request, held.job
+    computed = held.known_computed_tokens if held.running else 0
+    new_tokens = request.num_output_tokens - job.generated_tokens
+    if new_tokens < 0:
+        return job._replace(computed_tokens=computed, generated_tokens=request.num_output_tokens)
+    return advance(job, computed - job.computed_tokens, new_tokens, now_s)
 
 
 def _advance_other(held: Held, now_s: float) -> None:

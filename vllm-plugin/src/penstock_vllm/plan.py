@@ -130,7 +130,7 @@ def _check_batch(step: Step, view: ReplicaView) -> None:
 
 
 def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> tuple[Held, ...]:
-    """Newcomers up to the first with whom more adapters would be in use than the engine has room for.
+    """Those of them up to the first with whom more adapters would be in use than the engine has room for.
 
     Every running request counts, also one that rests in this step: it will be computed beside the newcomer.
     """

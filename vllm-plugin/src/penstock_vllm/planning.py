@@ -6,30 +6,19 @@ each kind of fault is seen. A policy that was too slow is not asked again until 
 has been earned back, at `planning_s` a step, so an engine never spends more than twice that on average.
 """
 
-import logging
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import RequestId
 
+from penstock_vllm.faults import Fault, Faults
 from penstock_vllm.ledger import Held
 from penstock_vllm.plan import ImpossibleStep, Plan, plan_of
 
-log = logging.getLogger("vllm.penstock")
-
 MOST_STEPS_OFF = 1000
 """However long it took once, it is asked again."""
-
-
-class Fault(StrEnum):
-    """How a policy failed."""
-
-    RAISED = "raised"
-    IMPOSSIBLE = "impossible"  # it asked for what no engine could do
-    TOO_SLOW = "too_slow"  # it took longer for a step than it may
 
 
 class TooSlow(Exception):
@@ -37,17 +26,14 @@ class TooSlow(Exception):
 
 
 class Planning:
-    """A policy and its memory.
+    """A policy and its memory. faults: where its failures are counted."""
 
-    faults: steps that were vLLM's own, by how the policy failed.
-    """
-
-    def __init__(self, policy: Policy[Any], planning_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, policy: Policy[Any], planning_s: float, clock: Callable[[], float], faults: Faults
+    ) -> None:
         self._policy, self._memory = policy, policy.start()
         self._planning_s, self._clock = planning_s, clock
-        self._steps_off = 0
-        self.faults: dict[str, int] = {}
-        self._logged: set[str] = set()
+        self._steps_off, self._faults = 0, faults
 
     def plan(self, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan | None:
         """What to do in the next step, as the policy wants it; None where that step is vLLM's own."""
@@ -60,7 +46,7 @@ class Planning:
             plan = plan_of(step, view, held)
             self._check_time(self._clock() - began_s)
         except Exception as error:
-            self._count(error)
+            self._faults.count(_KINDS.get(type(error), Fault.RAISED), error)
             return None
         self._memory = memory
         return plan
@@ -69,19 +55,6 @@ class Planning:
         if took_s > self._planning_s:
             self._steps_off = min(int(took_s / self._planning_s), MOST_STEPS_OFF)
             raise TooSlow(f"{took_s * 1e3:.0f} ms for a step, at most {self._planning_s * 1e3:.0f} ms")
-
-    def _count(self, error: Exception) -> None:
-        fault = _KINDS.get(type(error), Fault.RAISED)
-        self.faults[fault] = self.faults.get(fault, 0) + 1
-        kind = type(error).__name__
-        if kind not in self._logged:
-            self._logged.add(kind)
-            log.error(
-                "penstock: the policy failed, this step is vLLM's own: %s: %s",
-                kind,
-                str(error)[:200],
-                exc_info=None if fault is Fault.TOO_SLOW else error,
-            )
 
 
 _KINDS: Mapping[type[Exception], Fault] = {ImpossibleStep: Fault.IMPOSSIBLE, TooSlow: Fault.TOO_SLOW}

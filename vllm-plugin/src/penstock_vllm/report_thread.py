@@ -5,12 +5,19 @@ makes the report and sends it. What it was not handed, because the queue was ful
 gap in the reports' numbers.
 
 While nothing is handed over it repeats, every `HEARTBEAT_S`, how an idle engine stands.
+
+A report that cannot be made or sent is lost, like one that nobody took, and said once for each type of error.
 """
 
+import logging
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from penstock_vllm.reports import Boundary, Further, Reports, Teller
+
+log = logging.getLogger("vllm.penstock")
 
 HEARTBEAT_S = 1.0
 
@@ -22,6 +29,7 @@ class ReportThread:
         self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", teller: Teller
     ) -> None:
         self._reports, self._queue, self._teller = reports, queue, teller
+        self._told_of, self._logged = 0, set[str]()
         self._thread = threading.Thread(target=self._run, name="penstock-reports", daemon=True)
         self._thread.start()
 
@@ -32,15 +40,24 @@ class ReportThread:
         self._reports.close()
 
     def _run(self) -> None:
-        told_of = 0
         while True:
             try:
                 now = self._queue.get(timeout=HEARTBEAT_S)
             except Empty:
-                self._reports.repeat()
+                self._contained(self._reports.repeat)
                 continue
             if now is None:
                 return
             skipped = self._teller.skipped
-            self._reports.send(now, skipped - told_of)
-            told_of = skipped
+            self._contained(self._reports.send, now, skipped - self._told_of)
+            self._told_of = skipped
+
+    def _contained(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            self._reports.lose()
+            kind = type(error).__name__
+            if kind not in self._logged:
+                self._logged.add(kind)
+                log.exception("penstock: a step report could not be sent: %s", kind)

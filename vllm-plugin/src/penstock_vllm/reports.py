@@ -144,6 +144,11 @@ class Reports:
         self._told = told
         return told
 
+    def lose(self) -> None:
+        """Count a report that could not be made or sent; the next one has all requests."""
+        self._last.sequence += 1
+        self._base, self.broken = None, True
+
     def repeat(self) -> None:
         """Say again how an idle engine stands, so that a sidecar that has just started learns of it."""
         if self._last.kv_blocks_total and not self._last.next_duration_s:

@@ -11,12 +11,18 @@ leaves out by its own rules.
 Where the plan before is right once more, vLLM goes on by itself (`standing_plan`). Where there is no plan,
 because the policy failed or because a model needs something that policies know nothing of, nothing is
 steered and the step is vLLM's own.
+
+An exception in a scheduler ends its engine, and every request with it. So whatever is done here before or
+after vLLM's own methods is contained: an error is counted (`faults`), the step goes on as vLLM's own, and
+before the next one all that is kept of requests is noted anew from vLLM's.
 """
 
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,6 +43,7 @@ from penstock_vllm.carrying_out import CarryingOut
 from penstock_vllm.drafts import drafted
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
+from penstock_vllm.faults import Fault, Faults
 from penstock_vllm.learned import Learned
 from penstock_vllm.ledger import Held, Ledger
 from penstock_vllm.pipeline import Measured, Pipeline
@@ -77,6 +84,7 @@ class Steering(CarryingOut):
         check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
         settings = read_settings(_additional(self.vllm_config), os.environ)
         self.ledger, self._pipeline = Ledger(), Pipeline()
+        self.faults, self._trusts_ledger = Faults(), True
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
         self._plans_stand, self._standing = goes_token_by_token(self), None
@@ -94,30 +102,28 @@ class Steering(CarryingOut):
     def add_request(self, request: EngineRequest) -> None:
         """A request has come, or the next piece of one."""
         super().add_request(request)
-        if request.request_id in self.requests:
-            lag_s = min(max(self.wall() - request.arrival_time, 0.0), LONGEST_LAG_S)
-            self.ledger.add(request, self.clock() - lag_s, blocked=not _can_start(request))
+        try:
+            if request.request_id in self.requests:
+                lag_s = min(max(self.wall() - request.arrival_time, 0.0), LONGEST_LAG_S)
+                self.ledger.add(request, self.clock() - lag_s, blocked=not _can_start(request))
+        except Exception as error:
+            self._contain(error)
 
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """The next step: the policy's, or vLLM's own."""
         now_s = self.clock()
-        standing = self._standing
-        if (
-            standing is not None
-            and standing.holds(self.ledger.roster, self._memory)
-            and not self._pause_state
-        ):
+        standing = self._standing_plan()
+        if standing is not None:
             output = super().schedule(throttle_prefills)
-            self._go_on(output, standing, now_s)
+            self._noted(output, None, standing, now_s)
             return output
         planned = self._planned(now_s)
-        if planned is None:
+        carrying = ExitStack()
+        if planned is not None and not self._begins_to_carry_out(carrying, planned[0], now_s):
+            planned = None
+        with carrying:
             output = super().schedule(throttle_prefills)
-        else:
-            kept = self._last_computed if self._drafts_stay_with_worker else None
-            with self._carrying_out(planned[0], now_s, kept):
-                output = super().schedule(throttle_prefills)
-        self._begin(output, planned, now_s)
+        self._noted(output, planned, None, now_s)
         return output
 
     def update_from_output(self, scheduler_output: StepOutput, model_runner_output: RunnerOutput) -> Any:
@@ -125,12 +131,14 @@ class Steering(CarryingOut):
         now_s = self.clock()
         verified: Sequence[Drafted] = ()
         if scheduler_output.scheduled_spec_decode_tokens:
-            by_id, with_worker = self.ledger.by_id, self._drafts_stay_with_worker
-            verified = drafted(scheduler_output, model_runner_output, by_id, with_worker=with_worker)
+            verified = self._verified(scheduler_output, model_runner_output)
         told = super().update_from_output(scheduler_output, model_runner_output)
-        if verified:
-            self.learned.drafts(verified)
-        self._end(scheduler_output, model_runner_output, now_s)
+        try:
+            if verified:
+                self.learned.drafts(verified)
+            self._end(scheduler_output, model_runner_output, now_s)
+        except Exception as error:
+            self._contain(error)
         return told
 
     def finish_requests(
@@ -138,23 +146,55 @@ class Steering(CarryingOut):
     ) -> list[EngineRequest]:
         """Requests end from outside, by their clients' wish for example."""
         finished = super().finish_requests(request_ids, finished_status)
-        for request in finished:
-            if held := self.ledger.by_id.get(request.request_id):
-                self.ledger.drop(held)
+        try:
+            for request in finished:
+                if held := self.ledger.by_id.get(request.request_id):
+                    self.ledger.drop(held)
+        except Exception as error:
+            self._contain(error)
         return finished
 
     def shutdown(self) -> None:
         """Stop telling, then whatever vLLM stops."""
-        if self._report_thread is not None:
-            self._report_thread.stop()
-        if self.planning.faults:
-            log.warning("penstock: steps that were vLLM's own, by fault: %s", self.planning.faults)
+        try:
+            if self._report_thread is not None:
+                self._report_thread.stop()
+        except Exception as error:
+            self._contain(error)
+        if self.faults.counted:
+            log.warning("penstock: steps that were vLLM's own, by fault: %s", self.faults.counted)
         super().shutdown()
 
     def _preempt_request(self, request: EngineRequest, timestamp: float, **how: Any) -> None:
         super()._preempt_request(request, timestamp, **how)
-        if held := self.ledger.by_id.get(request.request_id):
-            self.ledger.preempt(held)
+        try:
+            if held := self.ledger.by_id.get(request.request_id):
+                self.ledger.preempt(held)
+        except Exception as error:
+            self._contain(error)
+
+    # What goes wrong.
+
+    def _contain(self, error: Exception) -> None:
+        """Count an error of ours, and take nothing that is kept here for true any more."""
+        self.faults.count(Fault.PLUGIN, error)
+        self._trusts_ledger, self._standing = False, None
+
+    def _restore_ledger(self, now_s: float) -> None:
+        """Note all requests anew."""
+        running = {request.request_id for request in self.running}
+        waiting = [
+            request
+            for engine_id, request in self.requests.items()
+            if engine_id not in running and not request.is_finished()
+        ]
+        drafts: Counter[str] = Counter()
+        for step in self._pipeline.steps:
+            drafts.update(
+                {engine_id: len(ids) for engine_id, ids in step.output.scheduled_spec_decode_tokens.items()}
+            )
+        self.ledger.restore(self.running, waiting, drafts, _can_start, now_s)
+        self._running_seen, self._trusts_ledger = (), True
 
     # Starting.
 
@@ -167,7 +207,7 @@ class Steering(CarryingOut):
         self.learned = Learned(model, drafter)
         policy = build(settings.policy, settings.knobs)
         rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
-        self.planning = Planning(policy, settings.planning_s, time.perf_counter)
+        self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
     def _tell(self, settings: Settings) -> None:
         self._ended: Measured | None = None
@@ -182,8 +222,28 @@ class Steering(CarryingOut):
 
     # Planning a step.
 
+    def _standing_plan(self) -> StandingPlan | None:
+        """The plan that is right once more, if one is."""
+        standing = self._standing
+        if standing is None:
+            return None
+        try:
+            return standing if standing.holds(self.ledger.roster, self._memory) else None
+        except Exception as error:
+            self._contain(error)
+            return None
+
     def _planned(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
         """The policy's plan and what it was made by; None where the step is vLLM's own."""
+        try:
+            if not self._trusts_ledger:
+                self._restore_ledger(now_s)
+            return self._plan(now_s)
+        except Exception as error:
+            self._contain(error)
+            return None
+
+    def _plan(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
         if self._awaited is not None:
             self._look_for_model(self._awaited, now_s)
         if not self._steers or self._awaited is not None or self._pause_state:
@@ -195,6 +255,16 @@ class Steering(CarryingOut):
             return None
         plan = self.planning.plan(view, self.ledger.by_name)
         return None if plan is None else (plan, view)
+
+    def _begins_to_carry_out(self, carrying: ExitStack, plan: Plan, now_s: float) -> bool:
+        """Set vLLM's lists and bounds as planned, until `carrying` is closed; False where that failed."""
+        kept = self._last_computed if self._drafts_stay_with_worker else None
+        try:
+            carrying.enter_context(self._carrying_out(plan, now_s, kept))
+        except Exception as error:
+            self._contain(error)
+            return False
+        return True
 
     def _look_for_model(self, awaited: AwaitedModel, now_s: float) -> None:
         model = awaited.look(now_s)
@@ -239,6 +309,29 @@ class Steering(CarryingOut):
         return _can_start(request)
 
     # What became of it.
+
+    def _noted(
+        self,
+        output: StepOutput,
+        planned: tuple[Plan, ReplicaView] | None,
+        standing: StandingPlan | None,
+        now_s: float,
+    ) -> None:
+        """vLLM has made a step, as planned or by itself."""
+        try:
+            if standing is not None:
+                self._go_on(output, standing, now_s)
+            else:
+                self._begin(output, planned, now_s)
+        except Exception as error:
+            self._contain(error)
+
+    def _verified(self, output: StepOutput, brought: RunnerOutput) -> Sequence[Drafted]:
+        try:
+            return drafted(output, brought, self.ledger.by_id, with_worker=self._drafts_stay_with_worker)
+        except Exception as error:
+            self._contain(error)
+            return ()
 
     def _go_on(self, output: StepOutput, standing: StandingPlan, now_s: float) -> None:
         """vLLM has made a step by itself: the one that stands, or another."""
@@ -325,7 +418,7 @@ class Steering(CarryingOut):
         teller = self._teller
         if teller is None:
             return
-        ledger, pipeline, faults = self.ledger, self._pipeline, self.planning.faults
+        ledger, pipeline, faults = self.ledger, self._pipeline, self.faults.counted
         rows = None
         if not self.running or not teller.knows(ledger.turns, pipeline.steps, now_s):
             rows = rows_of(self._held_running(), ledger, pipeline.steps)

@@ -3,7 +3,7 @@
 from penstock_proto.telemetry_pb2 import StepReport
 from prometheus_client import Counter
 
-KINDS = ("raised", "impossible", "too_slow")
+KINDS = ("raised", "impossible", "too_slow", "plugin")
 
 
 class PolicyFaults:

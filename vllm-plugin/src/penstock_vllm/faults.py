@@ -1,0 +1,47 @@
+"""What goes wrong around steps: counted by kind, and logged the first time that its type of error is seen."""
+
+import logging
+from enum import StrEnum
+
+log = logging.getLogger("vllm.penstock")
+
+
+class Fault(StrEnum):
+    """Why a step was vLLM's own, or was not noted as it was."""
+
+    RAISED = "raised"  # the policy raised
+    IMPOSSIBLE = "impossible"  # the policy asked for what no engine could do
+    TOO_SLOW = "too_slow"  # the policy took longer for a step than it may
+    PLUGIN = "plugin"  # the code around the policy raised
+
+
+class Faults:
+    """counted: how often, by kind, since the engine started."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, int] = {}
+        self._logged: set[tuple[str, str]] = set()
+
+    def count(self, fault: Fault, error: Exception) -> None:
+        """Count an error; the first of its kind and type is logged."""
+        self.counted[fault] = self.counted.get(fault, 0) + 1
+        kind = fault, type(error).__name__
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        who = "the plug-in" if fault is Fault.PLUGIN else "the policy"
+        traced = None if fault is Fault.TOO_SLOW else error
+        log.error(
+            "penstock: %s failed, this step is vLLM's own: %s: %s",
+            who,
+            kind[1],
+            _said(error),
+            exc_info=traced,
+        )
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)[:200]
+    except Exception:
+        return "without words"
