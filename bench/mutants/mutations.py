@@ -2,13 +2,14 @@
 
 Each is one place in the text: a comparison, an operator, a number or a truth value is another one, a guard
 never holds, a statement is left out, a function returns None. Left alone is what changes no behaviour that
-anybody relies on: annotations, docstrings, what is logged, texts of exceptions.
+anybody relies on: annotations, docstrings, what is logged, texts of exceptions, and settings: numbers that a
+module names in upper case and explains in a docstring, for tests take those by name, whatever they are.
 """
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 LOGS = {"log", "logger", "_log", "_LOGGER", "LOG"}
 
@@ -82,6 +83,9 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
     """What of a node may be changed."""
     match node:
+        case ast.Module():
+            following = pairwise([*node.body, ast.Pass()])
+            yield from (each for each, after in following if not _is_setting(each, after))
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield from (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body)
         case ast.ClassDef():
@@ -102,7 +106,7 @@ def _of_statement(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     match node:
         case ast.If(orelse=[]) if isinstance(node.body[-1], LEAVES):
             yield node.test, "False"
-        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+        case ast.Return(value=ast.expr() as value) if not _is_false_or_none(value):
             yield node, "return None"
         case ast.Raise() | ast.AugAssign() | ast.Delete():
             yield node, "pass"
@@ -130,8 +134,39 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.Constant(2 * value or 1.0)
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_setting(node: ast.stmt, after: ast.stmt) -> bool:
+    """Return whether a statement names numbers in upper case, and the one after it explains them."""
+    match node, after:
+        case (
+            ast.Assign(targets=[target], value=value)
+            | ast.AnnAssign(target=target, value=ast.expr() as value),
+            ast.Expr(value=ast.Constant(value=str())),
+        ):
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            named = all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
+            return named and _is_of_numbers(value)
+    return False
+
+
+def _is_of_numbers(node: ast.expr) -> bool:
+    """Return whether an expression is a number, or made of numbers alone."""
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case ast.UnaryOp(operand=part):
+            return _is_of_numbers(part)
+        case ast.BinOp(left=left, right=right):
+            return _is_of_numbers(left) and _is_of_numbers(right)
+        case ast.Tuple(elts=parts):
+            return all(map(_is_of_numbers, parts))
+        case ast.Call(func=ast.Name(), args=parts, keywords=named):
+            return all(map(_is_of_numbers, (*parts, *(one.value for one in named))))
+    return False
+
+
+def _is_false_or_none(node: ast.expr) -> bool:
+    """None in their place would be the same, or as good as the same."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 def _is_text(node: ast.expr) -> bool:

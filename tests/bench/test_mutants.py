@@ -75,6 +75,10 @@ def changes(source: str) -> list[str]:
         ("x += a", ["x += a -> pass"]),
         ("f(a)", ["f(a) -> pass"]),
         ("def f():\n    return a", ["return a -> return None"]),
+        ("def f():\n    return False", ["False -> (True)"]),
+        ("LIMIT = 3", ["3 -> (4)"]),
+        ("LIMIT = OTHER * 3\n'It follows another.'", ["OTHER * 3 -> (OTHER / 3)", "3 -> (4)"]),
+        ("STRICT = True\n'It decides.'", ["True -> (False)"]),
         ("for a in b:\n    if c:\n        continue", ["c -> False"]),
         ("ü = 'ß'; x = a + 1", ["a + 1 -> (a - 1)", "1 -> (2)"]),
     ],
@@ -92,6 +96,9 @@ def test_a_place_and_what_could_stand_there(source: str, found: list[str]) -> No
         "from a import b",
         "x = f'{3}'",
         "def f(a: Literal[3]) -> Literal[4]: ...",
+        'PATIENCE_S = 3 * 2**4\n"""A setting."""',
+        'LOW, HIGH = -3, 4\n"""Settings."""',
+        'BOUNDS = Bounds(3, seconds=4.0)\n"""Settings."""',
     ],
 )
 def test_what_nobody_relies_on_is_left_alone(source: str) -> None:
