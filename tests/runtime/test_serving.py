@@ -11,7 +11,7 @@ import pytest
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.openai_errors import ApiError
-from penstock_runtime.serving import Server, StartError, address_of, listen, serving
+from penstock_runtime.serving import Server, StartError, address_of, is_loopback, listen, serving
 
 BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3, half_closed_s=10.0, last_call_s=10.0)
 
@@ -167,6 +167,40 @@ async def test_a_stream_longer_than_the_drain_ends_with_an_error_event() -> None
     writer.close()
 
 
+async def test_a_server_that_is_left_by_an_error_does_not_drain() -> None:
+    with pytest.raises(KeyError):
+        async with served(drain_s=3600) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(post("/stream?3600", b""))
+            await reader.readuntil(b"first")
+            raise KeyError
+    assert b"the server stopped" in await reader.read()
+    writer.close()
+
+
+async def test_a_server_is_up_when_its_block_begins_and_dates_its_answers() -> None:
+    listener = listen("127.0.0.1", 0)
+    async with serving(app, listener, 5.0, BOUNDS) as server:
+        assert server.up.is_set()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(post("/echo", b"hello"))
+        assert b"\r\ndate: " in await reader.read()
+        writer.close()
+
+
+async def test_a_server_that_cannot_start_raises_why() -> None:
+    listener = listen("127.0.0.1", 0)
+    listener.close()
+    with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument"):
+        async with serving(app, listener):
+            raise AssertionError("up")
+
+
+def test_an_address_can_be_had_again_at_once_after_a_restart() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+
+
 def test_a_taken_port_is_one_clear_line() -> None:
     holder = listen("127.0.0.1", 0)
     port = holder.getsockname()[1]
@@ -191,6 +225,24 @@ def test_addresses_read_as_they_are_typed() -> None:
         assert address_of(listener) == f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("::", False),
+        ("", False),
+        ("example.org", False),
+    ],
+)
+def test_only_this_machine_reaches_a_loopback_address(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
 PROCESS = """
 import sys
 from penstock_runtime.serving import StartError, run_process
@@ -199,7 +251,7 @@ async def main(stop):
         raise StartError("cannot")
     print("up", flush=True)
     await stop.wait()
-sys.exit(run_process(main))
+sys.exit(int(run_process(main)))
 """
 
 

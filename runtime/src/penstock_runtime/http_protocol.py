@@ -280,7 +280,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer = None
 
     def _head_late(self) -> None:
-        self._head_timer = None
         if self._head_bytes == 0:
             self.transport.close()
             return

@@ -23,5 +23,4 @@ def configure_logs(process: str, level: str = "info", json: bool = False) -> Non
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.clear_contextvars()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{process} %(name)s %(message)s")

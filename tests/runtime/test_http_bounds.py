@@ -1,0 +1,205 @@
+"""The clocks of a connection: it is fed by hand, and the loop's time is moved."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_time import skip, turns
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.http_protocol import BoundedHttp, HttpBounds
+from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.serving import listen, serving
+
+GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
+HALF = GET[:-2]
+RELIABILITY = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+class Wire(asyncio.Transport):
+    """What a connection does to its socket. waiting_bytes: written, and not taken by the client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.waiting_bytes = b"", 0
+        self.closed = self.aborted = self.ended = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting_bytes
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    @property
+    def statuses(self) -> list[int]:
+        """Of all answers so far."""
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", self.written)]
+
+
+class App:
+    """Answers at once, before it has read the body, or with an end that a test lets come."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/early":
+                raise ApiError(401, "unknown API key")
+            case "/slow":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+                await self.may_end.wait()
+                await send({"type": "http.response.body", "body": b"ended"})
+            case _:
+                await answer(send, await read_body(receive, 1000))
+
+
+@asynccontextmanager
+async def connection(app: App, **bounds: Any) -> AsyncIterator[tuple[BoundedHttp, Wire]]:
+    async with serving(app, listen("127.0.0.1", 0), 0.0, HttpBounds(**bounds)) as server:
+        one, wire = BoundedHttp(server.config, server.server_state, {}), Wire()
+        one.connection_made(wire)
+        yield one, wire
+        one.connection_lost(None)
+
+
+async def fed(one: BoundedHttp, data: bytes) -> None:
+    """The connection has read this, and done what follows."""
+    one.data_received(data)
+    await turns()
+
+
+async def test_a_connection_that_asks_nothing_is_closed_without_an_answer() -> None:
+    async with connection(App(), head_s=5) as (_, wire):
+        await skip(4.9)
+        assert not wire.closed
+        await skip(0.2)
+        assert wire.closed and not wire.written
+
+
+async def test_a_head_has_its_time_from_its_first_byte_not_from_its_last() -> None:
+    async with connection(App(), head_s=5) as (one, wire):
+        await fed(one, HALF % b"")
+        await skip(4)
+        await fed(one, b"x: y\r\n")
+        await skip(2)
+        assert wire.statuses == [408] and wire.ended
+
+
+async def test_the_second_head_of_a_connection_has_its_bounds_too() -> None:
+    for more, status in ((b"", 408), (b"x-long: " + b"y" * 1000, 431)):
+        async with connection(App(), head_s=5, head_bytes=500) as (one, wire):
+            await fed(one, GET % b"")
+            await skip(60)  # idle for longer than a head may take
+            assert wire.statuses == [200] and not wire.closed
+            await fed(one, HALF % b"" + more)
+            await skip(6)
+            assert wire.statuses == [200, status]
+
+
+async def test_a_head_may_be_as_long_as_its_bound() -> None:
+    async with connection(App(), head_bytes=100) as (one, wire):
+        await fed(one, (HALF % b"" + b"x: " + b"y" * 100)[:100])
+        assert wire.statuses == []
+        await fed(one, b"y")
+        assert wire.statuses == [431]
+
+
+async def test_an_early_answer_waits_for_the_rest_of_its_request_for_so_long() -> None:
+    async with connection(App(), linger_s=5) as (one, wire):
+        await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+        assert wire.statuses == [401]
+        await skip(4.9)
+        assert not wire.aborted
+        await skip(0.2)
+        assert wire.aborted
+
+
+async def test_what_comes_behind_a_refusal_is_dropped_for_so_long() -> None:
+    async with connection(App(), linger_s=5) as (one, wire):
+        await fed(one, b"no http at all\r\n\r\n")
+        await fed(one, GET % b"")
+        assert wire.statuses == [400] and wire.ended and not wire.closed
+        await skip(5.1)
+        assert wire.aborted
+
+
+async def test_each_request_of_a_connection_may_go_on_as_long_after_its_answer() -> None:
+    head = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    async with connection(App(), linger_bytes=100) as (one, wire):
+        for number in range(1, 4):
+            await fed(one, head)
+            await fed(one, b"x" * 100)
+            assert wire.statuses == [401] * number and not wire.closed
+        await fed(one, head)
+        await fed(one, b"x" * 101)
+        assert wire.aborted
+
+
+async def test_a_server_that_stops_closes_with_the_answer_that_is_due() -> None:
+    app = App()
+    async with connection(app) as (one, wire):
+        await fed(one, GET % b"slow")
+        one.shutdown()
+        await turns()
+        assert not wire.closed
+        app.may_end.set()
+        await turns()
+        assert b"ended" in wire.written and wire.closed
+
+
+async def test_a_server_that_stops_closes_an_idle_connection_in_a_moment() -> None:
+    async with connection(App(), last_call_s=5) as (one, wire):
+        one.shutdown()
+        await skip(4.9)
+        assert not wire.closed
+        await skip(0.2)
+        assert wire.closed and not wire.aborted
+
+
+@pytest.mark.parametrize("request_bytes", [HALF % b"", GET % b"slow"], ids=["half", "under way"])
+async def test_a_request_that_comes_in_that_moment_is_not_cut(request_bytes: bytes) -> None:
+    async with connection(App(), last_call_s=5) as (one, wire):
+        one.shutdown()
+        await fed(one, request_bytes)
+        await skip(5.1)
+        assert not wire.closed
+
+
+async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -> None:
+    async with connection(App(), half_closed_s=5) as (one, wire):
+        assert one.eof_received() is False  # nothing is due: asyncio closes
+        await fed(one, GET % b"slow")
+        assert one.eof_received() is True
+        await skip(4.9)
+        assert not wire.closed
+        await skip(0.2)
+        assert wire.closed
+
+
+def test_the_bounds_are_those_that_the_manual_tells() -> None:
+    told = dict(line.split(" | ")[:2] for line in RELIABILITY.read_text().splitlines() if " | " in line)
+    usual = HttpBounds()
+    rest = f"{usual.linger_bytes >> 20} MiB, {usual.linger_s:g} s"
+    assert told["| connections"] == f"{usual.connections:,}"
+    assert told["| the rest of a request that is answered already"] == rest
+    assert told["| a request's head"].endswith(f", {usual.head_s:g} s")

@@ -1,0 +1,54 @@
+"""Pages to look at a process by: what is where, and what is asked for in vain."""
+
+import orjson
+import pytest
+from penstock_runtime.asgi import Message, Scope, with_errors
+from penstock_runtime.pages import PLAIN_TEXT, Page, pages_app
+
+PAGES = {
+    "/metrics": Page("for Prometheus", lambda: b"up 1", PLAIN_TEXT),
+    "/state": Page("for people", lambda: b"{}"),
+}
+
+
+async def asked(path: str, method: str = "GET") -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body."""
+    heard: list[Message] = []
+
+    async def send(message: Message) -> None:
+        heard.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("no page reads a body")
+
+    scope: Scope = {"type": "http", "path": path, "method": method}
+    await with_errors(pages_app("penstock", PAGES))(scope, receive, send)
+    start, body = heard
+    return start["status"], dict(start["headers"]), bytes(body["body"])
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_page_is_served_at_its_path(method: str) -> None:
+    status, headers, body = await asked("/metrics", method)
+    assert (status, headers[b"content-type"], body) == (200, PLAIN_TEXT, b"up 1")
+    assert (await asked("/state"))[1][b"content-type"] == b"application/json"
+
+
+async def test_the_index_lists_every_page_in_columns() -> None:
+    status, headers, body = await asked("/")
+    assert (status, headers[b"content-type"]) == (200, PLAIN_TEXT)
+    assert body.decode() == "penstock\n\n/metrics  for Prometheus\n/state    for people\n"
+
+
+async def test_where_there_is_no_page_the_index_is_named() -> None:
+    status, _, body = await asked("/x" + "y" * 1000)
+    error = orjson.loads(body)["error"]
+    assert (status, error["code"]) == (404, "not_found")
+    assert error["message"] == f"there is nothing at /x{'y' * 254}; / lists what there is"
+
+
+async def test_a_page_is_read_and_never_written() -> None:
+    status, headers, body = await asked("/state", "DELETE")
+    error = orjson.loads(body)["error"]
+    assert (status, headers[b"allow"], error["code"]) == (405, b"GET, HEAD", "method_not_allowed")
+    assert error["message"] == "/state takes GET and HEAD, not DELETE"
