@@ -1,10 +1,10 @@
-"""How soon a router knows: from a change's way to the API server to the rotation that follows it.
+"""How soon a router knows: from a change's way to the API server to the replica set that follows it.
 
     .venv/bin/python bench/discovery.py [--changes N] [--out FILE]
 
 A real API server without nodes (`e2e/cluster/apiserver`) has a Service's slice of three endpoints; one of
 them is set to terminating and back, over and over, a random pause between. Two times are told: from before
-the change is sent until links have their new standing (`sent`), and from the server's answer to it
+the change is sent until links have their new condition (`sent`), and from the server's answer to it
 (`stored`), which may be negative, for the watch can be faster than the answer. In a cluster the endpoint
 controller's own time comes before it: tens of milliseconds from a pod's change to its slice's.
 """
@@ -22,13 +22,13 @@ from time import monotonic
 from typing import Any
 
 from overhead.report import machine
-from penstock_router.backoff import Backoff
-from penstock_router.cluster_access import Access
-from penstock_router.connecting import connect_by
-from penstock_router.discovery import ReplicaSet, Service, Standing
-from penstock_router.endpoint_watch import EndpointWatch
-from penstock_router.replica_link import ReplicaLink
-from penstock_router.rotation import Rotation
+from penstock_router.connections.api_server import Access
+from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.replica_channel import connect_by
+from penstock_router.discovery.endpoint_watch import EndpointWatch
+from penstock_router.discovery.endpoints import Condition, Endpoints, Service
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_runtime.logs import configure_logs
 
 APISERVER = Path(__file__).parents[1] / "e2e" / "cluster" / "apiserver"
@@ -36,8 +36,8 @@ SLICE = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/p"
 APPLY = {"content-type": "application/apply-patch+yaml"}
 
 
-def slice_with(standing: Standing) -> dict[str, Any]:
-    going = standing is Standing.TERMINATING
+def slice_with(condition: Condition) -> dict[str, Any]:
+    going = condition is Condition.TERMINATING
     endpoints = [
         {
             "addresses": [f"10.0.0.{number + 1}"],
@@ -57,24 +57,24 @@ def slice_with(standing: Standing) -> dict[str, Any]:
 
 
 class Applied:
-    """A watch whose sets are noted once the rotation has applied them, which is when it asks for the next."""
+    """A watch that notes each set once the replica set has applied it and asks for the next."""
 
     connected = True
     malformed = 0
 
     def __init__(self, watch: EndpointWatch) -> None:
         self._watch, self._news = watch, asyncio.Event()
-        self._standing: Standing | None = None
+        self._condition: Condition | None = None
 
-    async def sets(self) -> AsyncIterator[ReplicaSet]:
+    async def sets(self) -> AsyncIterator[Endpoints]:
         async for replicas in self._watch.sets():
             yield replicas
-            self._standing = replicas["p-0"].standing if replicas else None
+            self._condition = replicas["p-0"].condition if replicas else None
             self._news.set()
 
-    async def until(self, wanted: Standing) -> float:
+    async def until(self, wanted: Condition) -> float:
         """When links have stood like this, on the loop's clock."""
-        while self._standing is not wanted:
+        while self._condition is not wanted:
             self._news.clear()
             await self._news.wait()
         return monotonic()
@@ -83,14 +83,16 @@ class Applied:
 async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
     """(after it was sent, after it was stored) of each change, in seconds."""
     random = Random(1)
-    rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random)))
+    replica_set = ReplicaSet(
+        lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random))
+    )
     source = Applied(EndpointWatch(Service("default", "p"), Access(kubeconfig).client, Backoff(random)))
-    following = asyncio.create_task(rotation.follow(source))
+    following = asyncio.create_task(replica_set.follow(source))
     times = []
     async with Access(kubeconfig).client() as http:
         params = {"fieldManager": "bench", "force": "true"}
         for number in range(changes):
-            wanted = Standing.TERMINATING if number % 2 else Standing.IN_SERVICE
+            wanted = Condition.TERMINATING if number % 2 else Condition.IN_SERVICE
             await asyncio.sleep(random.uniform(0.01, 0.1))
             known = asyncio.create_task(source.until(wanted))
             sent_s = monotonic()

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from penstock_operator.metrics import Metrics as OperatorMetrics
-from penstock_router.metrics import Metrics as RouterMetrics
-from penstock_router.replica_link import ReplicaLink
-from penstock_router.rotation import Rotation
+from penstock_router.observability.metrics import Metrics as RouterMetrics
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_sidecar.metrics import Metrics as ReplicaMetrics
 from prometheus_client import CollectorRegistry
 
@@ -26,7 +26,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     replica, operator = CollectorRegistry(), CollectorRegistry()
     ReplicaMetrics(replica)
     OperatorMetrics(operator)
-    router = RouterMetrics({}, Rotation(no_link))
+    router = RouterMetrics({}, ReplicaSet(no_link))
     there = names(replica) | names(router.registry) | names(operator)
     rows = [line for line in PAGE.splitlines() if line.startswith("| `penstock_")]
     named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row.split("|")[1])}

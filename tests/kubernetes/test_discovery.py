@@ -19,13 +19,13 @@ import grpc
 import httpx2
 import pytest
 import yaml
-from penstock_router import endpoint_watch
-from penstock_router.backoff import Backoff
-from penstock_router.cluster_access import Access
-from penstock_router.discovery import Place, ReplicaSet, Service, Standing
-from penstock_router.endpoint_watch import EndpointWatch
-from penstock_router.replica_link import ReplicaLink
-from penstock_router.rotation import Rotation
+from penstock_router.connections.api_server import Access
+from penstock_router.connections.backoff import Backoff
+from penstock_router.discovery import endpoint_watch
+from penstock_router.discovery.endpoint_watch import EndpointWatch
+from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints, Service
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from scripted.replica import ScriptedReplica
 from structlog.testing import capture_logs
@@ -135,7 +135,7 @@ class Followed:
 
     def __init__(self, watch: EndpointWatch) -> None:
         self.watch = watch
-        self.now: ReplicaSet | None = None
+        self.now: Endpoints | None = None
         self.heard = asyncio.Event()
 
     async def follow(self) -> None:
@@ -143,14 +143,14 @@ class Followed:
             self.now = replicas
             self.heard.set()
 
-    async def until(self, wanted: Callable[[ReplicaSet | None], bool]) -> None:
+    async def until(self, wanted: Callable[[Endpoints | None], bool]) -> None:
         """Until the set is like that."""
         async with asyncio.timeout(PATIENCE_S):
             while not wanted(self.now):
                 self.heard.clear()
                 await self.heard.wait()
 
-    async def until_it_is(self, **replicas: Place) -> None:
+    async def until_it_is(self, **replicas: Endpoint) -> None:
         await self.until(lambda now: now == {name.replace("_", "-"): at for name, at in replicas.items()})
 
 
@@ -173,11 +173,13 @@ async def test_slices_are_followed_from_nothing_to_nothing(server: Server, names
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await seen.until_it_is()
         await namespace.write_slice("a", endpoint("p-0", 1))
-        await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+        await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
         await namespace.write_slice("b", endpoint("p-1", 2, ready=False))
-        await seen.until_it_is(p_0=Place("10.0.0.1:7000"), p_1=Place("10.0.0.2:7000", Standing.NOT_READY))
+        await seen.until_it_is(
+            p_0=Endpoint("10.0.0.1:7000"), p_1=Endpoint("10.0.0.2:7000", Condition.NOT_READY)
+        )
         await namespace.delete_slice("a")
-        await seen.until_it_is(p_1=Place("10.0.0.2:7000", Standing.NOT_READY))
+        await seen.until_it_is(p_1=Endpoint("10.0.0.2:7000", Condition.NOT_READY))
         await namespace.delete_slice("b")
         await seen.until_it_is()
 
@@ -187,7 +189,7 @@ async def test_slices_of_other_services_are_none_of_ours(server: Server, namespa
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await seen.until_it_is()
         await namespace.write_slice("a", endpoint("p-0", 1))
-        await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+        await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
         await namespace.write_slice("a", endpoint("p-0", 1), service="q-replicas")  # it is theirs from now on
         await seen.until_it_is()
 
@@ -222,11 +224,11 @@ async def test_a_pod_goes_through_its_life(server: Server, namespace: Namespace)
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await namespace.send("POST", pods, json=pod)
         await tell_status(namespace, ready=False)
-        await seen.until_it_is(p_replica_0=Place("10.9.8.7:7000", Standing.NOT_READY))
+        await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000", Condition.NOT_READY))
         await tell_status(namespace, ready=True)
-        await seen.until_it_is(p_replica_0=Place("10.9.8.7:7000"))
+        await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000"))
         await namespace.send("DELETE", f"{pods}/p-replica-0")
-        await seen.until_it_is(p_replica_0=Place("10.9.8.7:7000", Standing.TERMINATING))
+        await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000", Condition.TERMINATING))
         await namespace.send("DELETE", f"{pods}/p-replica-0", params={"gracePeriodSeconds": "0"})
         await seen.until_it_is()
 
@@ -251,16 +253,16 @@ async def test_while_the_api_server_is_away_the_last_set_stands(server: Server, 
     await namespace.write_slice("a", endpoint("p-0", 1))
     with capture_logs() as said:
         async with followed(watch_of(namespace, server.kubeconfig)) as seen:
-            await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+            await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
             await until(lambda: seen.watch.connected)
             await asyncio.to_thread(server.kill)
             await until(lambda: not seen.watch.connected)
-            await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+            await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
             await asyncio.to_thread(server.restart)
             await until(lambda: seen.watch.connected)
             async with server.client() as http:
                 await Namespace(namespace.name, http).write_slice("a", endpoint("p-0", 2))
-            await seen.until_it_is(p_0=Place("10.0.0.2:7000"))
+            await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
     news = [line["news"] for line in said if line["event"] == "replicas"]
     assert news == ["p-0=10.0.0.1:7000/in_service", "p-0=10.0.0.2:7000/in_service"]
     assert "cluster watched again" in [line["event"] for line in said]
@@ -286,7 +288,7 @@ async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
         await allow(namespace, ["watch"])
         await until(lambda: watches > 2 and watch.connected)
         await namespace.write_slice("a", endpoint("p-0", 1))
-        await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+        await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
 
 
 async def test_what_was_missed_too_long_ago_to_be_told_is_listed_anew(
@@ -296,7 +298,7 @@ async def test_what_was_missed_too_long_ago_to_be_told_is_listed_anew(
     await namespace.write_slice("a", endpoint("p-0", 1))
     watch = watch_of(namespace, server.kubeconfig)
     async with followed(watch) as seen:
-        await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+        await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
     await namespace.delete_slice("a")
     watch._version = "1"
     with capture_logs() as said:
@@ -313,12 +315,12 @@ async def test_an_account_needs_to_get_list_and_watch_slices_and_nothing_else(
     await namespace.write_slice("a", endpoint("p-0", 1))
     with capture_logs() as said:
         async with followed(watch_of(namespace, kubeconfig)) as seen:
-            await seen.until_it_is(p_0=Place("10.0.0.1:7000"))
+            await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
             await until(lambda: any(line["event"] == "cluster not watched" for line in said))
             await allow(namespace, ALLOWED)
             await until(lambda: seen.watch.connected)
             await namespace.write_slice("a", endpoint("p-0", 2))
-            await seen.until_it_is(p_0=Place("10.0.0.2:7000"))
+            await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
     [refused] = [line["why"] for line in said if line["event"] == "cluster not watched"]
     assert 'cannot watch resource "endpointslices"' in refused
 
@@ -421,14 +423,14 @@ async def test_requests_go_where_the_slices_say(server: Server, namespace: Names
 
     for replica in (r0, r1):
         await replica.start()
-    rotation = Rotation(link)
-    following = asyncio.create_task(rotation.follow(watch_of(namespace, server.kubeconfig)))
+    replica_set = ReplicaSet(link)
+    following = asyncio.create_task(replica_set.follow(watch_of(namespace, server.kubeconfig)))
     await namespace.write_slice("a", endpoint("p-0", 1), endpoint("p-1", 2))
-    await until(lambda: len(rotation.loads()) == 2)
+    await until(lambda: len(replica_set.loads()) == 2)
     await namespace.write_slice(
         "a", endpoint("p-0", 1), endpoint("p-1", 2, ready=False, serving=True, terminating=True)
     )
-    await until(lambda: [load.name for load in rotation.loads()] == ["p-0"])
+    await until(lambda: [load.name for load in replica_set.loads()] == ["p-0"])
     assert r1.open_sessions == 1
     await namespace.write_slice("a", endpoint("p-0", 1))
     await until(lambda: r1.open_sessions == 0)

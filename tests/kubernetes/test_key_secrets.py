@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from penstock_router.cluster_access import Access
-from penstock_router.key_sources import KeySecrets, SecretName, Unreadable
+from penstock_router.applications.key_sources import KeySecrets, SecretName, Unreadable
+from penstock_router.connections.api_server import Access
 
 
 def written(name: str, keys: str) -> dict[str, Any]:

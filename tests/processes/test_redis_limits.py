@@ -12,18 +12,18 @@ import pytest
 from live.redis import PROGRAM, RedisServer
 from penstock_pool import Application
 from penstock_pool.application_spec import Limits
-from penstock_router import shared_limits
-from penstock_router.application_limits import Ledger, Limit, Refused, Ticket
-from penstock_router.backoff import Backoff
-from penstock_router.rate_limits import Admission, LimitMetrics, RateLimits
-from penstock_router.shared_limits import (
+from penstock_router.applications import shared_limits
+from penstock_router.applications.rate_limits import Admission, LimitMetrics, RateLimits
+from penstock_router.applications.shared_limits import (
     LEASE_S,
     SCRIPT,
     SharedLimits,
     refused_of,
     script_arguments,
-    standing_of,
+    usage_of,
 )
+from penstock_router.applications.usage_ledger import Ledger, Limit, Refused, Ticket
+from penstock_router.connections.backoff import Backoff
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
@@ -247,7 +247,7 @@ async def test_redis_decides_as_one_router_would(redis: RedisServer, seed: int) 
             mine, reply = ledger.enter(now_s, tokens), await script(now_s, tokens)
             theirs = Ticket(reply[0], tokens) if reply[5] == 0 else refused_of(reply[5], reply[6])
             assert theirs == mine
-            assert standing_of(reply) == ledger.standing(now_s)
+            assert usage_of(reply) == ledger.usage(now_s)
             if isinstance(mine, Ticket):
                 under_way.append(mine)
 

@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 from live.redis import RedisServer
-from penstock_router import shared_placements
-from penstock_router.backoff import Backoff
-from penstock_router.placed_elsewhere import Placed
-from penstock_router.shared_placements import SharedPlacements
+from penstock_router.connections.backoff import Backoff
+from penstock_router.replicas import shared_placements
+from penstock_router.replicas.peer_placements import PeerLoad
+from penstock_router.replicas.shared_placements import SharedPlacements
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
@@ -33,7 +33,7 @@ class Router:
     """One router's part, and what it has heard."""
 
     def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
-        self.heard: list[tuple[str, Placed]] = []
+        self.heard: list[tuple[str, PeerLoad]] = []
         backoff = Backoff(Random(1), 0.01, 0.1)
         self.shared = SharedPlacements(url, channel, lambda *told: self.heard.append(told), backoff)
 
@@ -79,7 +79,7 @@ async def test_others_hear_what_one_has_placed_and_it_does_not_hear_itself(redis
         a.shared.placed("r1", 7)
         for other in (b, c):
             await until(lambda other=other: other.requests == 3)  # type: ignore[misc]
-            assert other.heard == [("r0", Placed(2, 150)), ("r1", Placed(1, 7))]
+            assert other.heard == [("r0", PeerLoad(2, 150)), ("r1", PeerLoad(1, 7))]
         assert a.heard == []
 
 

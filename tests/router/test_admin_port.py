@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
-from penstock_router.app import RouterApp
-from penstock_router.keys import Keys
-from penstock_router.rotation import Rotation
+from penstock_router.applications.api_keys import Keys
+from penstock_router.http.app import RouterApp
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.settings import settings_of
 from scripted.house import house, make_link, pool_with
 from scripted.replica import ScriptedReplica
@@ -69,7 +69,7 @@ async def test_only_clients_on_this_machine_are_told_where_the_admin_port_is(
     client: str, admin_url: str | None, told: str | None
 ) -> None:
     pool = pool_with()
-    app = RouterApp(pool, settings_of(pool), Keys((), {}), Rotation(make_link), admin_url=admin_url)
+    app = RouterApp(pool, settings_of(pool), Keys((), {}), ReplicaSet(make_link), admin_url=admin_url)
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_proto import replica_pb2 as wire
-from penstock_router.byte_budget import BodyBytes, ByteBudget
-from penstock_router.exchange import Exchange, Overflowed
+from penstock_router.replicas.upstream_request import Overflowed, UpstreamRequest
+from penstock_router.request.byte_budget import BodyBytes, ByteBudget
 from penstock_runtime.openai_errors import ApiError
 
 
-def exchange(budget: ByteBudget, id: int = 1, bound_bytes: int | None = None) -> Exchange:
-    made = Exchange(id, bound_bytes)
+def upstream(budget: ByteBudget, id: int = 1, bound_bytes: int | None = None) -> UpstreamRequest:
+    made = UpstreamRequest(id, bound_bytes)
     made.hold_within(budget)
     return made
 
@@ -30,7 +30,7 @@ def test_a_body_is_held_until_its_request_ends() -> None:
 
 def test_output_is_held_until_the_look_after_the_one_that_took_it() -> None:
     budget = ByteBudget(100)
-    one = exchange(budget)
+    one = upstream(budget)
     one.put(b"x" * 30, 1)
     assert one.take().data == b"x" * 30
     assert budget.held_bytes == 30  # it is being written
@@ -40,7 +40,7 @@ def test_output_is_held_until_the_look_after_the_one_that_took_it() -> None:
 
 def test_whoever_holds_most_is_dropped_and_others_stay() -> None:
     budget = ByteBudget(100)
-    small, large, new = exchange(budget, 1), exchange(budget, 2), exchange(budget, 3)
+    small, large, new = upstream(budget, 1), upstream(budget, 2), upstream(budget, 3)
     assert small.put(b"x" * 20, 1)
     assert large.put(b"x" * 70, 1)
     assert new.put(b"x" * 30, 1)
@@ -53,7 +53,7 @@ def test_whoever_holds_most_is_dropped_and_others_stay() -> None:
 def test_one_that_holds_most_itself_is_told_so() -> None:
     budget = ByteBudget(100)
     freed: list[bool] = []
-    one = Exchange(1, None, lambda: freed.append(True))
+    one = UpstreamRequest(1, None, lambda: freed.append(True))
     one.hold_within(budget)
     assert not one.put(b"x" * 101, 1)
     assert freed == [True]
@@ -62,16 +62,16 @@ def test_one_that_holds_most_itself_is_told_so() -> None:
 
 def test_bodies_alone_drop_nobody() -> None:
     budget = ByteBudget(100)
-    one = exchange(budget)
+    one = upstream(budget)
     with BodyBytes(budget) as body:
         body.add(100)
         assert one.put(b"", 0)
         assert one.end is None
 
 
-def test_an_exchange_that_is_released_counts_nothing_more() -> None:
+def test_an_upstream_request_that_is_released_counts_nothing_more() -> None:
     budget = ByteBudget(100)
-    one = exchange(budget)
+    one = upstream(budget)
     one.put(b"x" * 10, 1)
     one.release()
     one.put(b"x" * 10, 1)
@@ -89,9 +89,9 @@ STEPS = st.lists(
 @given(STEPS, st.lists(st.integers(0, 60), min_size=60, max_size=60))
 def test_no_byte_is_lost_or_kept(steps: list[tuple[str, int]], lengths: list[int]) -> None:
     budget = ByteBudget(100)
-    exchanges = [exchange(budget, id, bound_bytes=None if id % 2 else 50) for id in range(4)]
+    requests = [upstream(budget, id, bound_bytes=None if id % 2 else 50) for id in range(4)]
     for (what, which), length in zip(steps, lengths, strict=False):
-        one = exchanges[which]
+        one = requests[which]
         match what:
             case "put":
                 one.put(b"x" * length, 1)
@@ -102,6 +102,6 @@ def test_no_byte_is_lost_or_kept(steps: list[tuple[str, int]], lengths: list[int
             case _:
                 one.release()
         assert 0 <= budget.held_bytes <= 100
-    for one in exchanges:
+    for one in requests:
         one.release()
     assert budget.held_bytes == 0

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_router.discovery import Place, Standing
-from penstock_router.endpoint_slices import replica_set
+from penstock_router.discovery.endpoint_slices import endpoints_of
+from penstock_router.discovery.endpoints import Condition, Endpoint
 
-IN_SERVICE, NOT_READY, TERMINATING = Standing.IN_SERVICE, Standing.NOT_READY, Standing.TERMINATING
+IN_SERVICE, NOT_READY, TERMINATING = Condition.IN_SERVICE, Condition.NOT_READY, Condition.TERMINATING
 READY: dict[str, bool | None] = {"ready": True, "serving": True, "terminating": False}
 
 
@@ -27,7 +27,7 @@ def slice_of(*endpoints: dict[str, Any], port: int | None = 7000, family: str = 
 
 
 @pytest.mark.parametrize(
-    ("conditions", "standing"),
+    ("conditions", "condition"),
     [
         ({"ready": True, "serving": True, "terminating": False}, IN_SERVICE),
         ({"ready": False, "serving": False, "terminating": False}, NOT_READY),
@@ -38,16 +38,16 @@ def slice_of(*endpoints: dict[str, Any], port: int | None = 7000, family: str = 
     ],
 )
 def test_conditions_say_what_is_wanted_with_a_replica(
-    conditions: dict[str, bool | None], standing: Standing
+    conditions: dict[str, bool | None], condition: Condition
 ) -> None:
-    replicas = replica_set([slice_of(endpoint("p-0", "10.0.0.1", **conditions))])
-    assert replicas == {"p-0": Place("10.0.0.1:7000", standing)}
+    replicas = endpoints_of([slice_of(endpoint("p-0", "10.0.0.1", **conditions))])
+    assert replicas == {"p-0": Endpoint("10.0.0.1:7000", condition)}
 
 
 def test_an_endpoint_without_conditions_is_in_service() -> None:
     one = endpoint("p-0", "10.0.0.1")
     del one["conditions"]
-    assert replica_set([slice_of(one)])["p-0"].standing is IN_SERVICE
+    assert endpoints_of([slice_of(one)])["p-0"].condition is IN_SERVICE
 
 
 def test_the_port_is_found_by_its_name_in_each_slice() -> None:
@@ -58,16 +58,16 @@ def test_the_port_is_found_by_its_name_in_each_slice() -> None:
         {**slice_of(endpoint("p-3", "10.0.0.4")), "ports": [{"name": "other", "port": 7000}]},
         {**slice_of(endpoint("p-4", "10.0.0.5")), "ports": None},
     ]
-    assert replica_set(slices) == {"p-0": Place("10.0.0.1:7000"), "p-1": Place("10.0.0.2:9000")}
+    assert endpoints_of(slices) == {"p-0": Endpoint("10.0.0.1:7000"), "p-1": Endpoint("10.0.0.2:9000")}
 
 
 def test_slices_without_endpoints_hold_nobody() -> None:
-    assert replica_set([slice_of(), {**slice_of(), "endpoints": None}]) == {}
+    assert endpoints_of([slice_of(), {**slice_of(), "endpoints": None}]) == {}
 
 
 def test_addresses_of_version_6_stand_in_brackets() -> None:
-    replicas = replica_set([slice_of(endpoint("p-0", "fd00::1"), family="IPv6")])
-    assert replicas == {"p-0": Place("[fd00::1]:7000")}
+    replicas = endpoints_of([slice_of(endpoint("p-0", "fd00::1"), family="IPv6")])
+    assert replicas == {"p-0": Endpoint("[fd00::1]:7000")}
 
 
 def test_a_pod_of_two_families_is_reached_by_the_first_however_ready_the_other_is() -> None:
@@ -75,11 +75,11 @@ def test_a_pod_of_two_families_is_reached_by_the_first_however_ready_the_other_i
         slice_of(endpoint("p-0", "fd00::1"), family="IPv6"),
         slice_of(endpoint("p-0", "10.0.0.1", ready=False)),
     ]
-    assert replica_set(slices) == {"p-0": Place("10.0.0.1:7000", NOT_READY)}
+    assert endpoints_of(slices) == {"p-0": Endpoint("10.0.0.1:7000", NOT_READY)}
 
 
 def test_names_of_hosts_are_no_addresses_to_connect_to() -> None:
-    assert replica_set([slice_of(endpoint("p-0", "replica.example"), family="FQDN")]) == {}
+    assert endpoints_of([slice_of(endpoint("p-0", "replica.example"), family="FQDN")]) == {}
 
 
 def test_an_endpoint_that_is_no_pod_is_called_by_its_host_name_or_address() -> None:
@@ -87,7 +87,7 @@ def test_an_endpoint_that_is_no_pod_is_called_by_its_host_name_or_address() -> N
     for one in (named, bare):
         del one["targetRef"]
     named["hostname"] = "metal-7"
-    assert set(replica_set([slice_of(named, bare)])) == {"metal-7", "10.0.0.2"}
+    assert set(endpoints_of([slice_of(named, bare)])) == {"metal-7", "10.0.0.2"}
 
 
 @pytest.mark.parametrize("stale_first", [True, False])
@@ -97,18 +97,18 @@ def test_of_two_tellings_of_one_pod_the_better_counts(stale_first: bool) -> None
         slice_of(endpoint("p-0", "10.0.0.9", ready=False, terminating=True)),
         slice_of(endpoint("p-0", "10.0.0.1")),
     ]
-    assert replica_set(slices if stale_first else slices[::-1]) == {"p-0": Place("10.0.0.1:7000")}
+    assert endpoints_of(slices if stale_first else slices[::-1]) == {"p-0": Endpoint("10.0.0.1:7000")}
 
 
 pods = st.dictionaries(
     st.sampled_from([f"p-{number}" for number in range(6)]),
-    st.tuples(st.integers(1, 250), st.sampled_from(list(Standing))),
+    st.tuples(st.integers(1, 250), st.sampled_from(list(Condition))),
 )
 
 
 @given(pods, st.lists(st.integers(0, 3), min_size=6, max_size=6), st.randoms(use_true_random=False))
 def test_how_endpoints_are_spread_over_slices_says_nothing(
-    pods: dict[str, tuple[int, Standing]], homes: Sequence[int], random: Any
+    pods: dict[str, tuple[int, Condition]], homes: Sequence[int], random: Any
 ) -> None:
     endpoints = {
         name: endpoint(name, f"10.0.0.{host}", ready=wanted is IN_SERVICE, terminating=wanted is TERMINATING)
@@ -121,6 +121,6 @@ def test_how_endpoints_are_spread_over_slices_says_nothing(
         for number in range(4)
     ]
     random.shuffle(slices)
-    expected = {name: Place(f"10.0.0.{host}:7000", wanted) for name, (host, wanted) in pods.items()}
-    assert replica_set(slices) == expected
-    assert replica_set(slices + slices) == expected
+    expected = {name: Endpoint(f"10.0.0.{host}:7000", wanted) for name, (host, wanted) in pods.items()}
+    assert endpoints_of(slices) == expected
+    assert endpoints_of(slices + slices) == expected

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx2
 import orjson
-from penstock_router.backoff import Backoff
-from penstock_router.discovery import ReplicaSet, Service
-from penstock_router.endpoint_watch import EndpointWatch
+from penstock_router.connections.backoff import Backoff
+from penstock_router.discovery.endpoint_watch import EndpointWatch
+from penstock_router.discovery.endpoints import Endpoints, Service
 
 
 def endpoint_slice(name: str, **addresses: str) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def listing(*items: Any) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": "1"}, "items": list(items)}
 
 
-async def first_sets(watch: EndpointWatch, count: int) -> list[ReplicaSet]:
-    sets: list[ReplicaSet] = []
+async def first_sets(watch: EndpointWatch, count: int) -> list[Endpoints]:
+    sets: list[Endpoints] = []
     async with aclosing(_generator(watch)) as told:
         async for one in told:
             sets.append(one)
@@ -55,7 +55,7 @@ async def first_sets(watch: EndpointWatch, count: int) -> list[ReplicaSet]:
     return sets
 
 
-async def _generator(watch: EndpointWatch) -> AsyncGenerator[ReplicaSet, None]:
+async def _generator(watch: EndpointWatch) -> AsyncGenerator[Endpoints, None]:
     async for one in watch.sets():
         yield one
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import httpx2
 import pytest
 from penstock_pool import Application, load_keys
-from penstock_router.cluster_access import Access, AccessError
-from penstock_router.key_refresh import KeyMetrics, KeyRefresh
-from penstock_router.key_sources import KeyFiles, KeySecrets, KeySource, SecretName, Unreadable
-from penstock_router.keys import Keys
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.key_refresh import KeyMetrics, KeyRefresh
+from penstock_router.applications.key_sources import KeyFiles, KeySecrets, KeySource, SecretName, Unreadable
+from penstock_router.connections.api_server import Access, AccessError
 from prometheus_client import CollectorRegistry
 from scripted.house import House, house, pool_with
 from scripted.replica import ScriptedReplica

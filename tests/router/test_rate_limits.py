@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool.application_spec import Limits
-from penstock_router.application_limits import Ledger, Limit, Refused, Ticket
-from penstock_router.rate_limits import duration, headers_of, refusal
-from penstock_router.rate_window import SLOTS, Window
+from penstock_router.applications.rate_limits import duration, headers_of, refusal
+from penstock_router.applications.rate_window import SLOTS, Window
+from penstock_router.applications.usage_ledger import Ledger, Limit, Refused, Ticket
 
 
 def limits(**given: int) -> Limits:
@@ -127,7 +127,7 @@ def test_a_request_that_others_refused_leaves_nothing_behind() -> None:
     ledger = Ledger(limits(concurrentRequests=1, requestsPerMinute=1, tokensPerMinute=10))
     (ticket,) = admitted(ledger, 0.0, [10])
     ledger.take_back(0.1, ticket)
-    assert ledger.standing(0.1) == (0, 0, 0, 0)
+    assert ledger.usage(0.1) == (0, 0, 0, 0)
     assert len(admitted(ledger, 0.1, [10])) == 1
 
 
@@ -154,7 +154,7 @@ def test_no_order_of_coming_and_going_is_ever_over_a_limit(
             came.append(Taken(now_s, wanted))
         assert len(under_way) <= at_once
         assert sum(now_s - one.at_s < SLOTS for one in came) <= requests
-        assert ledger.standing(now_s).tokens <= tokens
+        assert ledger.usage(now_s).tokens <= tokens
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) 
 def test_headers_tell_of_the_limits_that_there_are() -> None:
     ledger = Ledger(limits(requestsPerMinute=3, concurrentRequests=9))
     admitted(ledger, 0.0, [50, 50])
-    assert headers_of(limits(requestsPerMinute=3, concurrentRequests=9), ledger.standing(0.0)) == [
+    assert headers_of(limits(requestsPerMinute=3, concurrentRequests=9), ledger.usage(0.0)) == [
         (b"x-ratelimit-limit-requests", b"3"),
         (b"x-ratelimit-remaining-requests", b"1"),
         (b"x-ratelimit-reset-requests", b"1m1s"),
@@ -177,7 +177,7 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
 
 def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
     of = limits(tokensPerMinute=100)
-    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).standing(0.0), 50)
+    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).usage(0.0), 50)
     assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
     assert error.message == (
         "Rate limit reached for ide on tokens per min. Limit: 100. Please try again in 7 s."
@@ -188,7 +188,7 @@ def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
 
 def test_a_refusal_for_ever_says_so() -> None:
     of = limits(tokensPerMinute=100)
-    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, None), Ledger(of).standing(0.0), 500)
+    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, None), Ledger(of).usage(0.0), 500)
     assert dict(error.headers)["x-should-retry"] == "false"
     assert "retry-after" not in dict(error.headers)
     assert "may need 500" in error.message

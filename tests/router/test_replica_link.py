@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from penstock_core.routing import outlier_detection
 from penstock_proto import replica_pb2 as wire
-from penstock_router.backoff import Backoff
-from penstock_router.exchange import Exchange, Lost
-from penstock_router.replica_link import LinkState, ReplicaLink
-from penstock_router.session_writer import Attempt, Submission
+from penstock_router.connections.backoff import Backoff
+from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
 
 READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))
 SUBMISSION = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
@@ -124,7 +124,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def ask(link: ReplicaLink) -> Exchange:
+def ask(link: ReplicaLink) -> UpstreamRequest:
     return link.submit(Attempt(SUBMISSION, 1, False), 1000, lambda: None)
 
 
@@ -164,18 +164,18 @@ async def test_a_lost_session_leaves_no_load() -> None:
 async def test_an_accepted_request_is_in_the_replicas_own_numbers_from_then_on(kind: str) -> None:
     verdicts: dict[str, Any] = {"admitted": wire.Admitted(), "best_effort": wire.BestEffort()}
     async with linked() as (link, replica):
-        exchange = ask(link)
-        replica.sessions[0].bring(event(exchange.id, **{kind: verdicts[kind]}))
+        upstream = ask(link)
+        replica.sessions[0].bring(event(upstream.id, **{kind: verdicts[kind]}))
         await turns()
-        assert exchange.verdict is not None
+        assert upstream.verdict is not None
         assert link.load.sent == 0
 
 
 async def test_an_ended_request_is_carried_no_more() -> None:
     async with linked() as (link, replica):
-        exchange = ask(link)
+        upstream = ask(link)
         assert not _is_done(link.idle())
-        replica.sessions[0].bring(event(exchange.id, rejected=wire.Rejected()))
+        replica.sessions[0].bring(event(upstream.id, rejected=wire.Rejected()))
         await turns()
         assert link.load.sent == 0
         assert _is_done(link.idle())
@@ -202,20 +202,20 @@ async def test_a_session_that_cannot_be_written_to_ends() -> None:
     async with linked() as (link, replica):
         (session,) = replica.sessions
         session.broken = asyncio.InvalidStateError()
-        exchange = ask(link)
+        upstream = ask(link)
         await turns()
         assert session.cancelled
-        assert isinstance(exchange.end, Lost)
+        assert isinstance(upstream.end, Lost)
         assert len(replica.sessions) == 2
 
 
 async def test_whatever_ends_a_session_the_link_goes_on() -> None:
     async with linked() as (link, replica):
         for error in (Ended("odd"), OSError(2, "no such file", "ca.pem"), TimeoutError(), None):
-            exchange = ask(link)
+            upstream = ask(link)
             replica.sessions[-1].end(error)
             await turns()
-            assert isinstance(exchange.end, Lost)
+            assert isinstance(upstream.end, Lost)
             assert link.state is LinkState.READY
 
 
@@ -248,9 +248,9 @@ async def test_a_connection_lost_with_unanswered_requests_is_one_failure() -> No
 
 async def test_a_connection_lost_with_nothing_unanswered_is_none() -> None:
     async with linked() as (link, replica):
-        exchange = ask(link)
+        upstream = ask(link)
         await turns()
-        replica.sessions[-1].bring(event(exchange.id, admitted=wire.Admitted()))
+        replica.sessions[-1].bring(event(upstream.id, admitted=wire.Admitted()))
         await turns()
         for _ in range(2 * outlier_detection.CONSECUTIVE):
             replica.sessions[-1].end()
@@ -276,7 +276,7 @@ class LinkMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.open: dict[int, Exchange] = {}
+        self.open: dict[int, UpstreamRequest] = {}
         self.ends: dict[int, object] = {}
         self.abandoned: set[int] = set()
 
@@ -290,14 +290,14 @@ class LinkMachine(RuleBasedStateMachine):
     def settle(self, count: int = 25) -> None:
         self.loop.run_until_complete(turns(count))
         self.loop.run_until_complete(self._books_are_right())
-        for id, exchange in self.open.items():
-            if exchange.end is not None:
-                assert self.ends.setdefault(id, exchange.end) is exchange.end, "a request has one end"
+        for id, upstream in self.open.items():
+            if upstream.end is not None:
+                assert self.ends.setdefault(id, upstream.end) is upstream.end, "a request has one end"
 
     async def _books_are_right(self) -> None:
         """The link knows of just those requests that have neither ended nor been given up."""
         carried = [at for id, at in self.open.items() if at.end is None and id not in self.abandoned]
-        assert self.link.load.sent == sum(exchange.verdict is None for exchange in carried)
+        assert self.link.load.sent == sum(upstream.verdict is None for upstream in carried)
         assert _is_done(self.link.idle()) == (not carried)
 
     @property
@@ -306,12 +306,12 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(target=requests)
     def submit(self) -> int:
-        exchange = self.loop.run_until_complete(self._ask())
-        assert exchange.id not in self.open
-        self.open[exchange.id] = exchange
-        return exchange.id
+        upstream = self.loop.run_until_complete(self._ask())
+        assert upstream.id not in self.open
+        self.open[upstream.id] = upstream
+        return upstream.id
 
-    async def _ask(self) -> Exchange:
+    async def _ask(self) -> UpstreamRequest:
         return ask(self.link)
 
     @rule(id=requests, tokens=st.integers(0, 3))
@@ -375,8 +375,8 @@ class LinkMachine(RuleBasedStateMachine):
         assert sum(map(len, sent)) == len(set().union(*sent)), "a request is sent over one session"
         self.session.end()
         self.settle(60)
-        for id, exchange in self.open.items():
-            assert exchange.end is not None or id in self.abandoned
+        for id, upstream in self.open.items():
+            assert upstream.end is not None or id in self.abandoned
         assert self.link.load.sent == self.link.load.sent_tokens == 0
         self.running.cancel()
         self.loop.run_until_complete(asyncio.wait({self.running}))

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool.requests_spec import Requests
 from penstock_proto import replica_pb2 as wire
-from penstock_router.request_body import Asked, BodyReader
+from penstock_router.request.request_body import BodyFields, BodyReader
 from penstock_runtime.openai_errors import ApiError
 
 READER = BodyReader(4, Requests())
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
@@ -25,7 +25,7 @@ NAMES = st.sampled_from(
 BODIES = st.dictionaries(NAMES, VALUES | PROMPTS | st.integers(0, 6), max_size=6)
 
 
-def asked(body: dict[str, Any]) -> Asked | None:
+def asked(body: dict[str, Any]) -> BodyFields | None:
     """What a whole parse of the body says; None where a field is wrong."""
     model, stream, tier = body.get("model"), body.get("stream"), body.get("service_tier")
     counts = [body.get(name) for name in ("n", "best_of")]
@@ -37,14 +37,14 @@ def asked(body: dict[str, Any]) -> Asked | None:
     sequences = (len(prompt) if is_list and prompt else 1) * max(count or 1 for count in counts)
     longest = next((body[name] for name in LONGEST if body.get(name) is not None), None)
     max_tokens = longest if type(longest) is int else None
-    return Asked(str(model), bool(stream), tier, sequences, max_tokens) if sequences <= 4 else None
+    return BodyFields(str(model), bool(stream), tier, sequences, max_tokens) if sequences <= 4 else None
 
 
 @given(BODIES)
 def test_fields_are_read_as_a_whole_parse_reads_them(body: dict[str, Any]) -> None:
     raw = orjson.dumps(body, option=orjson.OPT_INDENT_2, default=str)
     try:
-        read: Asked | None = READER.parse(wire.ENDPOINT_COMPLETIONS, raw)
+        read: BodyFields | None = READER.parse(wire.ENDPOINT_COMPLETIONS, raw)
     except ApiError as error:
         assert error.status == 400
         assert error.param in body or error.param == "model"

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_router import client, generation
-from penstock_router.rotation import Rotation
+from penstock_router.http import client_connection, generation
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_runtime.http_protocol import HttpBounds
 from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
@@ -43,7 +43,7 @@ async def test_a_fault_ends_its_own_request_with_its_id_and_a_count(
         other = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         with monkeypatch.context() as patch:
-            patch.setattr(Rotation, "loads", breaks)
+            patch.setattr(ReplicaSet, "loads", breaks)
             reply = await router.chat({"x-request-id": "broken"})
         assert (reply.status_code, reply.headers["x-request-id"]) == (500, "broken")
         assert reply.json()["error"]["message"] == "internal error"
@@ -86,14 +86,14 @@ async def test_a_request_whose_client_cannot_be_listened_to_is_cancelled(
     async def admits(part: Part) -> None:
         part.admit()
 
-    class Deaf(client.Client):
+    class Deaf(client_connection.ClientConnection):
         def __init__(self, scope: Any, receive: Any) -> None:
             async def fails() -> Any:
                 breaks()
 
             super().__init__(scope, fails)
 
-    monkeypatch.setattr(generation, "Client", Deaf)
+    monkeypatch.setattr(generation, "ClientConnection", Deaf)
     replica = ScriptedReplica("r0", admits)
     async with house(replica) as router:
         await router.chat()
@@ -187,7 +187,7 @@ async def test_refusals_are_counted_where_no_replica_was_asked_and_nowhere_else(
     async with house(replica) as router:
         assert (await router.chat()).status_code == 429
         replica.tell(engine_ready=False)
-        await until(lambda: not router.rotation.ready)
+        await until(lambda: not router.replica_set.ready)
         assert (await router.http.get("/ready")).status_code == 503
         assert (await router.chat()).status_code == 503
         for status in (429, 503):

@@ -113,6 +113,6 @@ async def test_replicas_stand_there_as_they_last_told() -> None:
         assert (told["name"], told["state"], told["running"], told["work_s"]) == ("r0", "ready", 3, 1.5)
         assert told["tightest_pace_s"] is None
         replica.tell(draining=True)
-        await until(lambda: not the_house.rotation.ready)
+        await until(lambda: not the_house.replica_set.ready)
         [told] = (await demand(the_house))["replicas"]
         assert told["state"] == "draining"

@@ -6,8 +6,8 @@ import pytest
 from penstock_core.routing import outlier_detection, progress
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
-from penstock_router import replica_link
-from penstock_router.replica_link import LinkState
+from penstock_router.replicas import replica_link
+from penstock_router.replicas.replica_link import LinkState
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, Script, ScriptedReplica, answers, chat_chunk, is_silent
 
@@ -79,7 +79,7 @@ async def test_a_request_handed_back_by_all_may_come_again() -> None:
 async def test_without_retry_budget_a_loss_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = killed_by_requests(3)
     async with house(*replicas) as router:
-        monkeypatch.setattr(router.rotation, "_budget", RetryBudget(0.0))
+        monkeypatch.setattr(router.replica_set, "_budget", RetryBudget(0.0))
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
     assert reply.headers["retry-after"] == "1"
@@ -92,7 +92,7 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
 ) -> None:
     r0, r1 = killed_by_requests(1)[0], ScriptedReplica("r1")
     async with house(r0, r1) as router:
-        monkeypatch.setattr(router.rotation, "_budget", RetryBudget(10.0))
+        monkeypatch.setattr(router.replica_set, "_budget", RetryBudget(10.0))
         assert (await router.chat()).status_code == 200
         assert await router.metric("penstock_router_replays_left") == pytest.approx(9.2)
 
@@ -106,7 +106,7 @@ async def test_a_silent_replica_is_left_alone_and_comes_back(monkeypatch: pytest
         assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 1
         assert await router.metric('penstock_router_ejections_total{replica="r0"}') == 1
         r0.script = answers
-        await until(lambda: len(router.rotation.loads()) == 2)
+        await until(lambda: len(router.replica_set.loads()) == 2)
         await served_by(router, "r0")
         assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 0
         assert r0.sessions == 1
@@ -119,7 +119,7 @@ async def test_a_half_open_replica_that_stays_silent_costs_one_request(
     r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
     async with house(r0, r1, pool=pool_with(**IMPATIENT)) as router:
         await until_ejected(router, "r0")
-        await until(lambda: len(router.rotation.loads()) == 2)
+        await until(lambda: len(router.replica_set.loads()) == 2)
         monkeypatch.setattr(outlier_detection, "FIRST_S", 1000.0)
         replies = await asyncio.gather(*(router.chat() for _ in range(8)))
         assert {reply.headers["x-penstock-replica"] for reply in replies} == {"r1"}
@@ -150,7 +150,7 @@ async def test_a_process_that_hangs_behind_its_connection_is_lost(monkeypatch: p
         await until(lambda: len(replica.parts) == 1)
         replica.hangs = True
         assert '"code":"replica_lost"' in (await streaming).text
-        await until(lambda: router.rotation["r0"].state is LinkState.LOST)
+        await until(lambda: router.replica_set["r0"].state is LinkState.LOST)
         replica.hangs = False
         await router.all_in(LinkState.READY)
 
@@ -192,7 +192,7 @@ async def test_a_stream_of_which_nothing_more_is_heard_ends_with_an_error_event(
 
 
 async def until_ejected(router: House, name: str) -> None:
-    while name in [load.name for load in router.rotation.loads()]:
+    while name in [load.name for load in router.replica_set.loads()]:
         assert (await router.chat()).status_code == 200
 
 

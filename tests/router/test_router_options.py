@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from penstock_router.cluster_access import Access, AccessError
-from penstock_router.discovery import Service
-from penstock_router.key_sources import SecretName
+from penstock_router.applications.key_sources import SecretName
+from penstock_router.connections.api_server import Access, AccessError
+from penstock_router.discovery.endpoints import Service
 from penstock_router.options import REDIS_URL, Options, parse
 
 THERE = ["--replica", "r0=h:1"]

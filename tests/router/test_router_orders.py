@@ -71,8 +71,8 @@ async def test_what_was_answered_is_the_snapshots_to_tell() -> None:
     replica.snapshot = standing()
     async with house(replica) as router:
         await first_asked(router)
-        await until(lambda: router.rotation["r0"].load.sent == 0)
-        assert router.rotation["r0"].load.sent_tokens == 0
+        await until(lambda: router.replica_set["r0"].load.sent == 0)
+        assert router.replica_set["r0"].load.sent_tokens == 0
 
 
 async def test_a_slowdown_is_a_budget_by_the_replicas_own_model() -> None:

@@ -15,8 +15,8 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
-from penstock_router import wire_words
-from penstock_router.replica_link import LinkState
+from penstock_router.replicas import wire_conversion
+from penstock_router.replicas.replica_link import LinkState
 from scripted.house import House, house, until
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
 
@@ -47,7 +47,7 @@ async def test_a_malformed_replica_is_left_out_counted_and_tried_again(said: str
     bad, good = ScriptedReplica("bad"), ScriptedReplica("good")
     bad.time_model_json = said
     async with house(bad, good, ready=False) as router:
-        await until(lambda: bad.described > 3 and router.rotation.ready)
+        await until(lambda: bad.described > 3 and router.replica_set.ready)
         for _ in range(4):
             assert (await router.chat()).headers["x-penstock-replica"] == "good"
         assert await router.metric(malformed_of("bad")) > 2
@@ -67,14 +67,14 @@ async def test_a_malformed_replica_is_logged_once(capsys: pytest.CaptureFixture[
 async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_router.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_router.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND).decode()
     async with house(replica) as router:
         replica.time_model_json = "{"
-        await until(lambda: router.rotation["r0"].malformed > 2)
+        await until(lambda: router.replica_set["r0"].malformed > 2)
         assert await serves(router)
-        assert router.rotation["r0"].time_model == time_model("llama-3-8b-a100")
+        assert router.replica_set["r0"].time_model == time_model("llama-3-8b-a100")
         assert replica.sessions == 1
 
 
@@ -92,8 +92,8 @@ async def test_a_snapshot_without_sense_keeps_requests_away_until_the_next(field
         carried = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(bad.parts) == 1)
         bad.tell(**{field: value})
-        await until(lambda: router.rotation["bad"].state is LinkState.MALFORMED)
-        assert [load.name for load in router.rotation.loads()] == ["good"]
+        await until(lambda: router.replica_set["bad"].state is LinkState.MALFORMED)
+        assert [load.name for load in router.replica_set.loads()] == ["good"]
         assert await router.metric(malformed_of("bad")) == 1
         bad.parts[0].output(b"data: [DONE]\n\n")
         bad.parts[0].finish()
@@ -141,15 +141,15 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
     replica = ScriptedReplica("r0", begins)
     async with house(replica) as router:
         other = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1 and router.rotation["r0"].load.sent == 0)
-        sound = wire_words.accepted
+        await until(lambda: len(replica.parts) == 1 and router.replica_set["r0"].load.sent == 0)
+        sound = wire_conversion.accepted
 
         def breaks(event: wire.Event) -> Any:
             raise RuntimeError("a fault of ours")
 
-        monkeypatch.setattr(wire_words, "accepted", breaks)
+        monkeypatch.setattr(wire_conversion, "accepted", breaks)
         assert (await router.chat(stream=True)).status_code == 502
-        monkeypatch.setattr(wire_words, "accepted", sound)
+        monkeypatch.setattr(wire_conversion, "accepted", sound)
         await replica.parts[1].cancelled.wait()
         replica.parts[0].output(b"data: [DONE]\n\n")
         replica.parts[0].finish()
@@ -162,15 +162,15 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
 async def test_a_fault_in_a_link_is_one_replicas_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = ScriptedReplica("r0")
     async with house(replica) as router:
-        sound = wire_words.snapshot
+        sound = wire_conversion.snapshot
 
         def breaks(message: wire.Snapshot) -> Snapshot:
             raise RuntimeError("a fault of ours")
 
-        monkeypatch.setattr(wire_words, "snapshot", breaks)
+        monkeypatch.setattr(wire_conversion, "snapshot", breaks)
         replica.tell(running=1)
-        await until(lambda: router.rotation["r0"].state is LinkState.LOST)
-        monkeypatch.setattr(wire_words, "snapshot", sound)
+        await until(lambda: router.replica_set["r0"].state is LinkState.LOST)
+        monkeypatch.setattr(wire_conversion, "snapshot", sound)
         await router.all_in(LinkState.READY)
         assert await serves(router)
 
@@ -196,12 +196,12 @@ SNAPSHOTS = st.builds(
 
 @given(st.lists(SNAPSHOTS, min_size=1, max_size=4), st.integers(0, 2**20), st.integers(0, 10))
 def test_every_order_orders_whatever_replicas_say(said: list[wire.Snapshot], size: int, turn: int) -> None:
-    loads = [ReplicaLoad(str(at), wire_words.snapshot(one), 0.1, 1, 9) for at, one in enumerate(said)]
+    loads = [ReplicaLoad(str(at), wire_conversion.snapshot(one), 0.1, 1, 9) for at, one in enumerate(said)]
     for order in ORDERS.values():
         assert sorted(order(loads, Asked("chat", size, turn))) == sorted(load.name for load in loads)
 
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_any_text_is_a_time_model_or_malformed(text: str) -> None:
-    with contextlib.suppress(wire_words.Malformed):
-        wire_words.time_model(wire.DescribeReply(time_model_json=text))
+    with contextlib.suppress(wire_conversion.Malformed):
+        wire_conversion.time_model(wire.DescribeReply(time_model_json=text))

@@ -7,7 +7,7 @@ import pytest
 from openai import APIError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replica_link import LinkState
+from penstock_router.replicas.replica_link import LinkState
 from scripted.house import MODEL, house, pool_with, until
 from scripted.replica import (
     Part,
@@ -38,7 +38,7 @@ async def test_a_rejected_request_goes_to_the_next_replica() -> None:
 async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_router.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_router.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.describes_once = True
     async with house(replica) as router:
@@ -121,7 +121,7 @@ async def test_a_draining_replica_is_passed_over() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     async with house(r0, r1) as router:
         r0.tell(draining=True)
-        await until(lambda: router.rotation["r0"].state is LinkState.DRAINING)
+        await until(lambda: router.replica_set["r0"].state is LinkState.DRAINING)
         replies = [await router.chat() for _ in range(3)]
     assert [reply.headers["x-penstock-replica"] for reply in replies] == ["r1"] * 3
 

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock_proto import replica_pb2 as wire
-from penstock_router.session_writer import FRAME_BYTES, Attempt, SessionWriter, Submission
+from penstock_router.replicas.session_writer import FRAME_BYTES, Attempt, SessionWriter, Submission
 
 
 def attempt(body: bytes = b"{}", arrival_s: float = 0.0) -> Attempt:

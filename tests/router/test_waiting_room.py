@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_router import waiting_room
+from penstock_router.routing import waiting_room
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, chat_answer
 
@@ -101,7 +101,7 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
         asked.cancel()
         await held(the_house, 0)
         replica.tell()
-        await until(lambda: the_house.rotation.ready)
+        await until(lambda: the_house.replica_set.ready)
         assert (await the_house.chat()).status_code == 200
         assert len(replica.parts) == 1
 

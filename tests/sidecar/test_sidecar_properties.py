@@ -14,7 +14,7 @@ from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_router.exchange import Exchange
+from penstock_router.replicas.upstream_request import UpstreamRequest
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
 from penstock_sidecar.frames.outbox import Hurry, Outbox
@@ -40,11 +40,11 @@ PUTS = st.lists(
 )
 
 
-async def _carried(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, Exchange]:
+async def _carried(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, UpstreamRequest]:
     """What reaches a router's exchanges of what is put, when frames are taken at any point between."""
     bounds = replace(Bounds(), frame_bytes=256, step_s=0.0, unhurried_s=0.0)
     outbox = Outbox(bounds, wire.Snapshot, lambda: 99)
-    exchanges = {id: Exchange(id) for id in (1, 2, 3)}
+    exchanges = {id: UpstreamRequest(id) for id in (1, 2, 3)}
 
     def deliver(frame: wire.ReplicaFrame | None) -> None:
         for event in frame.events if frame else ():

@@ -17,22 +17,22 @@ from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, is_loopback, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
-from penstock_router.admin import admin_app
-from penstock_router.app import RouterApp
-from penstock_router.backoff import Backoff
-from penstock_router.cluster_access import Access, AccessError
-from penstock_router.connecting import connect_by
-from penstock_router.discovery import Fixed, Source
-from penstock_router.endpoint_watch import EndpointWatch
-from penstock_router.key_refresh import KeyRefresh
-from penstock_router.key_sources import KeyFiles, KeySecrets
-from penstock_router.keys import Keys
-from penstock_router.metrics import Metrics
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.key_refresh import KeyRefresh
+from penstock_router.applications.key_sources import KeyFiles, KeySecrets
+from penstock_router.applications.rate_limits import limits_of
+from penstock_router.connections.api_server import Access, AccessError
+from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.replica_channel import connect_by
+from penstock_router.discovery.endpoint_watch import EndpointWatch
+from penstock_router.discovery.endpoints import Fixed, Source
+from penstock_router.http.admin_port import admin_app
+from penstock_router.http.app import RouterApp
+from penstock_router.observability.metrics import Metrics
 from penstock_router.options import Options, parse
-from penstock_router.placed_elsewhere import Placed
-from penstock_router.rate_limits import limits_of
-from penstock_router.replica_link import ReplicaLink
-from penstock_router.rotation import Rotation
+from penstock_router.replicas.peer_placements import PeerLoad
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.settings import Settings, settings_of
 
 MANY_TURNS = 2**16
@@ -69,13 +69,15 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random, connect = Random(), connect_by(options.replica_tls)
-    rotation = Rotation(lambda name, address: ReplicaLink(name, address, connect, Backoff(random)), random)
+    replica_set = ReplicaSet(
+        lambda name, address: ReplicaLink(name, address, connect, Backoff(random)), random
+    )
     listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
     app = RouterApp(
         pool,
         settings,
         keys,
-        rotation,
+        replica_set,
         first_turn=random.randrange(MANY_TURNS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
     )
@@ -86,10 +88,10 @@ async def serve(
     beside = [
         asyncio.create_task(part)
         for part in (
-            *_sharing(options, pool, rotation, app.metrics),
+            *_sharing(options, pool, replica_set, app.metrics),
             *_sharing_limits(options, pool, app),
             *_refreshing(options, pool, keys, app.metrics),
-            rotation.follow(source),
+            replica_set.follow(source),
         )
     ]
     stopping = asyncio.create_task(stop.wait())
@@ -128,21 +130,21 @@ def _api_tls(options: Options) -> ssl.SSLContext | None:
 
 
 def _sharing(
-    options: Options, pool: Pool, rotation: Rotation, metrics: Metrics
+    options: Options, pool: Pool, replica_set: ReplicaSet, metrics: Metrics
 ) -> Iterator[Coroutine[None, None, None]]:
     """What shares with other routers, where that is wanted."""
     if options.redis_url is None:
         return
-    from penstock_router.shared_placements import SharedPlacements
+    from penstock_router.replicas.shared_placements import SharedPlacements
 
-    def heard(replica: str, placed: Placed) -> None:
+    def heard(replica: str, placed: PeerLoad) -> None:
         metrics.placements_heard.inc()
-        rotation.placed_elsewhere(replica, placed)
+        replica_set.placed_by_peer(replica, placed)
 
     channel = f"penstock:{options.service or pool.metadata.name}:placements"
     shared = SharedPlacements(options.redis_url, channel, heard, Backoff(Random()))
     shared.malformed = metrics.placements_malformed.inc
-    rotation.placed = shared.placed
+    replica_set.placed = shared.placed
     metrics.redis_connected.set_function(lambda: shared.connected)
     yield shared.run()
 
@@ -152,7 +154,7 @@ def _sharing_limits(options: Options, pool: Pool, app: RouterApp) -> Iterator[Co
     limits = limits_of(pool.spec.applications)
     if options.redis_url is None or not limits:
         return
-    from penstock_router.shared_limits import SharedLimits
+    from penstock_router.applications.shared_limits import SharedLimits
 
     prefix = f"penstock:{options.service or pool.metadata.name}:limits"
     shared = app.limits.shared = SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))

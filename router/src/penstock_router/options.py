@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from penstock_runtime.flags import port
 
-from penstock_router.connecting import Tls
-from penstock_router.discovery import Service
-from penstock_router.key_sources import SecretName
+from penstock_router.applications.key_sources import SecretName
+from penstock_router.connections.replica_channel import Tls
+from penstock_router.discovery.endpoints import Service
 
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """In the environment, or a file: a URL may hold a password, so it is no flag."""

@@ -11,13 +11,13 @@ import grpc
 import httpx
 from openai import AsyncOpenAI, OpenAI
 from penstock_pool import Application, Pool, parse_pool
-from penstock_router.admin import admin_app
-from penstock_router.app import RouterApp
-from penstock_router.backoff import Backoff
-from penstock_router.discovery import Fixed
-from penstock_router.keys import Keys
-from penstock_router.replica_link import LinkState, ReplicaLink
-from penstock_router.rotation import Rotation
+from penstock_router.applications.api_keys import Keys
+from penstock_router.connections.backoff import Backoff
+from penstock_router.discovery.endpoints import Fixed
+from penstock_router.http.admin_port import admin_app
+from penstock_router.http.app import RouterApp
+from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.settings import settings_of
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from penstock_runtime.http_protocol import HttpBounds
@@ -66,7 +66,7 @@ class House:
 
     address: str
     app: RouterApp
-    rotation: Rotation
+    replica_set: ReplicaSet
     http: httpx.AsyncClient
     admin: httpx.AsyncClient
     openai: AsyncOpenAI
@@ -75,7 +75,7 @@ class House:
         return OpenAI(base_url=f"http://{self.address}/v1", api_key="any", max_retries=0)
 
     async def all_in(self, state: LinkState = LinkState.READY) -> None:
-        await until(lambda: all(link.state is state for link in self.rotation.links))
+        await until(lambda: all(link.state is state for link in self.replica_set.links))
 
     async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
         """A plain request for a chat completion."""
@@ -115,10 +115,10 @@ async def house(
         for replica in replicas:
             await replica.start()
             stack.push_async_callback(replica.die)
-        rotation = Rotation(make_link, NoSpread())
+        replica_set = ReplicaSet(make_link, NoSpread())
         admin_listener = listen("127.0.0.1", 0)
-        app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), rotation)
-        following = asyncio.create_task(rotation.follow(Fixed({r.name: r.address for r in replicas})))
+        app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), replica_set)
+        following = asyncio.create_task(replica_set.follow(Fixed({r.name: r.address for r in replicas})))
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)
         listener = listen("127.0.0.1", 0)
@@ -131,7 +131,7 @@ async def house(
         await stack.enter_async_context(admin)
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)
-        the_house = House(address, app, rotation, http, admin, openai)
+        the_house = House(address, app, replica_set, http, admin, openai)
         if ready:
             await the_house.all_in()
         yield the_house

@@ -1,0 +1,71 @@
+"""Reading API keys again and again, so that a revoked key stops within seconds and without a restart.
+
+A revoked key is refused at the latest `every_s` of its source after the change, and the time of one reading
+later: within 5 seconds while the source can be read. While it cannot be, the last keys stay, a log line says
+so once, and `penstock_router_keys_unreadable` counts the application. Keys are never logged.
+"""
+
+import asyncio
+
+import structlog
+from penstock_pool import keys_in
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.key_sources import KeySource, Unreadable
+
+log = structlog.get_logger()
+
+
+class KeyMetrics:
+    """What is counted about keys."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.unreadable = Gauge(
+            "penstock_router_keys_unreadable",
+            "1 where the application's keys could not be read last time; those known before stay valid.",
+            ["application"],
+            registry=registry,
+        )
+        self.changes = Counter(
+            "penstock_router_key_changes",
+            "Times that an application's keys changed.",
+            ["application"],
+            registry=registry,
+        )
+
+
+class KeyRefresh:
+    """Keeps `keys` as the source has them."""
+
+    def __init__(self, keys: Keys, source: KeySource, metrics: KeyMetrics) -> None:
+        self._keys, self._source, self._metrics = keys, source, metrics
+        self._unreadable: set[str] = set()  # applications
+
+    async def run(self) -> None:
+        """Read at once, then periodically, until cancelled."""
+        while True:
+            await self.once()
+            await asyncio.sleep(self._source.every_s)
+
+    async def once(self) -> None:
+        """Read everything and take over what can be read."""
+        for application, read in (await self._source.read()).items():
+            if isinstance(read, Unreadable):
+                self._missed(application, str(read))
+            else:
+                self._take(application, keys_in(read))
+            self._metrics.unreadable.labels(application).set(application in self._unreadable)
+
+    def _missed(self, application: str, why: str) -> None:
+        if application not in self._unreadable:
+            log.warning("keys unreadable", application=application, why=why, meanwhile="the last keys stay")
+            self._unreadable.add(application)
+
+    def _take(self, application: str, keys: list[str]) -> None:
+        if application in self._unreadable:
+            self._unreadable.discard(application)
+            log.info("keys readable again", application=application)
+        if self._keys.replace(application, keys):
+            self._metrics.changes.labels(application).inc()
+            log.info("keys changed", application=application, keys=len(keys))

@@ -1,0 +1,114 @@
+"""Where API keys are kept: files, or Secrets in a cluster.
+
+A source that can be read says which keys there are; none is an answer too, and revokes all of them. One that
+cannot be read says nothing, and the keys that are known stay.
+
+Secrets are asked for by name, which needs no right but `get` on exactly these. The copies that the kubelet
+mounts into pods are too late to revoke a key: they change a minute or more after the Secret.
+"""
+
+import asyncio
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import httpx2
+import orjson
+
+from penstock_router.connections.api_server import Access, AccessError
+
+ENTRY = "keys"
+"""The entry of a Secret that holds the keys."""
+
+ANSWER_S = 2.0
+"""Longest wait for a Secret."""
+
+NOT_FOUND = 404
+
+
+class Unreadable(Exception):
+    """The keys cannot be read now; the message says why, without any content."""
+
+
+class KeySource(Protocol):
+    """Where the keys of some applications are. every_s: how often they are read."""
+
+    every_s: float
+
+    async def read(self) -> Mapping[str, str | Unreadable]:
+        """Return the text with the keys of each application, one a line."""
+
+
+class KeyFiles:
+    """Files, by application."""
+
+    every_s = 1.0
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = dict(paths)
+
+    async def read(self) -> Mapping[str, str | Unreadable]:
+        """Read all files, off the event loop."""
+        return await asyncio.to_thread(lambda: {name: _text(path) for name, path in self._paths.items()})
+
+
+class SecretName(NamedTuple):
+    """A Secret in a cluster."""
+
+    namespace: str
+    name: str
+
+
+class KeySecrets:
+    """Secrets, by application. One connection is kept until it fails; the next one reads credentials anew."""
+
+    every_s = 2.0
+
+    def __init__(self, secrets: Mapping[str, SecretName], access: Access) -> None:
+        self._secrets, self._access = dict(secrets), access
+        self._http: httpx2.AsyncClient | None = None
+
+    async def read(self) -> Mapping[str, str | Unreadable]:
+        """Ask for all Secrets, one after the other. A server that does not answer once is not asked again."""
+        found: dict[str, str | Unreadable] = {}
+        try:
+            for application, secret in self._secrets.items():
+                found[application] = await self._secret(secret)
+        except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
+            await self.close()
+            away = Unreadable(f"the API server is away: {type(error).__name__}: {error}")
+            return {application: found.get(application, away) for application in self._secrets}
+        return found
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._http is not None:
+            http, self._http = self._http, None
+            await http.aclose()
+
+    async def _secret(self, secret: SecretName) -> str | Unreadable:
+        if self._http is None:
+            self._http = await asyncio.to_thread(self._access.client)
+        path = f"/api/v1/namespaces/{secret.namespace}/secrets/{secret.name}"
+        answer = await self._http.get(path, timeout=ANSWER_S)
+        if answer.status_code == NOT_FOUND:
+            return ""
+        if answer.status_code != httpx2.codes.OK:
+            return Unreadable(f"Secret {secret.namespace}/{secret.name}: HTTP {answer.status_code}")
+        try:
+            held = (orjson.loads(answer.content).get("data") or {}).get(ENTRY, "")
+            return b64decode(held, validate=True).decode()
+        except (ValueError, TypeError, AttributeError):
+            return Unreadable(
+                f"Secret {secret.namespace}/{secret.name}: its entry '{ENTRY}' is not UTF-8 text"
+            )
+
+
+def _text(path: Path) -> str | Unreadable:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        return Unreadable(f"{path}: {error.strerror}")
+    except UnicodeDecodeError:
+        return Unreadable(f"{path}: not UTF-8 text")

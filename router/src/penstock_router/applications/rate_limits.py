@@ -1,0 +1,181 @@
+"""What applications may use of the pool: requests at once, requests and tokens per minute.
+
+Each router keeps its own account of every application and refuses what is over the limit by that alone. What
+it would admit, it asks the others about through Redis, where there is one (`shared_limits`). So limits hold
+over all routers while Redis answers, and over each router for itself while it does not.
+
+Refusals and their headers are OpenAI's, which its clients know how to wait by.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from time import monotonic
+from typing import Protocol
+
+from penstock_pool import Application
+from penstock_pool.application_spec import Limits
+from penstock_runtime.asgi import Header
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from penstock_router.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+
+WORDS = {
+    Limit.CONCURRENT_REQUESTS: ("requests", "requests at once"),
+    Limit.REQUESTS_PER_MINUTE: ("requests", "requests per min"),
+    Limit.TOKENS_PER_MINUTE: ("tokens", "tokens per min"),
+}
+"""The type of the error, as OpenAI has it, and what is limited."""
+
+
+class Shared(Protocol):
+    """Limits over all routers."""
+
+    async def ask(self, application: str, tokens: int) -> Answer | None:
+        """Ask whether there is room; None where nobody can tell."""
+
+    def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
+        """An admitted request has ended."""
+
+
+class LimitMetrics:
+    """What is counted about limits."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.limited = Counter(
+            "penstock_router_limited",
+            "Requests refused because their application is at a limit.",
+            ["application", "limit"],
+            registry=registry,
+        )
+        self.alone = Counter(
+            "penstock_router_limits_decided_alone",
+            "Requests decided by this router's own account because Redis did not answer.",
+            registry=registry,
+        )
+        self.shared = Gauge(
+            "penstock_router_limits_shared",
+            "Whether applications' limits hold over all routers now.",
+            registry=registry,
+        )
+
+
+@dataclass(slots=True)
+class Admission:
+    """A request that its application's limits have room for. headers: for its answer."""
+
+    headers: list[Header]
+
+    def leave(self, tokens: int) -> None:
+        """It has ended, and used so many tokens."""
+
+
+@dataclass(slots=True)
+class _Limited(Admission):
+    """One that counts."""
+
+    application: str
+    ledger: Ledger
+    ticket: Ticket
+    shared: Shared | None
+    shared_ticket: Ticket | None
+
+    def leave(self, tokens: int) -> None:
+        """Correct what was expected to what was used."""
+        self.ledger.leave(monotonic(), self.ticket, tokens)
+        if self.shared is not None:
+            self.shared.ended(self.application, self.shared_ticket, tokens)
+
+
+class RateLimits:
+    """One router's. shared: set where routers share limits."""
+
+    def __init__(self, applications: Mapping[str, Limits], metrics: LimitMetrics) -> None:
+        self._limits = applications
+        self._ledgers = {name: Ledger(limits) for name, limits in applications.items()}
+        self._metrics = metrics
+        self.shared: Shared | None = None
+
+    async def enter(self, application: Application | None, tokens: int) -> Admission:
+        """Admit a request that will use about so many tokens. Raises ApiError (429)."""
+        ledger = None if application is None else self._ledgers.get(application.name)
+        if application is None or ledger is None:
+            return Admission([])
+        name, now_s = application.name, monotonic()
+        ticket = ledger.enter(now_s, tokens)
+        if isinstance(ticket, Refused):
+            raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
+        answer = await self._ask_all(name, ledger, ticket)
+        if answer is None:
+            headers = headers_of(self._limits[name], ledger.usage(now_s))
+            return _Limited(headers, name, ledger, ticket, self.shared, None)
+        if isinstance(answer.verdict, Refused):
+            ledger.take_back(now_s, ticket)
+            raise self._refusal(name, answer.verdict, answer.usage, tokens)
+        headers = headers_of(self._limits[name], answer.usage)
+        return _Limited(headers, name, ledger, ticket, self.shared, answer.verdict)
+
+    async def _ask_all(self, application: str, ledger: Ledger, ticket: Ticket) -> Answer | None:
+        """What all routers say; None where they share nothing now."""
+        if self.shared is None:
+            return None
+        try:
+            answer = await self.shared.ask(application, ticket.tokens)
+        except BaseException:
+            ledger.take_back(monotonic(), ticket)
+            raise
+        if answer is None:
+            self._metrics.alone.inc()
+        return answer
+
+    def _refusal(self, application: str, refused: Refused, usage: LimitUsage, tokens: int) -> ApiError:
+        self._metrics.limited.labels(application, refused.limit.value).inc()
+        return refusal(application, self._limits[application], refused, usage, tokens)
+
+
+def limits_of(applications: tuple[Application, ...]) -> dict[str, Limits]:
+    """Return the limits of the applications that have any, by name."""
+    return {each.name: each.limits for each in applications if each.limits != Limits()}
+
+
+def refusal(application: str, limits: Limits, refused: Refused, usage: LimitUsage, tokens: int) -> ApiError:
+    """Return the answer to a request that is over a limit."""
+    kind, words = WORDS[refused.limit]
+    said = f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
+    if refused.wait_s is None:
+        said += f" This request alone may need {tokens}; make its prompt or max_tokens smaller."
+        advice = ("x-should-retry", "false")
+    else:
+        wait_s = max(ceil(refused.wait_s), 1)
+        said += f" Please try again in {wait_s} s."
+        advice = ("retry-after", str(wait_s))
+    headers = tuple((name.decode(), value.decode()) for name, value in headers_of(limits, usage))
+    return ApiError(429, said, type=kind, code="rate_limit_exceeded", headers=(advice, *headers))
+
+
+def headers_of(limits: Limits, usage: LimitUsage) -> list[Header]:
+    """Return OpenAI's headers about the minute's limits."""
+    rows = (
+        ("requests", limits.requests_per_minute, usage.requests, usage.requests_reset_s),
+        ("tokens", limits.tokens_per_minute, usage.tokens, usage.tokens_reset_s),
+    )
+    return [
+        (f"x-ratelimit-{what}-{kind}".encode(), value.encode())
+        for kind, limit, used, reset_s in rows
+        if limit is not None
+        for what, value in (
+            ("limit", str(limit)),
+            ("remaining", str(max(limit - used, 0))),
+            ("reset", duration(reset_s)),
+        )
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Return the text of a duration as OpenAI's headers have it: `120ms`, `7.5s`, `1m0s`."""
+    ms = ceil(seconds * 1000)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    return f"{minutes}m{ms / 1000:g}s" if minutes else f"{ms / 1000:g}s"

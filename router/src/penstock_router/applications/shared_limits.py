@@ -1,0 +1,250 @@
+"""The limits of applications over all routers of a pool, through Redis.
+
+    enter ──▶ asks gathered while a call is under way ──▶ one call ──▶ verdicts
+    leave ──▶ corrections, requests under way ───────────────┘
+
+A router has at most one call under way, so Redis sees its numbers in order, and a request waits for two round
+trips at most, however many come at once. A call is one script for each application (`shared_limits.lua`),
+which decides in one step; the clock is Redis' own.
+
+How many requests a router has under way it says as a number, not as changes, so nothing drifts, and believed
+only for `LEASE_S`: a router that dies holds nothing for longer. Keys go by themselves when nothing is used.
+
+While Redis is away or slow, `ask` answers None, and each router's own limits hold. A call that was given up
+may still have counted: then a request counts that was decided without Redis, never the other way round.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from secrets import token_hex
+from time import monotonic
+
+import structlog
+from penstock_pool.application_spec import Limits
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from penstock_router.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_router.connections.backoff import Backoff
+
+ANSWER_S = 0.25
+"""Longest time of a call. A request waits for two at most; then its router decides alone."""
+
+CONNECT_S = 2.0
+"""Longest time to connect. No request waits for it."""
+
+LEASE_S = 15.0
+"""How long a router's requests under way count after it last said so."""
+
+RENEW_S = LEASE_S / 3
+
+MOST_ASKS = 256
+"""In one call for one application. The others go with the next call."""
+
+SCRIPT = files(__package__).joinpath("shared_limits.lua").read_bytes()
+LIMITS = tuple(Limit)
+log = structlog.get_logger()
+
+
+@dataclass(eq=False, slots=True)
+class _Ask:
+    tokens: int
+    answer: "asyncio.Future[Answer | None]"
+
+
+@dataclass(slots=True)
+class _Use:
+    """One application's requests through this router, as Redis is to know them.
+
+    told: requests under way as last said, at `told_s`. corrections: of tokens, by slot.
+    """
+
+    limits: Limits
+    open: int = 0
+    told: int = 0
+    told_s: float = 0.0
+    asks: list[_Ask] = field(default_factory=list)
+    corrections: dict[int, int] = field(default_factory=dict)
+
+    def due(self, now_s: float) -> bool:
+        renew = self.open > 0 and now_s - self.told_s >= RENEW_S
+        return bool(self.asks or self.corrections) or self.open != self.told or renew
+
+
+class SharedLimits:
+    """One router's part.
+
+    url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
+    prefix: of the keys of this pool. limits: of the applications that have any.
+    connected: whether limits hold over all routers now.
+    """
+
+    def __init__(
+        self, url: Callable[[], str], prefix: str, limits: Mapping[str, Limits], backoff: Backoff
+    ) -> None:
+        self.connected = False
+        self._url, self._prefix, self._backoff = url, prefix, backoff
+        self._uses = {application: _Use(of) for application, of in limits.items()}
+        self._me = token_hex(8)
+        self._due = asyncio.Event()
+        self._away = False
+
+    async def ask(self, application: str, tokens: int) -> Answer | None:
+        """Ask whether there is room for a request of about so many tokens. None where Redis is away.
+
+        Unless it is refused, `ended` has to follow.
+        """
+        use = self._uses[application]
+        if not self.connected:
+            use.open += 1
+            return None
+        ask = _Ask(tokens, asyncio.get_running_loop().create_future())
+        use.asks.append(ask)
+        self._due.set()
+        try:
+            return await ask.answer
+        except asyncio.CancelledError:
+            if not ask.answer.cancelled():  # it was answered, and nobody will hear of it
+                self._undo(application, ask.answer.result())
+            raise
+
+    def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
+        """The request has ended, and used so many tokens. ticket: None where Redis did not decide."""
+        use = self._uses[application]
+        use.open -= 1
+        if ticket is not None and tokens != ticket.tokens:
+            _correct(use, ticket.slot, tokens - ticket.tokens)
+        self._due.set()
+
+    def _undo(self, application: str, answer: Answer | None) -> None:
+        if answer is None:
+            self.ended(application, None, 0)
+        elif isinstance(answer.verdict, Ticket):
+            self.ended(application, answer.verdict, 0)
+
+    async def run(self) -> None:
+        """Keep it up until cancelled."""
+        while True:
+            try:
+                await self._connection()
+            except Exception as error:  # whatever it is: each router's own limits hold, and requests go on
+                why = f"{type(error).__name__}: {error}"
+            if not self._away:  # once for each time that it goes, not for each attempt
+                log.warning("limits are not shared", why=why, meanwhile="each router's own limits hold")
+                self._away = True
+            await asyncio.sleep(self._backoff.wait_s())
+
+    async def _connection(self) -> None:
+        redis = Redis.from_url(
+            self._url(),
+            socket_connect_timeout=CONNECT_S,
+            socket_timeout=CONNECT_S,
+            retry=Retry(NoBackoff(), 0),  # a call that is made twice counts twice
+        )
+        async with redis:
+            async with asyncio.timeout(CONNECT_S):
+                script = str(await redis.script_load(SCRIPT))
+            log.info("limits are shared", applications=len(self._uses))
+            self._backoff.reset()
+            self.connected, self._away = True, False
+            try:
+                while True:
+                    await self._call(redis, script)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(RENEW_S):
+                            await self._due.wait()
+            finally:
+                self.connected = False
+                for use in self._uses.values():
+                    asks, use.asks = use.asks, []
+                    _decide_alone(use, asks)
+
+    async def _call(self, redis: Redis, script: str) -> None:
+        """Say and ask all that is due."""
+        self._due.clear()
+        now_s = monotonic()
+        due = {name: use for name, use in self._uses.items() if use.due(now_s)}
+        if not due:
+            return
+        pipeline = redis.pipeline(transaction=False)
+        sent: dict[str, list[_Ask]] = {}
+        for name, use in due.items():
+            asks, use.asks = use.asks[:MOST_ASKS], use.asks[MOST_ASKS:]
+            corrections, use.corrections = use.corrections, {}
+            use.told, use.told_s, sent[name] = use.open, now_s, asks
+            arguments = script_arguments(
+                self._me, use.open, use.limits, corrections, [a.tokens for a in asks]
+            )
+            pipeline.evalsha(script, 1, f"{self._prefix}:{name}", *arguments)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                replies = await pipeline.execute()
+            for name, reply in zip(sent, replies, strict=True):
+                self._decided(due[name], sent[name], reply)
+        finally:
+            for name, asks in sent.items():
+                _decide_alone(due[name], asks)
+
+    def _decided(self, use: _Use, asks: list[_Ask], reply: Sequence[int]) -> None:
+        slot, usage = int(reply[0]), usage_of(reply)
+        for ask, code, wait_ms in zip(asks, reply[5::2], reply[6::2], strict=True):
+            admitted = code == 0
+            use.told += admitted
+            if not ask.answer.done():
+                use.open += admitted
+                verdict = Ticket(slot, ask.tokens) if admitted else refused_of(code, wait_ms)
+                ask.answer.set_result(Answer(verdict, usage))
+            elif admitted:  # it was cancelled meanwhile
+                _correct(use, slot, -ask.tokens)
+        if use.due(monotonic()):
+            self._due.set()
+
+
+def script_arguments(
+    router: str,
+    open_requests: int,
+    limits: Limits,
+    corrections: Mapping[int, int],
+    asks: Sequence[int],
+    *,
+    now_ms: int | str = "",
+) -> list[int | str]:
+    """Return the script's arguments, in its order."""
+    most = (limits.concurrent_requests, limits.requests_per_minute, limits.tokens_per_minute)
+    return [
+        router,
+        open_requests,
+        int(LEASE_S * 1000),
+        *(-1 if limit is None else limit for limit in most),
+        now_ms,
+        len(corrections),
+        *(number for correction in corrections.items() for number in correction),
+        *asks,
+    ]
+
+
+def usage_of(reply: Sequence[int]) -> LimitUsage:
+    """Return what the script says is used."""
+    _, requests, requests_reset_ms, tokens, tokens_reset_ms = reply[:5]
+    return LimitUsage(requests, requests_reset_ms / 1000, tokens, tokens_reset_ms / 1000)
+
+
+def refused_of(code: int, wait_ms: int) -> Refused:
+    """Return the refusal that the script means."""
+    return Refused(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
+
+
+def _decide_alone(use: _Use, asks: Sequence[_Ask]) -> None:
+    """Answer the asks that have no answer: the router decides by its own limits."""
+    for ask in asks:
+        if not ask.answer.done():
+            use.open += 1
+            ask.answer.set_result(None)
+
+
+def _correct(use: _Use, slot: int, change: int) -> None:
+    use.corrections[slot] = use.corrections.get(slot, 0) + change

@@ -1,0 +1,80 @@
+"""Whose request it is, and in which tier it is served.
+
+The header names a tier and means it: an unknown one is an error. After it comes the application that the API
+key belongs to. Where a pool has no applications, the body's `service_tier` may name a tier; OpenAI's clients
+write words of their own there (`auto`, `flex`), which are no error and mean the default.
+"""
+
+from penstock_core.domain.slo import Targets, Tier
+from penstock_pool import Application
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.applications.api_keys import Keys
+from penstock_router.request import request_head
+from penstock_router.settings import Settings
+
+
+def application_of(keys: Keys, head: request_head.Head) -> Application | None:
+    """The application of the request's key; None where the pool has none. Raises ApiError (401)."""
+    if not keys.required:
+        return None
+    key = request_head.api_key(head)
+    application = keys.application(key)
+    if application is None:
+        said = "no API key was given; send 'Authorization: Bearer KEY'" if key is None else "unknown API key"
+        raise ApiError(
+            401,
+            said,
+            param="authorization",
+            code="invalid_api_key",
+            headers=(("www-authenticate", "Bearer"),),
+        )
+    return application
+
+
+def tier_of(
+    settings: Settings, application: Application | None, header: str | None, service_tier: str | None
+) -> Tier:
+    """The tier. Raises ApiError: 400 for a header that names none, 403 for one the key does not get."""
+    if header is not None:
+        return _by_header(settings, application, header)
+    if application is not None:
+        return settings.tiers[application.tier]
+    return settings.tiers.get(service_tier or "", settings.tiers[settings.default_tier])
+
+
+def _by_header(settings: Settings, application: Application | None, header: str) -> Tier:
+    tier = settings.tiers.get(header)
+    if tier is None:
+        raise ApiError(
+            400,
+            f"{request_head.TIER}: there is no tier '{header[:64]}'; there are {', '.join(settings.tiers)}",
+            param=request_head.TIER,
+            code="unknown_tier",
+        )
+    if application is not None and not application.may_use(tier.name):
+        allowed = ", ".join((application.tier, *application.allow))
+        raise ApiError(
+            403,
+            f"{request_head.TIER}: this API key does not get tier '{tier.name}'; it gets {allowed}",
+            type="permission_error",
+            param=request_head.TIER,
+            code="tier_not_allowed",
+        )
+    return tier
+
+
+def own_targets(tier: Tier, head: request_head.Head) -> Targets:
+    """The request's own targets. Raises ApiError (400) where they are wrong, or the tier takes none.
+
+    A tier that does not take them refuses instead of ignoring them: who sends a target relies on it.
+    """
+    targets = request_head.targets(head)
+    if (name := request_head.targets_header(head)) is not None and not tier.allow_request_targets:
+        raise ApiError(
+            400,
+            f"{name}: tier '{tier.name}' takes no targets of a request's own",
+            param=name,
+            code="not_allowed",
+        )
+    return targets

@@ -1,0 +1,68 @@
+"""Tokens that applications use: expected when a request comes, counted when it has ended.
+
+A router does not count tokens: replicas tell what a request used with its end. Before it, a prompt is as long
+as its bytes suggest, and an answer as long as its `max_tokens`, or where there is none as the application's
+answers were on average.
+"""
+
+from collections.abc import Iterable
+
+from penstock_core.routing.replica_load import tokens_about
+from penstock_pool import Application
+from prometheus_client import CollectorRegistry, Counter
+
+from penstock_router.request.outcome import Outcome
+from penstock_router.request.request_body import BodyFields
+
+FIRST_ANSWER_TOKENS = 256
+"""Of an answer before any has been seen."""
+
+WEIGHT = 0.1
+"""Of the newest answer in the average."""
+
+
+class UsageMetrics:
+    """What is counted about usage."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.tokens = Counter(
+            "penstock_router_application_tokens",
+            "Tokens of ended requests: prompt, cached (of the prompt), completion.",
+            ["application", "kind"],
+            registry=registry,
+        )
+
+
+class Usage:
+    """One router's. context_tokens: most that one answer and its prompt can have."""
+
+    def __init__(
+        self, applications: Iterable[Application], context_tokens: int, metrics: UsageMetrics
+    ) -> None:
+        self._context_tokens = context_tokens
+        self._answer_tokens = {each.name: float(FIRST_ANSWER_TOKENS) for each in applications}
+        self._tokens = metrics.tokens
+
+    def expected(self, application: Application | None, body_bytes: int, asked: BodyFields) -> int:
+        """Return the tokens that a request will use, about."""
+        if application is None:
+            return 0
+        answer = self._answer_tokens[application.name] if asked.max_tokens is None else asked.max_tokens
+        answer_tokens = min(max(int(answer), 0), self._context_tokens)
+        return tokens_about(body_bytes) + asked.sequences * answer_tokens
+
+    def ended(self, application: Application | None, outcome: Outcome, body_bytes: int) -> int:
+        """Count what a request used, and return it. One that was cut off used what it had brought."""
+        if application is None:
+            return 0
+        name, finished = application.name, outcome.finished
+        if finished is not None:
+            prompt, completion = finished.prompt_tokens, finished.completion_tokens
+            self._tokens.labels(name, "cached").inc(finished.cached_tokens)
+            self._answer_tokens[name] += WEIGHT * (completion - self._answer_tokens[name])
+        else:
+            completion = len(outcome.token_times_s)
+            prompt = tokens_about(body_bytes) if completion else 0
+        self._tokens.labels(name, "prompt").inc(prompt)
+        self._tokens.labels(name, "completion").inc(completion)
+        return prompt + completion

@@ -1,0 +1,104 @@
+"""What one application may use, and what it uses through this router. Pure.
+
+A request counts from its admission on: as one of the requests at once until it ends, as one request of this
+minute, and with the tokens that it is expected to use. At its end the tokens are corrected to what it did
+use, in the second of its admission while that still counts; tokens beyond the expectation always count.
+"""
+
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple
+
+from penstock_pool.application_spec import Limits
+
+from penstock_router.applications.rate_window import Window
+
+BUSY_S = 1.0
+"""Retry-After of a request that is one too many at once: nobody knows when another one ends."""
+
+
+class Limit(StrEnum):
+    """Which limit refused a request, in the words of metrics."""
+
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+
+
+class Refused(NamedTuple):
+    """There is no room. wait_s: until there may be; None: the request alone is over the limit."""
+
+    limit: Limit
+    wait_s: float | None
+
+
+class LimitUsage(NamedTuple):
+    """How much of the minute's limits is used. reset_s: until nothing of it counts any more."""
+
+    requests: int
+    requests_reset_s: float
+    tokens: int
+    tokens_reset_s: float
+
+
+class Ticket(NamedTuple):
+    """An admission: the slot in which its tokens count, and how many."""
+
+    slot: int
+    tokens: int
+
+
+class Answer(NamedTuple):
+    """What all routers together decided."""
+
+    verdict: Ticket | Refused
+    usage: LimitUsage
+
+
+class Ledger:
+    """One application's, on one router."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._at_once = limits.concurrent_requests or inf
+        self._requests = Window(limits.requests_per_minute or inf)
+        self._tokens = Window(limits.tokens_per_minute or inf)
+        self._open = 0
+
+    def enter(self, now_s: float, tokens: int) -> Ticket | Refused:
+        """Admit a request that will use about so many tokens, if every limit has room for it."""
+        refused = self._refused(now_s, tokens)
+        if refused is not None:
+            return refused
+        self._open += 1
+        self._requests.take(now_s, 1)
+        return Ticket(self._tokens.take(now_s, tokens), tokens)
+
+    def leave(self, now_s: float, ticket: Ticket, tokens: int) -> None:
+        """The request has ended, and used so many tokens."""
+        self._open -= 1
+        self._tokens.correct(now_s, ticket.slot, tokens - ticket.tokens)
+
+    def take_back(self, now_s: float, ticket: Ticket) -> None:
+        """The request was not served after all, and never counted."""
+        self.leave(now_s, ticket, 0)
+        self._requests.correct(now_s, ticket.slot, -1)
+
+    def usage(self, now_s: float) -> LimitUsage:
+        """Return what is used."""
+        return LimitUsage(
+            self._requests.used(now_s),
+            self._requests.reset_s(now_s),
+            self._tokens.used(now_s),
+            self._tokens.reset_s(now_s),
+        )
+
+    def _refused(self, now_s: float, tokens: int) -> Refused | None:
+        if tokens > self._tokens.limit:
+            return Refused(Limit.TOKENS_PER_MINUTE, None)
+        if self._open >= self._at_once:
+            return Refused(Limit.CONCURRENT_REQUESTS, BUSY_S)
+        if wait_s := self._requests.wait_s(now_s, 1):
+            return Refused(Limit.REQUESTS_PER_MINUTE, wait_s)
+        if wait_s := self._tokens.wait_s(now_s, tokens):
+            return Refused(Limit.TOKENS_PER_MINUTE, wait_s)
+        return None

@@ -1,0 +1,1 @@
+"""Where the replicas are: given by flags, or followed in a cluster."""

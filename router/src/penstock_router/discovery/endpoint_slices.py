@@ -1,0 +1,71 @@
+"""From a Service's EndpointSlices to a set of replicas. Pure.
+
+A Service's endpoints are spread over several slices, and each slice changes for itself: while an endpoint
+moves from one to another it may stand in both, or be told differently by each. So slices are merged, and of
+two tellings of one pod the better one counts. A Service of two address families has each pod in slices of
+both; the first family is taken for all of a pod's life, so that its address stays the same.
+
+Conditions that are absent mean what the API says they mean: `ready` yes, `terminating` no.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
+
+PORT = "replica"
+"""The name of the port on which sidecars take routers."""
+
+FAMILIES = ("IPv4", "IPv6")
+"""Kinds of addresses that can be connected to, the preferred one first."""
+
+CONDITIONS = tuple(Condition)
+"""The best first."""
+
+Slice = Mapping[str, Any]
+"""An EndpointSlice of `discovery.k8s.io/v1`, as JSON has it."""
+
+
+class _Told(NamedTuple):
+    """One telling of one pod; the least is the best."""
+
+    family: int
+    condition: int
+    address: str
+
+
+def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
+    """The replicas in these slices, by pod name. Slices without the port hold none."""
+    best: dict[str, _Told] = {}
+    for one in slices:
+        port, family = _port(one, port_name), one["addressType"]
+        if port is None or family not in FAMILIES:
+            continue
+        for endpoint in one.get("endpoints") or ():
+            told = _told(endpoint, FAMILIES.index(family), port)
+            name = _name(endpoint)
+            best[name] = min(best.get(name, told), told)
+    return {name: Endpoint(told.address, CONDITIONS[told.condition]) for name, told in sorted(best.items())}
+
+
+def _port(one: Slice, name: str) -> int | None:
+    ports = one.get("ports") or ()
+    return next((port["port"] for port in ports if port.get("name") == name and port.get("port")), None)
+
+
+def _told(endpoint: Mapping[str, Any], family: int, port: int) -> _Told:
+    host = endpoint["addresses"][0]  # of several, any does: the API promises that they are the same endpoint
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return _Told(family, CONDITIONS.index(_condition(endpoint.get("conditions") or {})), address)
+
+
+def _condition(conditions: Mapping[str, Any]) -> Condition:
+    if conditions.get("terminating"):
+        return Condition.TERMINATING
+    return Condition.NOT_READY if conditions.get("ready") is False else Condition.IN_SERVICE
+
+
+def _name(endpoint: Mapping[str, Any]) -> str:
+    """The pod's name; of an endpoint that is no pod, its host name or address."""
+    target = endpoint.get("targetRef") or {}
+    return str(target.get("name") or endpoint.get("hostname") or endpoint["addresses"][0])

@@ -1,0 +1,201 @@
+"""The replicas of a Service in a cluster, followed as they change.
+
+    list ── whole state, and the version it is of ──▶ watch from there ── every change ──▶ …
+      ▲                                                   │
+      └────────── the version is gone (410) ──────────────┘
+
+A watch that ends or breaks is taken up again from the last version seen, so nothing in between is missed;
+only when the server has forgotten that version is everything listed anew. Bookmarks keep the version young
+where nothing changes. While the API server is away the last set stands: replicas do not stop because nobody
+can be asked about them.
+
+An object that is no EndpointSlice, or cannot be read, is passed over: the last good one of its name holds.
+
+All slices of a Service carry its name in a label; nothing else tells whose they are. A Service of a thousand
+endpoints has ten slices, so they are listed in one piece.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import orjson
+import structlog
+
+from penstock_router.connections.api_server import ANSWER_S, AccessError
+from penstock_router.connections.backoff import Backoff
+from penstock_router.discovery.endpoint_slices import Slice, endpoints_of
+from penstock_router.discovery.endpoints import Endpoints, Service
+
+WATCH_S = 60
+"""How long one watch lasts, so that a server which has stopped answering is left soon. It says goodbye with a
+bookmark, and the next one goes on from there."""
+
+LINE_BYTES = 16 * 2**20
+"""Longest event. etcd keeps nothing above 1.5 MB."""
+
+GONE = 410
+
+Client = Callable[[], httpx2.AsyncClient]
+"""Makes a client of the API server. Blocks. Raises AccessError."""
+
+log = structlog.get_logger()
+
+
+class Refused(Exception):
+    """The API server answered with an error. status: as in HTTP."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"{status}: {said}")
+        self.status = status
+
+
+class EndpointWatch:
+    """A source of replica sets.
+
+    connected: whether the API server is being listened to. malformed: objects and answers that were no use.
+    """
+
+    def __init__(self, service: Service, client: Client, backoff: Backoff) -> None:
+        self.connected = False
+        self.malformed = 0
+        self._service, self._client, self._backoff = service, client, backoff
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
+        self._label = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
+        self._slices: dict[str, Slice] = {}
+        self._version: str | None = None  # of the slices; None: they have to be listed
+        self._last_why = ""
+
+    async def sets(self) -> AsyncIterator[Endpoints]:
+        """Every set that differs from the one before, for as long as somebody listens."""
+        told: Endpoints | None = None
+        async for _ in self._changes():
+            now = endpoints_of(self._slices.values())
+            if now != told:
+                log.info("replicas", service=str(self._service), known=len(now), news=_news(told or {}, now))
+                yield now
+                told = now
+
+    async def _changes(self) -> AsyncIterator[None]:
+        """Whenever the slices are known anew or may have changed."""
+        while True:
+            try:
+                async with await asyncio.to_thread(self._client) as http:
+                    if self._version is None:
+                        self._version = await self._list(http)
+                        yield
+                    async for _ in self._watch(http, self._version):
+                        yield
+                why = ""  # its time was over
+            except Refused as refusal:
+                why = str(refusal)
+                if refusal.status == GONE:
+                    self._version = None
+            except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
+                why = f"{type(error).__name__}: {error}"
+            except Exception as error:  # an answer that is not as the API says: it must not end the router
+                why = f"malformed answer: {type(error).__name__}: {error}"
+                self._version, self.malformed = None, self.malformed + 1
+            finally:
+                self.connected = False
+            await self._again(why)
+
+    async def _again(self, why: str) -> None:
+        if why and why != self._last_why:  # once for each cause, not for each attempt
+            log.warning("cluster not watched", service=str(self._service), why=why)
+            self._last_why = why
+        await asyncio.sleep(self._backoff.wait_s())
+
+    async def _list(self, http: httpx2.AsyncClient) -> str:
+        """Learn all slices. The version that they are of."""
+        answer = await http.get(self._path, params=self._label, timeout=ANSWER_S)
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, _message(answer.content))
+        listed = orjson.loads(answer.content)
+        version = str(listed["metadata"]["resourceVersion"])
+        items: list[Slice] = listed["items"]
+        names = {_name_of(one) for one in items}
+        self._slices = {name: one for name, one in self._slices.items() if name in names}
+        for one in items:
+            self._learn(one)
+        return version
+
+    def _learn(self, one: Slice) -> None:
+        """Remember the slice, unless it cannot be read."""
+        try:
+            name = one["metadata"]["name"]
+            endpoints_of((one,))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.malformed += 1
+            why = f"malformed EndpointSlice {_name_of(one)}: {type(error).__name__}: {error}"
+            if why != self._last_why:
+                log.warning("slice passed over", service=str(self._service), why=why)
+                self._last_why = why
+        else:
+            self._slices[name] = one
+
+    async def _watch(self, http: httpx2.AsyncClient, version: str) -> AsyncIterator[None]:
+        """Apply every change from a version on; each is told after it was applied."""
+        params = {
+            **self._label,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        answer_s = httpx2.Timeout(ANSWER_S, read=WATCH_S + ANSWER_S)
+        async with http.stream("GET", self._path, params=params, timeout=answer_s) as answer:
+            if answer.status_code != 200:
+                raise Refused(answer.status_code, _message(await answer.aread()))
+            self.connected = True
+            if self._last_why:
+                log.info("cluster watched again", service=str(self._service))
+                self._last_why = ""
+            async for line in _lines(answer):
+                self._backoff.reset()
+                self._apply(orjson.loads(line))
+                yield
+
+    def _apply(self, event: dict[str, Any]) -> None:
+        kind, changed = event["type"], event["object"]
+        if kind == "ERROR":
+            raise Refused(changed.get("code", 500), changed.get("message", "the watch broke"))
+        if kind in ("ADDED", "MODIFIED"):
+            self._learn(changed)
+        elif kind == "DELETED":
+            self._slices.pop(changed["metadata"].get("name"), None)
+        self._version = changed["metadata"]["resourceVersion"]
+
+
+def _name_of(one: Any) -> str:
+    """Return the object's name; empty where it is no object with one."""
+    metadata = one.get("metadata") if isinstance(one, dict) else None
+    return str(metadata.get("name")) if isinstance(metadata, dict) else ""
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Lines of a stream. Raises Refused past the bound."""
+    held = bytearray()
+    async for chunk in answer.aiter_bytes():
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            yield bytes(held + piece)
+            held.clear()
+        held += rest
+        if len(held) > LINE_BYTES:
+            raise Refused(answer.status_code, f"an event of more than {LINE_BYTES} bytes")
+
+
+def _message(body: bytes) -> str:
+    """What the API server says is wrong, which names the permission that is missing."""
+    try:
+        return str(orjson.loads(body)["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def _news(told: Endpoints, now: Endpoints) -> str:
+    """What has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
+    here = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if told.get(name) != at]
+    return " ".join([*here, *(f"{name}=gone" for name in told if name not in now)])

@@ -1,0 +1,206 @@
+"""The router's public HTTP side: which path does what, and what every answer has in common.
+
+Bare ASGI: a request is one task, and a token passes through two coroutines on its way to the socket.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import structlog
+from penstock_pool import Pool
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.asgi import ClientGone, Receive, Scope, Send, answer
+from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.serving import is_loopback
+
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.rate_limits import RateLimits, limits_of
+from penstock_router.applications.tier_selection import application_of
+from penstock_router.applications.token_usage import Usage
+from penstock_router.http import pages
+from penstock_router.http.generation import Call, Generation
+from penstock_router.observability.metrics import Metrics
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.request import request_head
+from penstock_router.request.byte_budget import ByteBudget
+from penstock_router.request.request_body import BodyReader
+from penstock_router.routing.placement import UpstreamError
+from penstock_router.routing.waiting_room import WaitingRoom
+from penstock_router.settings import Settings
+
+GENERATES = {
+    "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
+    "/v1/completions": wire.ENDPOINT_COMPLETIONS,
+}
+ONE_MODEL = "/v1/models/"
+
+SHOULD_RETRY = "x-should-retry"
+"""OpenAI's clients heed it before the status."""
+
+WORTH_A_RETRY = frozenset({408, 409, 425, 429})
+"""Client errors that may go away by themselves."""
+
+Page = Callable[[Scope, Send], Awaitable[None]]
+log = structlog.get_logger()
+
+
+class RouterApp:
+    """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on.
+
+    first_turn: the turn of its first request; routers that begin at different ones do not go in step.
+    admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine are told it.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: Settings,
+        keys: Keys,
+        replica_set: ReplicaSet,
+        *,
+        first_turn: int = 0,
+        admin_url: str | None = None,
+    ) -> None:
+        self._pool, self._settings, self._replica_set = pool, settings, replica_set
+        self.keys = keys
+        self._admin_url = admin_url
+        self.draining = False
+        self.metrics = Metrics(settings.tiers, replica_set)
+        self._room = WaitingRoom(replica_set, settings.hold_s)
+        self.metrics.held.set_function(lambda: self._room.held)
+        self.limits = RateLimits(limits_of(pool.spec.applications), self.metrics.limits)
+        self._budget = ByteBudget(settings.buffer_bytes)
+        self.metrics.held_bytes.set_function(lambda: self._budget.held_bytes)
+        self._generation = Generation(
+            settings,
+            keys,
+            BodyReader(settings.max_sequences, pool.spec.requests),
+            self.limits,
+            Usage(pool.spec.applications, settings.max_model_len, self.metrics.usage),
+            replica_set,
+            self.metrics,
+            self._room,
+            partial(pages.told_time_model, replica_set, pool),
+            self._budget,
+        )
+        self._started_s = int(time.time())
+        self._turn, self._open = first_turn, 0
+        self._pages: dict[str, Page] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ready": self._ready,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
+        request_id = request_head.request_id(request_head.head_of(scope))
+        try:
+            await self._route(scope, receive, send, request_id)
+        except ApiError as error:
+            error.headers = (*error.headers, *_beside_error(error.status, request_id, error.headers))
+            raise
+        except UpstreamError as refusal:
+            beside = _beside_error(refusal.status, request_id)
+            headers = [(name.encode(), value.encode()) for name, value in beside]
+            await answer(send, refusal.body, refusal.status, headers=headers)
+        except ClientGone:
+            raise
+        except Exception:
+            self.metrics.faults.inc()
+            log.exception("request failed", request=request_id, path=scope["path"])
+            raise ApiError(
+                500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
+            ) from None
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        path, method = scope["path"], scope["method"]
+        endpoint = GENERATES.get(path)
+        page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
+        if endpoint is None and page is None:
+            raise self._refused(404, f"there is nothing at {path[:256]}", code="not_found")
+        allowed = ("POST",) if endpoint is not None else ("GET", "HEAD")
+        if method == "OPTIONS":
+            await answer(send, b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
+        elif method not in allowed:
+            raise self._refused(
+                405,
+                f"{path} takes {' and '.join(allowed)}, not {method[:32]}",
+                code="method_not_allowed",
+                headers=(("allow", ", ".join(allowed)),),
+            )
+        elif endpoint is not None:
+            turn, self._turn = self._turn, self._turn + 1
+            await self._generate(Call(scope, receive, send, endpoint, request_id, turn))
+        elif page is not None:
+            await page(scope, send)
+
+    def _refused(self, status: int, message: str, **rest: Any) -> ApiError:
+        """Return the error, counted."""
+        self.metrics.refused(status)
+        return ApiError(status, message, **rest)
+
+    async def _generate(self, call: Call) -> None:
+        if self._open >= self._settings.max_inflight:
+            raise self._refused(
+                429,
+                f"this router carries its bound of {self._settings.max_inflight} requests",
+                type="overloaded",
+                code="router_full",
+                headers=(("retry-after", "1"),),
+            )
+        self._open += 1
+        self.metrics.open.set(self._open)
+        try:
+            await self._generation.serve(call)
+        finally:
+            self._open -= 1
+            self.metrics.open.set(self._open)
+
+    async def _models(self, scope: Scope, send: Send) -> None:
+        application_of(self.keys, request_head.head_of(scope))
+        await answer(send, pages.models_page(self._model_entry(scope)))
+
+    async def _one_model(self, scope: Scope, send: Send) -> None:
+        application_of(self.keys, request_head.head_of(scope))
+        name = scope["path"].removeprefix(ONE_MODEL)
+        await answer(send, pages.model_page(self._model_entry(scope), name))
+
+    def _model_entry(self, scope: Scope) -> pages.ModelEntry:
+        entry = pages.model_entry(self._pool, self._replica_set, self._started_s)
+        client = scope.get("client")
+        if self._admin_url is not None and client is not None and is_loopback(client[0]):
+            entry["admin_url"] = self._admin_url
+        return entry
+
+    async def _health(self, scope: Scope, send: Send) -> None:
+        await answer(send, self.health_page())
+
+    async def _ready(self, scope: Scope, send: Send) -> None:
+        await answer(send, self.ready_page())
+
+    def health_page(self) -> bytes:
+        """Answer that the process runs."""
+        return b'{"status":"ok"}'
+
+    def ready_page(self) -> bytes:
+        """Answer that it takes requests. Raises ApiError (503) where it does not."""
+        return pages.ready_page(self._replica_set, self.draining, self._room.open)
+
+    def pool_page(self) -> bytes:
+        """Describe the pool: its tiers, its time model, its replicas."""
+        return pages.pool_page(self._pool, self._replica_set)
+
+    def demand_page(self) -> bytes:
+        """Describe what is asked of the pool."""
+        return self.metrics.demand.page(self._room.held, self._replica_set.links)
+
+
+def _beside_error(
+    status: int, request_id: str, given: Iterable[tuple[str, str]] = ()
+) -> Iterator[tuple[str, str]]:
+    """Headers of every error. What is wrong with a request is still wrong when it comes again."""
+    yield request_head.REQUEST_ID, request_id
+    if 400 <= status < 500 and status not in WORTH_A_RETRY and SHOULD_RETRY not in dict(given):
+        yield SHOULD_RETRY, "false"

@@ -1,0 +1,107 @@
+"""What a router says of itself and its pool. Each function is a page; none of them is on a request's path."""
+
+import orjson
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.time_model import TimeModel, to_json
+from penstock_pool import Pool, named_time_model
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.http.generation import unknown_model
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
+
+ModelEntry = dict[str, object]
+
+
+def told_time_model(replica_set: ReplicaSet, pool: Pool) -> TimeModel | None:
+    """As a replica told it, else the one that the pool names; None for `auto`."""
+    told = next((link.time_model for link in replica_set.links if link.time_model is not None), None)
+    return named_time_model(pool.spec.engine.time_model) if told is None else told
+
+
+def pool_page(pool: Pool, replica_set: ReplicaSet) -> bytes:
+    """What clients are promised, for those who judge it: tiers with their targets, and the time model."""
+    model = told_time_model(replica_set, pool)
+    page = {
+        "pool": pool.metadata.name,
+        "model": pool.spec.model.name,
+        "policy": pool.spec.scheduling.policy,
+        "default_tier": pool.spec.default_tier,
+        "tiers": {tier.name: _tier(tier) for tier in pool.tiers().values()},
+        "engine": {"type": pool.spec.engine.type, "max_model_len": max_model_len(replica_set, pool)},
+        "time_model": None if model is None else to_json(model),
+        "replicas": [_replica(link) for link in replica_set.links],
+    }
+    return orjson.dumps(page)
+
+
+def model_entry(pool: Pool, replica_set: ReplicaSet, started_s: int) -> ModelEntry:
+    """Describe the pool's model in OpenAI's words and a few of ours. started_s: Unix time."""
+    return {
+        "id": pool.spec.model.name,
+        "object": "model",
+        "created": started_s,
+        "owned_by": "penstock",
+        "engine": pool.spec.engine.type,
+        "max_model_len": max_model_len(replica_set, pool),
+    }
+
+
+def models_page(entry: ModelEntry) -> bytes:
+    """OpenAI's list of models: the one that this pool serves."""
+    return orjson.dumps({"object": "list", "data": [entry]})
+
+
+def model_page(entry: ModelEntry, name: str) -> bytes:
+    """One model. Raises ApiError (404)."""
+    if name != entry["id"]:
+        raise unknown_model(name, str(entry["id"]))
+    return orjson.dumps(entry)
+
+
+def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes:
+    """Which replicas are in service. Raises ApiError (503) where requests are better sent elsewhere.
+
+    A router that is stopping says so, and one without any replica, unless it may hold requests until there
+    is one: somebody has to take the request that wakes a pool.
+    """
+    if draining:
+        raise ApiError(503, "the router is stopping", type="server_error", code="draining")
+    states = {link.name: link.state.value for link in replica_set.links}
+    if not replica_set.ready and not (may_hold and replica_set.known):
+        said = ", ".join(f"{name} {state}" for name, state in states.items()) or "none is known"
+        raise ApiError(503, f"no replica is in service: {said}", type="server_error", code="no_replicas")
+    return orjson.dumps({"status": "ready", "replicas": states})
+
+
+def max_model_len(replica_set: ReplicaSet, pool: Pool) -> int:
+    """As the engines say it, else as the pool does."""
+    told = [link.description.max_model_len for link in replica_set.links if link.description is not None]
+    return min((length for length in told if length), default=pool.spec.engine.max_model_len)
+
+
+def _tier(tier: Tier) -> dict[str, object]:
+    return {
+        "ttft_s": tier.slo.ttft_s,
+        "ttft_slowdown": tier.slo.ttft_slowdown,
+        "tpot_s": tier.slo.tpot_s,
+        "answer_tpot_s": tier.slo.answer_tpot_s,
+        "e2e_s": tier.slo.e2e_s,
+        "judge": tier.slo.judge.value,
+        "value": tier.value,
+        "best_effort": tier.best_effort,
+    }
+
+
+def _replica(link: ReplicaLink) -> dict[str, object]:
+    told = link.load.snapshot
+    return {
+        "name": link.name,
+        "state": link.state.value,
+        "running": told.running,
+        "waiting": told.waiting,
+        "best_effort": told.best_effort,
+        "kv_tokens_free": told.kv_tokens_free,
+        "kv_tokens_total": told.kv_tokens_total,
+        "metrics_url": (link.description.metrics_url if link.description is not None else "") or None,
+    }

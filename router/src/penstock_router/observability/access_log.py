@@ -1,0 +1,32 @@
+"""A line for every request that has ended, for who wants to see each one: `--log-level debug`.
+
+Metrics tell how requests fare; this tells how one did, in the same figures. Never prompts, keys or headers
+but the request's id.
+"""
+
+import logging
+
+import structlog
+
+from penstock_router.request.outcome import Ending, Outcome, measured
+
+log = structlog.get_logger()
+
+
+def log_ended(request_id: str, outcome: Outcome) -> None:
+    """Tell of one request. Durations in seconds, `None` where there were too few tokens or no answer."""
+    if not log.is_enabled_for(logging.DEBUG):
+        return
+    seen = measured(outcome) if outcome.ending is Ending.ANSWERED else None
+    log.debug(
+        "ended",
+        request=request_id,
+        tier=outcome.tier.name,
+        verdict=outcome.verdict,
+        reason=outcome.reason,
+        hops=outcome.hops,
+        ending=outcome.ending.value,
+        ttft_s=seen and seen.ttft_s,
+        tpot_s=seen and seen.tpot_s,
+        e2e_s=outcome.ended_s - outcome.arrival_s,
+    )

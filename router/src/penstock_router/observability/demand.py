@@ -1,0 +1,102 @@
+"""What is asked of the pool through this router, for whoever decides how many replicas it should have.
+
+Counters by tier since the router started; who reads them takes differences. A request is counted when it
+arrives, when the first verdict on it is known, and when it ends, so demand is seen before answers are done.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+import orjson
+
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.request.outcome import Outcome
+
+ADMITTED = "admitted"
+
+
+@dataclass(slots=True)
+class TierDemand:
+    """One tier's requests.
+
+    arrived: all that were sent on their way to a replica.
+    admitted, best_effort, rejected: by the first verdict. never: rejected since no replica could serve them
+        even when idle; they are not among `rejected`, for more replicas would not help.
+    hops: replicas that had answered them by then.
+    judged, met: admitted ones that ended, and those that kept every target. all_judged, all_met: of all
+        requests, a rejected one being missed: this is attainment.
+    """
+
+    arrived: int = 0
+    admitted: int = 0
+    best_effort: int = 0
+    rejected: int = 0
+    never: int = 0
+    hops: int = 0
+    judged: int = 0
+    met: int = 0
+    all_judged: int = 0
+    all_met: int = 0
+
+
+class Demand:
+    """One router's."""
+
+    def __init__(self, tiers: Iterable[str]) -> None:
+        self._tiers = {name: TierDemand() for name in tiers}
+        self._started_s = monotonic()
+
+    def verdicts(self) -> Iterator[tuple[str, str, int]]:
+        """Tier, first verdict, and the number of requests that had it, for every tier and verdict."""
+        for name, tier in self._tiers.items():
+            yield name, ADMITTED, tier.admitted
+            yield name, "best-effort", tier.best_effort
+            yield name, "rejected", tier.rejected
+            yield name, "never", tier.never
+
+    def arrived(self, tier: str) -> None:
+        """A request is sent on its way."""
+        self._tiers[tier].arrived += 1
+
+    def decided(self, outcome: Outcome, never: bool = False) -> None:
+        """There is a verdict. Only a request's first counts: a second one follows the loss of a replica."""
+        if outcome.decided:
+            return
+        outcome.decided = True
+        tier = self._tiers[outcome.tier.name]
+        tier.hops += outcome.hops
+        if never:
+            tier.never += 1
+        elif outcome.verdict == ADMITTED:
+            tier.admitted += 1
+        elif outcome.verdict == "best-effort":
+            tier.best_effort += 1
+        else:
+            tier.rejected += 1
+
+    def judged(self, outcome: Outcome, met: bool) -> None:
+        """It has ended, with or without having kept every target."""
+        tier = self._tiers[outcome.tier.name]
+        tier.all_judged += 1
+        tier.all_met += met
+        if outcome.verdict == ADMITTED:
+            tier.judged += 1
+            tier.met += met
+
+    def page(self, held: int, links: Iterable[ReplicaLink]) -> bytes:
+        """As JSON. held: requests that wait for want of any replica."""
+        return orjson.dumps(
+            {
+                "held": held,
+                "since_s": monotonic() - self._started_s,
+                "tiers": {name: asdict(tier) for name, tier in self._tiers.items()},
+                "replicas": [_replica(link) for link in links],
+            }
+        )
+
+
+def _replica(link: ReplicaLink) -> Mapping[str, Any]:
+    load = link.load
+    return {"name": link.name, "state": link.state.value, "age_s": load.age_s, **asdict(load.snapshot)}

@@ -1,0 +1,232 @@
+"""What a router counts, in Prometheus' words. Labels are tiers and words of ours, never a client's.
+
+Everything is counted when a request ends; nothing is counted per token.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.time_model import TimeModel
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock_router.applications.key_refresh import KeyMetrics
+from penstock_router.applications.rate_limits import LimitMetrics
+from penstock_router.applications.token_usage import UsageMetrics
+from penstock_router.observability.demand import Demand
+from penstock_router.replicas.replica_link import LinkState
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.request.outcome import Ending, Outcome, measured, misses, targets_of
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
+PACE_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
+"""Endings that say nothing about the service: attainment leaves them out."""
+
+
+class Metrics:
+    """One router's."""
+
+    def __init__(self, tiers: Mapping[str, Tier], replica_set: ReplicaSet) -> None:
+        self.demand = Demand(tiers)
+        registry = self.registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "penstock_router_requests",
+            "Requests ended, by tier, verdict (admitted, best-effort, rejected, none), "
+            "reason of the rejection, and how they ended.",
+            ["tier", "verdict", "reason", "ending"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "penstock_router_refused",
+            "Requests answered before they were sent to any replica, by HTTP status.",
+            ["status"],
+            registry=registry,
+        )
+        self._hops = Histogram(
+            "penstock_router_hops",
+            "Replicas that answered a request, with the one that took it.",
+            ["tier"],
+            buckets=(1, 2, 3, 4, 6, 8, 12, 16),
+            registry=registry,
+        )
+        self._ttft = self._seconds("ttft", "Reading the request to its first token written.", SECONDS)
+        self._tpot = self._seconds("tpot", "Per token after the first, as the tier judges.", PACE_SECONDS)
+        self._e2e = self._seconds("e2e", "Reading the request to the end of its answer.", SECONDS)
+        self._met = self._count("slo_met", "Requests that kept every target of their tier.", "tier")
+        self._missed = self._count(
+            "slo_missed",
+            "Requests that did not: which targets (several count each), rejected, failed, client_slow.",
+            "tier",
+            "why",
+        )
+        self._untimed = self._count(
+            "untimed_answers",
+            "Answers, not streamed, whose tokens' times the engine does not report: judged by e2e alone.",
+            "tier",
+        )
+        self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
+        self._failovers = self._count(
+            "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
+        )
+        self.faults = Counter(
+            "penstock_router_faults",
+            "Requests that met a fault of the router's own; each is in the log.",
+            registry=registry,
+        )
+        self.held_bytes = Gauge(
+            "penstock_router_held_bytes",
+            "Bodies, and output that clients have not taken.",
+            registry=registry,
+        )
+        self.open = Gauge("penstock_router_open_requests", "Requests under way.", registry=registry)
+        self.held = Gauge(
+            "penstock_router_held_requests",
+            "Of them, those that wait because no replica is in service.",
+            registry=registry,
+        )
+        self.redis_connected = Gauge(
+            "penstock_router_redis_connected",
+            "Whether placements are shared with other routers now.",
+            registry=registry,
+        )
+        self.placements_heard = Counter(
+            "penstock_router_placements_heard",
+            "Messages of other routers about what they had just sent where.",
+            registry=registry,
+        )
+        self.placements_malformed = Counter(
+            "penstock_router_placements_malformed",
+            "Messages of other routers that are unusable.",
+            registry=registry,
+        )
+        self.keys, self.limits = KeyMetrics(registry), LimitMetrics(registry)
+        self.usage = UsageMetrics(registry)
+        registry.register(_Replicas(replica_set))
+        registry.register(_Verdicts(self.demand))
+        for tier in tiers:
+            self._met.labels(tier)
+            self._judged.labels(tier)
+
+    def refused(self, status: int) -> None:
+        """A request was answered with an error of its own making."""
+        self._refused.labels(str(status)).inc()
+
+    def ended(self, outcome: Outcome, model: TimeModel | None) -> None:
+        """A request that was sent on its way has ended."""
+        tier = outcome.tier.name
+        self._requests.labels(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
+        if outcome.failovers:
+            self._failovers.labels(tier).inc(outcome.failovers)
+        if outcome.hops:
+            self._hops.labels(tier).observe(outcome.hops)
+        if outcome.ending is Ending.ANSWERED:
+            self._answered(outcome, model)
+        elif outcome.ending not in NOT_COUNTED:
+            self._judge(outcome, [outcome.ending.value])
+
+    def page(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _answered(self, outcome: Outcome, model: TimeModel | None) -> None:
+        tier, seen = outcome.tier.name, measured(outcome)
+        self._e2e.labels(tier).observe(seen.e2e_s)
+        if seen.ttft_s is not None:
+            self._ttft.labels(tier).observe(seen.ttft_s)
+        elif not outcome.stream:
+            self._untimed.labels(tier).inc()
+        if seen.tpot_s is not None:
+            self._tpot.labels(tier).observe(seen.tpot_s)
+        targets = targets_of(outcome, model)
+        if targets is None:
+            return
+        self._judge(outcome, misses(targets, seen))
+
+    def _judge(self, outcome: Outcome, missed: list[str]) -> None:
+        tier = outcome.tier.name
+        self.demand.judged(outcome, met=not missed)
+        self._judged.labels(tier).inc()
+        for why in missed:
+            self._missed.labels(tier, why).inc()
+        if not missed:
+            self._met.labels(tier).inc()
+
+    def _seconds(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"penstock_router_{name}_seconds", says, ["tier"], buckets=buckets, registry=self.registry
+        )
+
+    def _count(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(f"penstock_router_{name}", says, labels, registry=self.registry)
+
+
+class _Verdicts(Collector):
+    """First verdicts, counted as they are given. All series begin at 0, so that a rate sees the first one."""
+
+    def __init__(self, demand: Demand) -> None:
+        self._demand = demand
+
+    def collect(self) -> Iterable[Metric]:
+        verdicts = CounterMetricFamily(
+            "penstock_router_verdicts",
+            "Requests by their first verdict, when it was given: admitted, best-effort, rejected, never.",
+            labels=["tier", "verdict"],
+        )
+        for tier, verdict, requests in self._demand.verdicts():
+            verdicts.add_metric([tier, verdict], requests)
+        return [verdicts]
+
+
+class _Replicas(Collector):
+    """What is known of the replicas, read when it is asked for."""
+
+    def __init__(self, replica_set: ReplicaSet) -> None:
+        self._replica_set = replica_set
+
+    def collect(self) -> Iterable[Metric]:
+        ready = GaugeMetricFamily(
+            "penstock_router_replica_ready", "Whether the replica takes work.", labels=["replica"]
+        )
+        malformed = CounterMetricFamily(
+            "penstock_router_replica_malformed",
+            "Messages of the replica that are unusable.",
+            labels=["replica"],
+        )
+        ejected = GaugeMetricFamily(
+            "penstock_router_replica_ejected",
+            "Whether the replica is left alone, because it did not answer.",
+            labels=["replica"],
+        )
+        ejections = CounterMetricFamily(
+            "penstock_router_ejections", "Times that the replica was ejected.", labels=["replica"]
+        )
+        stalled = CounterMetricFamily(
+            "penstock_router_stalled_requests",
+            "Requests ended because the replica said nothing about them for far longer than forecast.",
+            labels=["replica"],
+        )
+        replays = GaugeMetricFamily(
+            "penstock_router_replays_left",
+            "Requests that may still be sent again after a loss, by the retry budget.",
+            value=self._replica_set.replays_left,
+        )
+        for link in self._replica_set.links:
+            ejected.add_metric([link.name], float(link.ejection.ejected))
+            ejections.add_metric([link.name], link.ejection.total)
+            stalled.add_metric([link.name], link.stalled)
+            ready.add_metric([link.name], float(link.state is LinkState.READY))
+            malformed.add_metric([link.name], link.malformed)
+        connected = GaugeMetricFamily(
+            "penstock_router_discovery_connected",
+            "Whether a change of the replicas' set would be heard now.",
+            value=float(self._replica_set.connected),
+        )
+        unread = CounterMetricFamily(
+            "penstock_router_discovery_malformed",
+            "Objects of the cluster that are unusable.",
+            value=self._replica_set.malformed,
+        )
+        return [ready, ejected, ejections, stalled, replays, malformed, connected, unread]

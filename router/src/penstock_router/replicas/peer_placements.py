@@ -1,0 +1,48 @@
+"""What other routers have just sent to one replica, until its own snapshots tell of it.
+
+Between a router's choice and the snapshot that shows it lie the verdict and its way to everybody else. In
+that time a burst that comes in through several routers would follow the same numbers to the same replica. A
+placement heard of counts until a snapshot has come that must know of it, and never for long: where it was
+refused no snapshot will ever show it.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+SETTLED_S = 0.01
+"""A snapshot that comes this long after the placement was heard of includes it: verdicts take a few
+milliseconds."""
+
+LONGEST_S = 0.1
+"""No placement counts for longer."""
+
+MOST = 256
+"""Placements remembered, each of up to some milliseconds of one router's requests."""
+
+
+class PeerLoad(NamedTuple):
+    """Requests, and their prompts together."""
+
+    requests: int
+    prompt_tokens: int
+
+
+class PeerPlacements:
+    """At one replica. placements: when each was heard of; none where nobody else sends there."""
+
+    def __init__(self) -> None:
+        self.placements: deque[tuple[float, PeerLoad]] = deque(maxlen=MOST)
+
+    def heard(self, placed: PeerLoad, now_s: float) -> None:
+        """Another router has sent this there."""
+        self.placements.append((now_s, placed))
+
+    def not_told(self, told_s: float, now_s: float) -> PeerLoad:
+        """What the snapshot that came at `told_s` does not know of."""
+        heard = self.placements
+        settled_s = max(told_s - SETTLED_S, now_s - LONGEST_S)
+        while heard and heard[0][0] <= settled_s:
+            heard.popleft()
+        return PeerLoad(
+            sum(placed.requests for _, placed in heard), sum(placed.prompt_tokens for _, placed in heard)
+        )

@@ -1,0 +1,347 @@
+"""The router's end of the session with one replica, kept up for as long as the replica is wanted.
+
+A link connects, asks the replica what it is, and opens the session. Frames that come are handed out to the
+requests they belong to, in one pass. When the connection breaks, every request that it carried ends as
+`Lost`, and the link connects again, at first soon and then ever later, until it is told to stop.
+
+Nothing that a replica sends ends a link, let alone the process. Fields of a later version are ignored. A
+description that cannot be used keeps the session from being opened, a snapshot that makes no sense keeps new
+requests away until the next that does, and an event that cannot be handled fails its own request only.
+
+A replica can also fall silent while its connection stands. HTTP/2 pings find a host that is gone, a
+description that is not answered finds a process that hangs, and `Ejection` keeps requests away from it
+meanwhile. A request about which a replica that talks says nothing for far too long is ended by itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from itertools import count
+from time import monotonic
+
+import grpc
+import structlog
+from penstock_core.domain.verdict import Admitted, BestEffort
+from penstock_core.forecast.snapshot import Snapshot, makes_sense
+from penstock_core.routing.progress import longest_silence_s
+from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
+from penstock_core.timing.time_model import TimeModel
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.replica_pb2_grpc import ReplicaStub
+
+from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.replica_channel import Connect
+from penstock_router.discovery.endpoints import Condition
+from penstock_router.replicas import wire_conversion
+from penstock_router.replicas.ejection import Ejection
+from penstock_router.replicas.peer_placements import PeerPlacements
+from penstock_router.replicas.session_writer import Attempt, SessionWriter
+from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
+
+CONNECT_S = 5.0
+"""Longest wait for a replica to say what it is."""
+
+DESCRIBE_AGAIN_S = 15.0
+"""The engine behind a replica may be another one by now; this often the router asks again what it is."""
+
+MOST_UNANSWERED = 2
+"""Descriptions in a row that a replica may leave unanswered, while it says nothing else, before it counts as
+lost."""
+
+SWEEP_S = 5.0
+"""How often requests are looked through for those of which nothing is heard."""
+
+LONGEST_ANSWER_TOKENS = 2**17
+"""Of a replica that has not told its longest sequence."""
+
+Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
+log = structlog.get_logger()
+
+
+class LinkState(StrEnum):
+    """Whether a replica takes work, as far as this router knows."""
+
+    CONNECTING = "connecting"  # no session yet
+    READY = "ready"
+    ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
+    MALFORMED = "malformed"  # its snapshot makes no sense
+    DRAINING = "draining"  # it finishes what it has
+    NOT_READY = "not_ready"  # it would take work, and its owner says not now
+    TERMINATING = "terminating"  # as well, and that it goes
+    LOST = "lost"  # there was a session
+
+
+SET_ASIDE = {
+    Condition.NOT_READY: LinkState.NOT_READY,
+    Condition.TERMINATING: LinkState.TERMINATING,
+}
+"""What a replica is that would take work and is not to get any."""
+
+
+class Silent(Exception):
+    """The connection stands, and nothing comes."""
+
+
+class ReplicaLink:
+    """One replica.
+
+    changed: called when its state is another one. placed: called with each request's prompt tokens, about.
+    peers: what other routers have just sent there.
+    description: what it said it is, last time it was asked; None before the first.
+    time_model: the one in it.
+    heard_s: when the last frame came.
+    malformed: how many of its messages could not be used.
+    ejection: whether it is left alone for a while. stalled: requests that were ended for want of any news.
+    """
+
+    def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
+        self.name, self.address = name, address
+        self._aside: LinkState | None = None
+        self.changed: Callable[[], None] = lambda: None
+        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
+        self.peers = PeerPlacements()
+        self.description: wire.DescribeReply | None = None
+        self.time_model: TimeModel | None = None
+        self.heard_s = 0.0
+        self.malformed = self.stalled = 0
+        self.ejection = Ejection(name)
+        self._connect, self._backoff = connect, backoff
+        self._snapshot, self._told_s = Snapshot(), 0.0
+        self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
+        self._state = LinkState.CONNECTING
+        self._carried: dict[int, UpstreamRequest] = {}
+        self._last_why = ""
+        self._ids = count(1)
+        self._writer = SessionWriter(monotonic)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def state(self) -> LinkState:
+        """Whether it takes work."""
+        aside = self._aside
+        return self._state if aside is None or self._state is not LinkState.READY else aside
+
+    def set_condition(self, condition: Condition) -> None:
+        """What its owner wants with it from now on."""
+        self._aside = SET_ASIDE.get(condition)
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """Its last snapshot, and what was sent since, as far as this router knows.
+
+        Of its own requests it knows well: a verdict comes with the snapshot that knows of it.
+        """
+        sent, now_s = self._unanswered.values(), monotonic()
+        requests, tokens = len(sent), sum(sent)
+        if self.peers.placements:
+            others = self.peers.not_told(self._told_s, now_s)
+            requests, tokens = requests + others.requests, tokens + others.prompt_tokens
+        return ReplicaLoad(self.name, self._snapshot, now_s - self._told_s, requests, tokens)
+
+    def submit(
+        self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]
+    ) -> UpstreamRequest:
+        """Ask the replica. The request ends as lost at once where there is no session."""
+        upstream = UpstreamRequest(next(self._ids), bound_bytes, on_overflow)
+        if self._state in (LinkState.CONNECTING, LinkState.LOST):
+            upstream.finish(Lost(self.name, "no connection", reached=False))
+            return upstream
+        self._carried[upstream.id] = upstream
+        tokens = self._unanswered[upstream.id] = tokens_about(len(attempt.submission.body))
+        self.placed(self.name, tokens)
+        self._idle.clear()
+        self._writer.submit(upstream.id, attempt)
+        self.ejection.sent(upstream.id)
+        return upstream
+
+    def abandon(self, upstream: UpstreamRequest) -> None:
+        """Nobody waits for it any more: the replica is told to stop, unless it has ended."""
+        if self._carried.get(upstream.id) is upstream:
+            self._forget(upstream.id)
+            self._writer.cancel(upstream.id)
+            self.ejection.taken_back(upstream.id)
+
+    async def idle(self) -> None:
+        """Until it carries nothing."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Keep the session up until cancelled."""
+        while True:
+            try:
+                async with self._connect(self.address) as channel:
+                    await self._session(ReplicaStub(channel))
+                why = "the replica ended the session"
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name.lower()}: {error.details()}"
+            except asyncio.InvalidStateError:
+                why = "the session broke while a frame was written"
+            except (Silent, TimeoutError):
+                why = "it is connected, and does not answer"
+            except OSError as error:  # a certificate; the file will be there again
+                why = f"{error.filename}: {error.strerror}"
+            except wire_conversion.Malformed as error:
+                self.malformed += 1
+                why = str(error)
+            except Exception as error:  # whatever it is: one replica must not end the router
+                why = f"{type(error).__name__}: {error}"
+                log.exception("link broke", replica=self.name)
+            finally:
+                self._lose("the session ended")
+            await self._again(why)
+
+    async def _again(self, why: str) -> None:
+        if why != self._last_why:  # once for each cause, not for each attempt
+            log.warning("replica not connected", replica=self.name, address=self.address, why=why)
+            self._last_why = why
+        await asyncio.sleep(self._backoff.wait_s())
+
+    async def _session(self, stub: ReplicaStub) -> None:
+        await self._describe(stub)
+        session = stub.Session()
+        beside = [
+            asyncio.create_task(self._writer.run(session.write)),
+            asyncio.create_task(self._describe_again(stub)),
+            asyncio.create_task(self._end_stalled()),
+        ]
+        for task in beside:
+            task.add_done_callback(lambda _: session.cancel())
+        try:
+            async for frame in session:
+                self._deliver(frame)
+        except asyncio.CancelledError:
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise  # else the call was cancelled, by one of the tasks beside it
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+        for task in beside:
+            if not task.cancelled():
+                task.result()
+
+    async def _describe_again(self, stub: ReplicaStub) -> None:
+        """Keep the description fresh. Raises Silent where nothing at all comes any more.
+
+        A replica that is too busy to describe itself, but sends frames, keeps its session.
+        """
+        unanswered = 0
+        while True:
+            await asyncio.sleep(DESCRIBE_AGAIN_S if unanswered == 0 else 0)
+            asked_s = monotonic()
+            try:
+                await self._describe(stub)
+                unanswered = 0
+            except wire_conversion.Malformed as error:  # what it said before still holds
+                self._count_malformed(str(error))
+            except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
+                unanswered = 0
+            except TimeoutError:
+                unanswered = 0 if self.heard_s >= asked_s else unanswered + 1
+                if unanswered == MOST_UNANSWERED:
+                    raise Silent from None
+
+    async def _end_stalled(self) -> None:
+        """End requests of which the replica has said nothing for far longer than forecast."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = monotonic()
+            for upstream in list(self._carried.values()):
+                silent_s = now_s - upstream.heard_s
+                if silent_s > upstream.longest_silence_s:
+                    self.stalled += 1
+                    self.abandon(upstream)
+                    upstream.finish(Lost(self.name, f"nothing was heard of it for {silent_s:.0f} s"))
+
+    async def _describe(self, stub: ReplicaStub) -> None:
+        async with asyncio.timeout(CONNECT_S):
+            description = await stub.Describe(wire.DescribeRequest())
+        self.time_model = wire_conversion.time_model(description)
+        self.description = description
+
+    def _count_malformed(self, why: str) -> None:
+        """Count it, and log it unless the last line said the same."""
+        self.malformed += 1
+        if why != self._last_why:
+            log.warning("malformed message", replica=self.name, why=why)
+            self._last_why = why
+
+    def _deliver(self, frame: wire.ReplicaFrame) -> None:
+        self.heard_s = monotonic()
+        carried = self._carried
+        for event in frame.events:
+            upstream = carried.get(event.id)
+            if upstream is None:  # it was cancelled, and this crossed that
+                continue
+            upstream.heard_s = self.heard_s
+            try:
+                self._hand_out(event, upstream)
+            except Exception:  # a fault of one request ends that request
+                log.exception("event not handled", replica=self.name, id=event.id)
+                self.abandon(upstream)
+                upstream.finish(wire_conversion.INTERNAL)
+        if frame.HasField("snapshot"):
+            self._observe(frame.snapshot)
+
+    def _hand_out(self, event: wire.Event, upstream: UpstreamRequest) -> None:
+        kind = event.WhichOneof("kind")
+        if kind == "output":
+            output = event.output
+            if not upstream.put(output.data, output.tokens):
+                self.abandon(upstream)
+        elif kind in ("admitted", "best_effort"):
+            self._unanswered.pop(event.id, None)
+            self.ejection.answered(self.heard_s)
+            self._accepted(upstream, wire_conversion.accepted(event))
+        elif kind is not None:  # else it is an event of a later version
+            self._forget(event.id)
+            self.ejection.answered(self.heard_s)
+            upstream.finish(wire_conversion.end(event, kind))
+
+    def _accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
+        described = self.description
+        longest = (
+            LONGEST_ANSWER_TOKENS if described is None else described.max_model_len or LONGEST_ANSWER_TOKENS
+        )
+        upstream.longest_silence_s = longest_silence_s(verdict, 1 if upstream.streamed else longest)
+        upstream.accepted(verdict)
+
+    def _observe(self, message: wire.Snapshot) -> None:
+        snapshot = wire_conversion.snapshot(message)
+        if makes_sense(snapshot):
+            self._snapshot, self._told_s = snapshot, self.heard_s
+            state = _state_of(message)
+        else:
+            self.malformed += 1
+            state = LinkState.MALFORMED
+        if state is not self._state:
+            log.info("replica", replica=self.name, state=state.value)
+            self._state, self._last_why = state, ""
+            self._backoff.reset()
+            self.changed()
+
+    def _forget(self, id: int) -> None:
+        del self._carried[id]
+        self._unanswered.pop(id, None)
+        if not self._carried:
+            self._idle.set()
+
+    def _lose(self, why: str) -> None:
+        if self._state is not LinkState.CONNECTING:
+            self._state = LinkState.LOST
+            self.changed()
+        if self._unanswered:
+            self.ejection.failed()
+        lost, self._carried = self._carried, {}
+        unsent, self._writer = self._writer, SessionWriter(monotonic)
+        self._unanswered.clear()
+        self._idle.set()
+        for upstream in lost.values():
+            upstream.finish(Lost(self.name, why, reached=not unsent.holds(upstream.id)))
+
+
+def _state_of(snapshot: wire.Snapshot) -> LinkState:
+    if snapshot.draining:
+        return LinkState.DRAINING
+    return LinkState.READY if snapshot.engine_ready else LinkState.ENGINE_DOWN

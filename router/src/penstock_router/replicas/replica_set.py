@@ -1,0 +1,139 @@
+"""The replicas that this router knows, each with its link, following a source of replica sets.
+
+A replica that leaves the set gets nothing more and finishes what it carries; then its link is closed. One
+whose address changed is a new replica under an old name. One that its owner has set aside stays, and gets
+nothing new; where it is terminating and there is no link yet, there will be none.
+"""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from time import monotonic
+
+from penstock_core.routing.outlier_detection import panics
+from penstock_core.routing.replica_load import ReplicaLoad
+from penstock_core.routing.retry_budget import RetryBudget
+
+from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints, Source
+from penstock_router.replicas.peer_placements import PeerLoad
+from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+
+MakeLink = Callable[[str, str], ReplicaLink]
+
+
+class ReplicaSet:
+    """Links by replica name.
+
+    known: whether the source has said any set, even an empty one.
+    placed: called with each request's replica and prompt tokens, about. To be set before `follow`.
+    random: spreads ejections and retries.
+    """
+
+    def __init__(self, make_link: MakeLink, random: Random | None = None) -> None:
+        self._make_link = make_link
+        self.random = random or Random()
+        self._budget = RetryBudget()
+        self._links: dict[str, ReplicaLink] = {}
+        self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
+        self._source: Source | None = None
+        self._taking_work = asyncio.Event()
+        self.known = False
+        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
+
+    def __getitem__(self, name: str) -> ReplicaLink:
+        return self._links[name]
+
+    @property
+    def links(self) -> list[ReplicaLink]:
+        """All of the set, by name."""
+        return [self._links[name] for name in sorted(self._links)]
+
+    def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
+        """Another router has sent this there."""
+        if (link := self._links.get(name)) is not None:
+            link.peers.heard(placed, monotonic())
+
+    def loads(self) -> list[ReplicaLoad]:
+        """Return the replicas that take work, without those ejected unless too many are."""
+        now_s = monotonic()
+        ready = [link for link in self._links.values() if link.state is LinkState.READY]
+        taking = [link for link in ready if link.ejection.takes(now_s)]
+        return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
+
+    def arrived(self) -> None:
+        """A new request is to be placed."""
+        self._budget = self._budget.arrived()
+
+    def replays(self) -> bool:
+        """Take a replay out of the retry budget. False where none is left."""
+        budget = self._budget.replayed()
+        self._budget = self._budget if budget is None else budget
+        return budget is not None
+
+    @property
+    def replays_left(self) -> float:
+        """Replays that the retry budget has left."""
+        return self._budget.left
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica takes work."""
+        return any(link.state is LinkState.READY for link in self._links.values())
+
+    async def taking_work(self) -> None:
+        """Until any replica takes work."""
+        await self._taking_work.wait()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a change of the set would be heard now."""
+        return self._source is not None and self._source.connected
+
+    @property
+    def malformed(self) -> int:
+        """How much of what the source was told could not be used."""
+        return 0 if self._source is None else self._source.malformed
+
+    async def follow(self, source: Source) -> None:
+        """Keep to the source until cancelled; then every link is closed."""
+        self._source = source
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for replicas in source.sets():
+                    self._apply(replicas, group)
+                    self.known = True
+                    self._changed()
+        finally:
+            self._links.clear()
+            self._tasks.clear()
+
+    def _apply(self, replicas: Endpoints, group: asyncio.TaskGroup) -> None:
+        for name, link in list(self._links.items()):
+            if name not in replicas or replicas[name].address != link.address:
+                del self._links[name]
+                group.create_task(_retire(link, self._tasks.pop(link)))
+        for name, place in replicas.items():
+            if name in self._links:
+                self._links[name].set_condition(place.condition)
+            elif place.condition is not Condition.TERMINATING:
+                self._links[name] = self._join(name, place, group)
+
+    def _changed(self) -> None:
+        """Wake those who wait for a replica, or let them wait."""
+        if self.ready:
+            self._taking_work.set()
+        else:
+            self._taking_work.clear()
+
+    def _join(self, name: str, place: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
+        link = self._make_link(name, place.address)
+        link.set_condition(place.condition)
+        link.changed, link.placed = self._changed, self.placed
+        link.ejection.draw = self.random.random
+        self._tasks[link] = group.create_task(link.run())
+        return link
+
+
+async def _retire(link: ReplicaLink, running: asyncio.Task[None]) -> None:
+    await link.idle()
+    running.cancel()

@@ -1,0 +1,175 @@
+"""Routers tell one another where they have just sent requests, through Redis.
+
+    submit ──▶ gathered for some milliseconds ──▶ PUBLISH
+                                                     │
+    links' loads ◀── counted for some milliseconds ◀── SUBSCRIBE
+
+Nothing here is on a request's way: a submit adds two numbers, everything else is a task beside it. Nothing is
+kept in Redis, so there is nothing to clean up, to expire or to be wrong after a restart. A message that is
+lost costs one slightly worse guess. While Redis is away routers know what replicas and they themselves
+know, which is how they work without it; they come back by themselves.
+
+Every router hears its own messages too. One that hears nothing for a while, not even its own heartbeat, has a
+dead connection, whatever TCP says.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from secrets import token_hex
+from typing import Any
+
+import orjson
+import structlog
+from redis.asyncio import Redis
+
+from penstock_router.connections.backoff import Backoff
+from penstock_router.replicas.peer_placements import PeerLoad
+
+GATHER_S = 0.003
+"""How long submits wait for others to share a message: about as long as a verdict takes."""
+
+HEARTBEAT_S = 2.0
+SILENCE_S = 3 * HEARTBEAT_S
+"""A connection that brings nothing for so long is dead."""
+
+ANSWER_S = 2.0
+"""Longest wait for Redis to connect, and to take a message."""
+
+MESSAGE_BYTES = 2**20
+"""A longer message is none of ours."""
+
+MOST_COUNTED = 2**40
+"""More requests or tokens than any message tells of; loads are computed with floats."""
+
+Heard = Callable[[str, PeerLoad], None]
+log = structlog.get_logger()
+
+
+class SharedPlacements:
+    """One router's part.
+
+    url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
+    channel: what the routers of one pool have in common. heard: told of what others have placed, by replica.
+    connected: whether messages go out and come in.
+    malformed: called for each message that is none of ours, or of a version too far away.
+    """
+
+    def __init__(self, url: Callable[[], str], channel: str, heard: Heard, backoff: Backoff) -> None:
+        self.connected = False
+        self.malformed: Callable[[], None] = lambda: None
+        self._url, self._channel, self._heard, self._backoff = url, channel, heard, backoff
+        self._me = token_hex(8)
+        self._gathered: dict[str, list[int]] = {}  # requests and prompt tokens
+        self._due = asyncio.Event()
+        self._away = False
+
+    def placed(self, replica: str, prompt_tokens: int) -> None:
+        """A request is on its way there."""
+        if not self.connected:
+            return
+        gathered = self._gathered.setdefault(replica, [0, 0])
+        gathered[0] += 1
+        gathered[1] += prompt_tokens
+        self._due.set()
+
+    async def run(self) -> None:
+        """Keep it up until cancelled."""
+        while True:
+            try:
+                await self._connection()
+                why = "the connection ended"
+            except* Exception as errors:  # whatever it is: sharing is a help, and never stops a router
+                why = _said(errors)
+            finally:
+                self.connected = False
+                self._gathered.clear()
+            if not self._away:  # once for each time that it goes, not for each attempt
+                log.warning("redis is away", why=why, meanwhile="routers share nothing, and work on")
+                self._away = True
+            await asyncio.sleep(self._backoff.wait_s())
+
+    async def _connection(self) -> None:
+        redis = Redis.from_url(
+            self._url(),
+            socket_connect_timeout=ANSWER_S,
+            socket_timeout=ANSWER_S,
+            socket_keepalive=True,
+            max_connections=2,
+        )
+        async with redis, asyncio.TaskGroup() as group:
+            pubsub = redis.pubsub()
+            async with pubsub:
+                await pubsub.subscribe(self._channel)
+                writing = group.create_task(self._write(redis.publish))
+                try:
+                    await self._read(pubsub.get_message)
+                finally:
+                    writing.cancel()
+
+    async def _read(self, get_message: Callable[..., Awaitable[dict[str, Any] | None]]) -> None:
+        while True:
+            message = await get_message(timeout=SILENCE_S)
+            if message is None:
+                raise TimeoutError(f"nothing was heard for {SILENCE_S:g} s")
+            if message["type"] != "message":  # the answer to the subscription
+                continue
+            if not self.connected:
+                log.info("redis", channel=self._channel)
+                self.connected, self._away = True, False
+                self._backoff.reset()
+            self._hear(message["data"])
+
+    async def _write(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
+        while True:
+            await publish(self._channel, self._message())
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._due.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(GATHER_S)
+
+    def _message(self) -> bytes:
+        gathered, self._gathered = self._gathered, {}
+        self._due.clear()
+        return orjson.dumps({"router": self._me, "placed": gathered})
+
+    def _hear(self, data: bytes) -> None:
+        """Take a message in. One that is not as ours are is passed over."""
+        try:
+            router, others = read_placements(data)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            self.malformed()
+            return
+        if router == self._me:
+            return
+        for replica, one in others:
+            self._heard(replica, one)
+
+
+def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
+    """Return the router that a message is of, and what it placed where.
+
+    Fields of a later version are ignored. Raises ValueError, TypeError, LookupError or AttributeError where
+    it is no such message.
+    """
+    if len(data) > MESSAGE_BYTES:
+        raise ValueError("longer than any of ours")
+    message = orjson.loads(data)
+    placed = [(name, PeerLoad(_count(of[0]), _count(of[1]))) for name, of in message["placed"].items()]
+    return str(message["router"]), placed
+
+
+def _count(value: object) -> int:
+    """Return a count that loads can be computed with. Raises ValueError."""
+    if not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
+        raise ValueError("is no count")
+    return value
+
+
+def _said(errors: BaseExceptionGroup[BaseException]) -> str:
+    """The first cause, in Redis' and the system's words: an address may be in them, a password never is."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return f"{type(first).__name__}: {first}"

@@ -1,0 +1,103 @@
+"""What other routers have just sent to a replica, and how long it counts."""
+
+import asyncio
+
+import pytest
+from penstock_core.routing.replica_load import tokens_about
+from penstock_proto import replica_pb2 as wire
+from penstock_router.discovery.endpoints import Fixed
+from penstock_router.replicas.peer_placements import LONGEST_S, MOST, SETTLED_S, PeerLoad, PeerPlacements
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.shared_placements import read_placements
+from scripted.house import make_link, until
+from scripted.replica import ScriptedReplica, is_silent
+
+NOBODY = PeerLoad(0, 0)
+
+
+def heard(*at_s: float) -> PeerPlacements:
+    """One request of ten tokens at each of these moments."""
+    peers = PeerPlacements()
+    for moment_s in at_s:
+        peers.heard(PeerLoad(1, 10), moment_s)
+    return peers
+
+
+def test_placements_add_up() -> None:
+    assert heard(1.0, 1.001).not_told(told_s=0.9, now_s=1.002) == PeerLoad(2, 20)
+
+
+def test_a_snapshot_that_must_know_of_them_ends_them() -> None:
+    peers = heard(1.0, 1.02)
+    assert peers.not_told(told_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
+    assert peers.not_told(told_s=1.02 + SETTLED_S, now_s=1.04) == NOBODY
+
+
+def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
+    assert heard(1.0).not_told(told_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
+
+
+def test_what_no_snapshot_ever_tells_of_is_forgotten() -> None:
+    peers = heard(1.0)
+    assert peers.not_told(told_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
+    assert peers.not_told(told_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
+
+
+def test_however_much_is_heard_no_more_than_a_bound_is_held() -> None:
+    peers = heard(*[1.0] * (MOST + 50))
+    assert peers.not_told(told_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
+
+
+async def test_orders_see_them_as_load() -> None:
+    link = make_link("r0", "127.0.0.1:1")
+    link.peers.heard(PeerLoad(2, 300), 1e9)  # in the far future, so that nothing has settled it
+    assert (link.load.sent, link.load.sent_tokens) == (2, 300)
+
+
+async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
+    ReplicaSet(make_link).placed_by_peer("r9", PeerLoad(1, 1))
+
+
+async def test_what_this_router_places_is_told() -> None:
+    told: list[tuple[str, int]] = []
+    replica, replica_set = ScriptedReplica("r0", is_silent), ReplicaSet(make_link)
+    replica_set.placed = lambda name, tokens: told.append((name, tokens))
+    await replica.start()
+    following = asyncio.create_task(replica_set.follow(Fixed({"r0": replica.address})))
+    await until(lambda: replica_set.ready)
+    submission = Submission("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, "chat", 0.0)
+    replica_set["r0"].submit(Attempt(submission, 1, False), None, lambda: None)
+    assert told == [("r0", tokens_about(400))]
+    following.cancel()
+    await asyncio.wait([following])
+    await replica.die()
+
+
+def test_a_message_of_a_later_version_is_read_by_what_is_known_of_it() -> None:
+    message = b'{"router": "ab", "placed": {"r0": [2, 30, 7], "r1": [0, 0]}, "since": 5}'
+    assert read_placements(message) == ("ab", [("r0", PeerLoad(2, 30)), ("r1", PeerLoad(0, 0))])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b'{"router": "ab"}',
+        b'{"placed": {}}',
+        b'{"router": "ab", "placed": [1]}',
+        b'{"router": "ab", "placed": {"r0": 1}}',
+        b'{"router": "ab", "placed": {"r0": [1]}}',
+        b'{"router": "ab", "placed": {"r0": [1, -5]}}',
+        b'{"router": "ab", "placed": {"r0": [1, 1e300]}}',
+        b'{"router": "ab", "placed": {"r0": [1, 4611686018427387904]}}',
+        b'{"router": "ab", "placed": {"r0": ["1", "5"]}}',
+        b" " * (2**20 + 1),
+    ],
+)
+def test_what_is_no_message_of_a_router_is_none(message: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        read_placements(message)

@@ -1,0 +1,207 @@
+"""Replicas that come, go and move while requests are under way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_router.connections.backoff import Backoff
+from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
+from penstock_router.replicas.replica_link import LinkState
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.upstream_request import UpstreamRequest
+from scripted.house import make_link, until
+from scripted.replica import ScriptedReplica, is_silent
+
+
+class Announced:
+    """A source of replica sets that a test speaks through."""
+
+    connected = True
+    malformed = 0
+
+    def __init__(self) -> None:
+        self._sets: asyncio.Queue[Endpoints] = asyncio.Queue()
+
+    def say(self, *replicas: ScriptedReplica, **conditions: Condition) -> None:
+        """These replicas, in service where nothing else is said of them."""
+        in_service = Condition.IN_SERVICE
+        self._sets.put_nowait(
+            {one.name: Endpoint(one.address, conditions.get(one.name, in_service)) for one in replicas}
+        )
+
+    async def sets(self) -> AsyncIterator[Endpoints]:
+        while True:
+            yield await self._sets.get()
+
+
+def ask(replica_set: ReplicaSet, name: str) -> UpstreamRequest:
+    submission = Submission("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"{}", "chat", 0.0)
+    return replica_set[name].submit(Attempt(submission, 1, False), None, lambda: None)
+
+
+async def test_the_set_is_followed() -> None:
+    r0, r1, announced, replica_set = (
+        ScriptedReplica("r0"),
+        ScriptedReplica("r1"),
+        Announced(),
+        ReplicaSet(make_link),
+    )
+    await r0.start()
+    await r1.start()
+    following = asyncio.create_task(replica_set.follow(announced))
+    announced.say(r0)
+    await until(lambda: replica_set.ready)
+    announced.say(r0, r1)
+    await until(lambda: len(replica_set.loads()) == 2)
+    announced.say(r1)
+    await until(lambda: [link.name for link in replica_set.links] == ["r1"])
+    following.cancel()
+    await asyncio.wait([following])
+    assert replica_set.links == []
+    await r0.die()
+    await r1.die()
+
+
+async def test_a_replica_that_leaves_finishes_what_it_carries() -> None:
+    r0, announced, replica_set = ScriptedReplica("r0", is_silent), Announced(), ReplicaSet(make_link)
+    await r0.start()
+    following = asyncio.create_task(replica_set.follow(announced))
+    announced.say(r0)
+    await until(lambda: replica_set.ready)
+    upstream = ask(replica_set, "r0")
+    await until(lambda: len(r0.parts) == 1)
+    announced.say()
+    await until(lambda: replica_set.links == [])
+    r0.parts[0].admit()
+    r0.parts[0].output(b"kept")
+    r0.parts[0].finish()
+    await until(lambda: upstream.end is not None)
+    assert upstream.take().data == b"kept"
+    await until(lambda: r0.open_sessions == 0)
+    following.cancel()
+    await asyncio.wait([following])
+    await r0.die()
+
+
+async def test_a_request_for_a_replica_without_a_session_is_lost_at_once() -> None:
+    link = make_link("r0", "127.0.0.1:1")
+    submission = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
+    upstream = link.submit(Attempt(submission, 1, False), None, lambda: None)
+    assert link.state is LinkState.CONNECTING
+    assert upstream.end is not None
+
+
+def test_waits_grow_to_a_cap_and_begin_anew() -> None:
+    backoff = Backoff(Random(7), first_s=1.0, longest_s=4.0)
+    waits_s = [backoff.wait_s() for _ in range(5)]
+    ceilings_s = [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert all(top / 2 <= wait <= top for wait, top in zip(waits_s, ceilings_s, strict=True))
+    backoff.reset()
+    assert backoff.wait_s() <= 1.0
+
+
+async def test_a_request_taken_back_before_it_was_sent_is_never_sent() -> None:
+    replica, replica_set = ScriptedReplica("r0", is_silent), ReplicaSet(make_link)
+    announced = Announced()
+    await replica.start()
+    following = asyncio.create_task(replica_set.follow(announced))
+    announced.say(replica)
+    await until(lambda: replica_set.ready)
+    taken_back = ask(replica_set, "r0")
+    kept = ask(replica_set, "r0")
+    replica_set["r0"].abandon(taken_back)
+    await until(lambda: len(replica.parts) == 1)
+    assert replica.parts[0].submit.id == kept.id
+    following.cancel()
+    await asyncio.wait([following])
+    await replica.die()
+
+
+@asynccontextmanager
+async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIterator[ReplicaSet]:
+    """A replica set that follows what is announced, beginning with these replicas, which take work."""
+    replica_set = ReplicaSet(make_link)
+    for replica in replicas:
+        await replica.start()
+    following = asyncio.create_task(replica_set.follow(announced))
+    announced.say(*replicas)
+    await until(lambda: len(replica_set.loads()) == len(replicas))
+    yield replica_set
+    following.cancel()
+    await asyncio.wait([following])
+    for replica in replicas:
+        await replica.die()
+
+
+@pytest.mark.parametrize(
+    ("condition", "state"),
+    [(Condition.NOT_READY, LinkState.NOT_READY), (Condition.TERMINATING, LinkState.TERMINATING)],
+)
+async def test_a_replica_that_is_set_aside_gets_nothing_new_and_finishes_what_it_carries(
+    condition: Condition, state: LinkState
+) -> None:
+    r0, r1, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r1"), Announced()
+    async with followed(announced, r0, r1) as replica_set:
+        upstream = ask(replica_set, "r0")
+        await until(lambda: len(r0.parts) == 1)
+        announced.say(r0, r1, r0=condition)
+        await until(lambda: replica_set["r0"].state is state)
+        assert [load.name for load in replica_set.loads()] == ["r1"]
+        r0.parts[0].admit()
+        r0.parts[0].output(b"kept")
+        r0.parts[0].finish()
+        await until(lambda: upstream.end is not None)
+        assert upstream.take().data == b"kept"
+        assert r0.sessions == r0.open_sessions == 1
+
+
+async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_it_had() -> None:
+    r0, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, r0) as replica_set:
+        announced.say(r0, r0=Condition.NOT_READY)
+        await until(lambda: not replica_set.ready)
+        announced.say(r0)
+        await until(lambda: replica_set.ready)
+        assert r0.sessions == 1
+
+
+async def test_a_replica_that_says_more_than_its_owner_keeps_its_own_word() -> None:
+    """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
+    r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
+    async with followed(announced, r0) as replica_set:
+        r0.tell(draining=True)
+        announced.say(r0, r1, r0=Condition.TERMINATING)
+        await until(lambda: "r1" in [link.name for link in replica_set.links])
+        await until(lambda: replica_set["r0"].state is LinkState.DRAINING)
+
+
+async def test_nobody_connects_to_a_replica_that_is_already_leaving() -> None:
+    r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
+    await r1.start()
+    async with followed(announced, r0) as replica_set:
+        announced.say(r0, r1, r1=Condition.TERMINATING)
+        announced.say(r0, r0=Condition.NOT_READY)
+        await until(lambda: not replica_set.ready)
+        assert [link.name for link in replica_set.links] == ["r0"]
+        assert r1.sessions == 0
+    await r1.die()
+
+
+async def test_the_same_name_at_another_address_is_another_replica() -> None:
+    old, new, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r0"), Announced()
+    await new.start()
+    async with followed(announced, old) as replica_set:
+        carried = ask(replica_set, "r0")
+        await until(lambda: len(old.parts) == 1)
+        announced.say(new)
+        await until(lambda: replica_set.ready and replica_set["r0"].address == new.address)
+        assert carried.end is None
+        old.parts[0].admit()
+        old.parts[0].finish()
+        await until(lambda: carried.end is not None)
+        await until(lambda: old.open_sessions == 0)
+    await new.die()

@@ -1,0 +1,76 @@
+"""One request between a session, which fills it, and the task that empties it."""
+
+import asyncio
+
+from penstock_core.domain.verdict import BestEffort, Reason, Rejected
+from penstock_proto import replica_pb2 as wire
+from penstock_router.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
+
+
+async def test_what_a_frame_brings_is_taken_in_one_piece() -> None:
+    upstream = UpstreamRequest(1)
+    upstream.put(b"a", 1)
+    upstream.put(b"b", 0)
+    upstream.put(b"c", 2)
+    assert upstream.take() == (b"abc", 3, None)
+    assert upstream.take() == (b"", 0, None)
+
+
+async def test_a_waiting_task_is_woken_once_for_many_events() -> None:
+    upstream, woken = UpstreamRequest(1), 0
+
+    async def waits() -> None:
+        nonlocal woken
+        while upstream.end is None:
+            await upstream.changed()
+            woken += 1
+
+    task = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    upstream.accepted(BestEffort())
+    for _ in range(10):
+        upstream.put(b"x", 1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert woken == 1
+    upstream.finish(Lost("r0", "gone"))
+    await task
+    assert woken == 2
+
+
+async def test_news_before_the_wait_is_not_waited_for() -> None:
+    upstream = UpstreamRequest(1)
+    upstream.put(b"x", 1)
+    async with asyncio.timeout(5):
+        await upstream.changed()
+
+
+async def test_the_first_end_stands() -> None:
+    upstream = UpstreamRequest(1)
+    upstream.finish(Rejected(Reason.NEVER))
+    upstream.finish(Lost("r0", "late"))
+    assert upstream.end == Rejected(Reason.NEVER)
+
+
+async def test_a_full_buffer_ends_it_and_frees_the_writer() -> None:
+    freed: list[bool] = []
+    upstream = UpstreamRequest(1, bound_bytes=10, on_overflow=lambda: freed.append(True))
+    assert upstream.put(b"12345678", 1)
+    assert upstream.put(b"90", 1)
+    assert not upstream.put(b"x", 1)
+    assert freed == [True]
+    assert upstream.take() == (b"1234567890", 2, Overflowed())
+
+
+async def test_one_long_piece_is_no_slow_client() -> None:
+    upstream = UpstreamRequest(1, bound_bytes=10)
+    assert upstream.put(b"x" * 100, 1)
+    assert upstream.take().data == b"x" * 100
+    assert upstream.put(b"y" * 100, 1)
+
+
+async def test_a_finished_request_keeps_what_came_before_its_end() -> None:
+    upstream, end = UpstreamRequest(1), wire.Finished(prompt_tokens=3)
+    upstream.put(b"x", 1)
+    upstream.finish(end)
+    assert upstream.take() == (b"x", 1, end)
