@@ -29,7 +29,7 @@ from typing import Any
 from penstock_operator.manifests.manifest import Owner
 from penstock_operator.objects.containers import TELEMETRY_FOLDER, TELEMETRY_SOCKET
 from penstock_operator.objects.engine_container import CACHE_FOLDER, PLUGIN_FOLDER, Engine, engine
-from penstock_operator.objects.render_context import Facts, Inputs
+from penstock_operator.objects.render_context import Facts, RenderContext
 from penstock_operator.settings import Settings
 from penstock_pool import Pool, load_pool
 from penstock_proto.telemetry_pb2 import StepReport
@@ -75,13 +75,13 @@ def main() -> None:
         serves(folder, plugin, wanted)
 
 
-def inputs(pool: Pool) -> Inputs:
+def inputs(pool: Pool) -> RenderContext:
     """Of the operator, for a pool with a built-in time model: nothing measures one here."""
     told = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
     spec = pool.spec.model_copy(update={"engine": told})
     settings = Settings("router", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False)
     owner = Owner(pool.metadata.name, "default", "uid")
-    return Inputs(pool.model_copy(update={"spec": spec}), owner, settings, Facts(1, None))
+    return RenderContext(pool.model_copy(update={"spec": spec}), owner, settings, Facts(1, None))
 
 
 def unpacked(folder: Path) -> Path:

@@ -7,7 +7,7 @@ import pytest
 from chart.rendered import CHART, ROOT
 from chart.tables import between
 from penstock_core.autoscaling.terms import Reason as ScalingReason
-from penstock_operator.status.conditions import Reason
+from penstock_operator.status.conditions import ConditionReason
 from penstock_operator.status.diagnosis import Cause
 from penstock_pool import parse_pool
 from penstock_pool.status import CONDITIONS
@@ -27,7 +27,7 @@ def camel(words: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("reasons", list(Reason)), ("causes", list(Cause)), ("autoscaling", camel(ScalingReason))],
+    [("reasons", list(ConditionReason)), ("causes", list(Cause)), ("autoscaling", camel(ScalingReason))],
 )
 def test_every_reason_is_told_in_its_order_and_no_other(name: str, words: list[str]) -> None:
     assert [row[0].strip("`") for row in rows(name)] == words

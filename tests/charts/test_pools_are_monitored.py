@@ -2,7 +2,7 @@
 
 from chart.rendered import rendered, the
 from penstock_operator.manifests.manifest import Owner
-from penstock_operator.objects.render_context import Facts, Inputs
+from penstock_operator.objects.render_context import Facts, RenderContext
 from penstock_operator.objects.service_monitor import service_monitor
 from penstock_operator.settings import Settings
 from penstock_pool import parse_pool
@@ -23,7 +23,7 @@ POOL = {
 def test_both_say_which_pool_a_metric_is_of() -> None:
     owner = Owner("demo", "apps", "uid")
     settings = Settings("router", "sidecar", "simulator", "vllm", "plugin")
-    (monitor,) = service_monitor(Inputs(parse_pool(POOL, "pool"), owner, settings, Facts(1, None)))
+    (monitor,) = service_monitor(RenderContext(parse_pool(POOL, "pool"), owner, settings, Facts(1, None)))
     endpoints = (
         monitor["spec"]["endpoints"] + the(rendered("ha"), "PodMonitor")["spec"]["podMetricsEndpoints"]
     )

@@ -11,7 +11,7 @@ from operating.process import IMAGES
 from operating.world import World, pool_document
 from penstock_operator.cluster.api_client import Api
 from penstock_operator.reconcile.actions import decide
-from penstock_operator.reconcile.desired_state import owner_of, plan, read
+from penstock_operator.reconcile.desired_state import desired_state, owner_of, read
 from penstock_operator.reconcile.reconciler import new_key
 from penstock_operator.settings import read_settings
 from penstock_operator.tls.credentials import Held, renewed
@@ -68,7 +68,7 @@ async def test_every_object_is_valid_and_comes_back_as_it_was_wanted(
     assert isinstance(pool, Pool), pool
     settings = read_settings(IMAGES | {"PENSTOCK_TLS": tls})
     keys = renewed(Held(), "chat-replicas.team.svc", datetime.now(UTC), new_key) if tls == "on" else None
-    planned = plan(pool, document, (), settings, keys)
+    planned = desired_state(pool, document, (), settings, keys)
     assert planned.wanted is not None
     wanted = [manifest for manifest in planned.wanted if manifest["kind"] not in OPTIONAL]
     made = [await api.apply(manifest, dry_run=True) for manifest in wanted]

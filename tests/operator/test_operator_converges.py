@@ -10,11 +10,11 @@ from clusterless.virtual_time import now_s, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
-from penstock_operator.cluster.cache import PoolKey, Seen
+from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import POOL, WATCHED
 from penstock_operator.manifests.manifest import Manifest, Owner, Ref
 from penstock_operator.metrics import Metrics
-from penstock_operator.reconcile.desired_state import plan
+from penstock_operator.reconcile.desired_state import desired_state
 from penstock_operator.reconcile.drift import differences
 from penstock_operator.reconcile.reconciler import Reconciler
 from penstock_operator.settings import Settings
@@ -58,7 +58,7 @@ class Cluster:
         self.chance = random.Random(seed)
         self.api = MemoryApi(chance=self.chance, admit=mirrored if admit else lambda manifest: manifest)
         self.api.store(pool_document(), "kubectl")
-        self.cache = Seen()
+        self.cache = Cache()
         metrics = Metrics(CollectorRegistry())
         api: Any = self.api
         routers: Any = NoRouters()
@@ -78,7 +78,7 @@ class Cluster:
                 if now_s() - resynced_s >= RESYNC_S:
                     await self.resync()
                     resynced_s = now_s()
-                await self.reconciler.look(KEY)
+                await self.reconciler.reconcile(KEY)
             except (ApiRefused, ApiUnreachable):
                 pass
             await asyncio.sleep(self.chance.uniform(0.1, 3.0))
@@ -88,7 +88,7 @@ class Cluster:
         while True:
             await asyncio.sleep(self.chance.uniform(0.1, 3.0))
             if self.api.objects and self.chance.random() < 0.8:
-                self.cache.note(deepcopy(self.chance.choice(list(self.api.objects.values()))))
+                self.cache.update(deepcopy(self.chance.choice(list(self.api.objects.values()))))
 
     async def meddle(self) -> None:
         """People and controllers change and delete objects, and change the pool."""
@@ -100,7 +100,7 @@ class Cluster:
                 continue
             ref = self.chance.choice(owned)
             if self.chance.random() < 0.5:
-                self.cache.forget(self.api.objects.pop(ref))
+                self.cache.remove(self.api.objects.pop(ref))
             else:
                 self._change(ref)
 
@@ -126,7 +126,7 @@ class Cluster:
         pool = parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
         assert pool.spec.replicas
         owner = Owner(KEY.name, KEY.namespace, metadata["uid"])
-        wanted = plan(pool, document, (), SETTINGS, None).wanted or ()
+        wanted = desired_state(pool, document, (), SETTINGS, None).wanted or ()
         found = []
         for manifest in wanted:
             ref = Ref(manifest["apiVersion"], manifest["kind"], owner.namespace, manifest["metadata"]["name"])

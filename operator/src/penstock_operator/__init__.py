@@ -1,1 +1,1 @@
-"""Turns a ServingPool into running objects: gather what is there, decide what to do, apply it."""
+"""The operator: reconciles each ServingPool with the Kubernetes objects that serve it."""

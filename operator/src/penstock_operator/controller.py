@@ -1,6 +1,6 @@
-"""One running operator: watches fill what is seen and the queue, workers look at pools, a Lease says who.
+"""The running operator: watches fill a cache and a queue, workers reconcile pools, a Lease elects the leader.
 
-    watch event ──▶ seen ──▶ queue ──▶ worker ──▶ reconcile ──▶ API server
+    watch event ─▶ cache ──▶ queue ──▶ worker ──▶ reconcile ──▶ API server
                       ▲        ▲
        list of all, every few minutes (what watches lost)
 
@@ -18,7 +18,7 @@ from penstock_runtime.serving import StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from penstock_operator.cluster.api_client import Api, ApiRefused, ApiUnreachable, found_access
-from penstock_operator.cluster.cache import PoolKey, Seen, pool_of
+from penstock_operator.cluster.cache import Cache, PoolKey, pool_of
 from penstock_operator.cluster.crd_compatibility import check_crd
 from penstock_operator.cluster.kinds import POOL, WATCHED, Kind
 from penstock_operator.cluster.lease import Leadership, LeaseLost
@@ -44,7 +44,7 @@ DEAF_RESYNC_S = 15.0
 """Between lists of everything, while watches are deaf because the API server's history went back."""
 
 STUCK_S = 120.0
-"""A look that takes longer is stuck: a pool's requests all have bounds that add up to less."""
+"""A reconciliation that takes longer is stuck: a pool's requests all have bounds that add up to less."""
 
 
 class Operator:
@@ -56,7 +56,7 @@ class Operator:
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.metrics = Metrics(self.registry)
-        self.seen = Seen()
+        self.cache = Cache()
         access = found_access()
         self.lease_api = Api(access)
         self.leadership = (
@@ -66,7 +66,7 @@ class Operator:
         )
         self.api = Api(access, self.leadership.check if self.leadership else None)
         self.routers = Routers()
-        self.reconciler = Reconciler(self.api, self.seen, self.routers, settings, self.metrics)
+        self.reconciler = Reconciler(self.api, self.cache, self.routers, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
         self.health = Health(STUCK_S)
         self._leads = asyncio.Event()
@@ -120,35 +120,35 @@ class Operator:
         log.info("stopped")
 
     def note(self, manifest: Manifest, gone: bool) -> None:
-        """A watch told of an object: look at its pool, and at those that want the same host."""
-        if self.seen.forget(manifest) if gone else self.seen.note(manifest):
+        """Update the cache; queue the pool of the object, and the pools that claim the same host."""
+        if self.cache.remove(manifest) if gone else self.cache.update(manifest):
             self.queue.add(pool_of(manifest))
             if manifest["kind"] == POOL.kind and (host := host_of(manifest)) is not None:
-                for pool in self.seen.pools():
+                for pool in self.cache.pools():
                     if host_of(pool) == host:
                         self.queue.add(pool_of(pool))
 
     async def resync(self) -> None:
-        """Compare what was seen with all there is, and look at every pool."""
+        """Replace the cache by a list of everything, and queue every pool."""
         for kind in (POOL, *WATCHED):
             for namespace in self.options.namespaces or (None,):
                 await self._list(kind, namespace)
-        for pool in self.seen.pools():
+        for pool in self.cache.pools():
             self.queue.add(pool_of(pool))
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
-        labels, asked = "" if kind is POOL else OWN, self.seen.mark(kind)
+        labels, asked = "" if kind is POOL else OWN, self.cache.mark(kind)
         try:
             listed, version = await self.api.list(kind, namespace, labels=labels)
         except ApiRefused as refused:
             if refused.code == 404 and kind.optional:
                 return
             raise
-        self.seen.replace(kind, namespace, listed, version, asked)
+        self.cache.replace(kind, namespace, listed, version, asked)
 
     async def _resync_forever(self) -> None:
         while True:
-            deaf = self.seen.behind
+            deaf = self.cache.behind
             await asyncio.sleep(min(self.options.resync_s, DEAF_RESYNC_S) if deaf else self.options.resync_s)
             try:
                 await self.resync()
@@ -161,26 +161,26 @@ class Operator:
             key = await self.queue.take()
             try:
                 await self._leads.wait()
-                await self._look(key)
+                await self._reconcile(key)
             finally:
                 self.queue.done(key)
 
-    async def _look(self, key: PoolKey) -> None:
+    async def _reconcile(self, key: PoolKey) -> None:
         with self.health.busy(key), self.metrics.reconcile.time():
             try:
-                again_s = await self.reconciler.look(key)
+                again_s = await self.reconciler.reconcile(key)
             except LeaseLost as lost:
                 log.warning("reconcile broken off", pool=str(key), error=str(lost))
                 self.queue.add(key)
             except (ApiRefused, ApiUnreachable) as error:
                 self._failed(key, type(error).__name__, str(error))
             except Exception:
-                log.exception("look failed", pool=str(key))
+                log.exception("reconcile failed", pool=str(key))
                 self._failed(key, "bug", "see the trace")
             else:
-                self._looked(key, again_s)
+                self._reconciled(key, again_s)
 
-    def _looked(self, key: PoolKey, again_s: float | None) -> None:
+    def _reconciled(self, key: PoolKey, again_s: float | None) -> None:
         if again_s is None:
             self.queue.forget(key)
             return
@@ -190,7 +190,9 @@ class Operator:
     def _failed(self, key: PoolKey, failure: str, said: str) -> None:
         self.metrics.errors.labels(failure).inc()
         pause_s = self.queue.failed(key)
-        log.warning("look failed", pool=str(key), failure=failure, error=said, again_in_s=round(pause_s, 1))
+        log.warning(
+            "reconcile failed", pool=str(key), failure=failure, error=said, again_in_s=round(pause_s, 1)
+        )
 
     def _lead(self, leads: bool) -> None:
         self.metrics.leading.set(leads)
@@ -201,7 +203,7 @@ class Operator:
             self.reconciler.kept.clear()  # what it remembers is from now on somebody else's past
 
     def _before_scrape(self) -> None:
-        self.metrics.count_pools(self.seen.pools())
+        self.metrics.count_pools(self.cache.pools())
         self.metrics.waiting.set(len(self.queue))
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

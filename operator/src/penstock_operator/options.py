@@ -1,4 +1,4 @@
-"""What one operator process is told beside its settings: where to look, and where it may be looked at.
+"""Options of one operator process: namespaces, Lease, address of its pages, workers.
 
 `penstock-operator` takes these as flags, with the environment's as defaults; under `kopf run` only the
 environment speaks.

@@ -1,4 +1,4 @@
-"""What one operator is told, once, when it starts.
+"""Settings that are the same for all pools of one operator.
 
 Read from the environment at the edge and passed on as a value, so that the decisions can be tested without
 an environment. What belongs to one pool is in its ServingPool; here is what is the same for all of them.

@@ -1,1 +1,1 @@
-"""The cluster as the operator meets it: an API server, what it last told, who leads, and what is posted."""
+"""Access to the cluster: the API client, the Lease, the cache of watched objects, kinds and permissions."""

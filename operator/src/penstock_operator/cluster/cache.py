@@ -1,4 +1,4 @@
-"""What the watches last told: every pool, and every object that carries the operator's label.
+"""Cache of watched objects: every pool, and every object that carries the operator's label.
 
 A reconcile reads from here, so it costs the API server nothing where nothing is to be done. News comes in
 two ways, and they are believed differently.
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
     version: int
 
 
-class Seen:
+class Cache:
     """Objects by reference, and by the pool they belong to."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Seen:
         """Whether the API server has gone back, and watches wait for versions that it has had before."""
         return bool(self._behind)
 
-    def note(self, manifest: Manifest) -> bool:
+    def update(self, manifest: Manifest) -> bool:
         """A watch, or the answer to a write, tells of an object. Return whether that is news."""
         if manifest["metadata"]["uid"] in self._gone:
             return False
@@ -73,7 +73,7 @@ class Seen:
         self._keep(manifest)
         return True
 
-    def forget(self, manifest: Manifest) -> bool:
+    def remove(self, manifest: Manifest) -> bool:
         """An object is gone. Return whether that is news."""
         uid = manifest["metadata"]["uid"]
         self._news += 1
@@ -106,7 +106,7 @@ class Seen:
             of_kind = (ref.api_version, ref.kind) == (kind.api_version, kind.kind)
             known_before = self._heard[ref] <= asked.news
             if of_kind and namespace in (None, ref.namespace) and ref not in there and known_before:
-                self.forget(known)
+                self.remove(known)
         self._highest[kind] = max(version, self._highest.get(kind, 0))
         self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
 
@@ -119,7 +119,7 @@ class Seen:
         if self._heard.get(ref, 0) <= asked.news:
             self._keep(manifest)
         else:
-            self.note(manifest)
+            self.update(manifest)
 
     def _keep(self, manifest: Manifest) -> None:
         manifest["metadata"].pop("managedFields", None)

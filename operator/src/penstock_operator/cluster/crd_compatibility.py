@@ -1,9 +1,9 @@
-"""Whether the cluster's ServingPool and this operator are of one release, looked at once at the start.
+"""Compares the cluster's ServingPool CRD with the schema of this operator, once at start.
 
-The cluster's fields are read from what the API server publishes for every client, which takes no rights. An
-operator that cannot write its status would be blind and mute, so it does not start; anything else it says
-in one line, and serves what both sides know. A pool with a field that this operator does not know is never
-half read: it is Degraded, SpecInvalid, with the field's name.
+The CRD's fields are read from the OpenAPI page that the API server publishes to every client, which needs no
+permission. An operator that could not write the status does not start. Any other difference is one
+log line, and fields that both sides know are served. A pool with a field that this operator does not know
+is never half read: it is Degraded, SpecInvalid, with the name of the field.
 """
 
 import asyncio

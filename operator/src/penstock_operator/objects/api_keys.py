@@ -10,28 +10,28 @@ from typing import Any
 from penstock_pool import Pool
 
 from penstock_operator.objects.pool_file import KEYS_ENTRY
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 Json = dict[str, Any]
 
 
-def key_volumes(inputs: Inputs) -> list[Json]:
+def key_volumes(context: RenderContext) -> list[Json]:
     """Return the parts of the router's volume that hold the keys."""
     return [
         {"secret": {"name": secret, "items": [{"key": KEYS_ENTRY, "path": f"keys/{secret}/{KEYS_ENTRY}"}]}}
-        for secret in dict.fromkeys(_secrets(inputs.pool).values())
+        for secret in dict.fromkeys(_secrets(context.pool).values())
     ]
 
 
-def key_arguments(inputs: Inputs) -> list[str]:
+def key_arguments(context: RenderContext) -> list[str]:
     """Return the router's arguments that name each application's Secret."""
-    namespace = inputs.owner.namespace
-    return [f"--key-secret={name}={namespace}/{secret}" for name, secret in _secrets(inputs.pool).items()]
+    namespace = context.owner.namespace
+    return [f"--key-secret={name}={namespace}/{secret}" for name, secret in _secrets(context.pool).items()]
 
 
-def key_rules(inputs: Inputs) -> list[Json]:
+def key_rules(context: RenderContext) -> list[Json]:
     """Return the rules of the router's Role: none where the pool has no applications."""
-    secrets = sorted({*_secrets(inputs.pool).values()})
+    secrets = sorted({*_secrets(context.pool).values()})
     if not secrets:
         return []
     return [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": secrets}]

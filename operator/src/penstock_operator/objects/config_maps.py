@@ -7,31 +7,33 @@ from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, learned_name, replica_name, router_name
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.pool_file import replica_file, router_file
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 POOL_ENTRY = "pool.yaml"
 CAPACITY_ENTRY = "capacityRps"
 
 
-def replica_config_map(inputs: Inputs) -> Manifest:
+def replica_config_map(context: RenderContext) -> Manifest:
     """For sidecars and simulated engines."""
-    data = {POOL_ENTRY: replica_file(inputs.pool)}
-    return child(inputs, "v1", "ConfigMap", replica_name(inputs.name), component=Component.REPLICA, data=data)
+    data = {POOL_ENTRY: replica_file(context.pool)}
+    return child(
+        context, "v1", "ConfigMap", replica_name(context.name), component=Component.REPLICA, data=data
+    )
 
 
-def router_config_map(inputs: Inputs) -> Manifest:
+def router_config_map(context: RenderContext) -> Manifest:
     """For routers."""
-    data = {POOL_ENTRY: router_file(inputs.pool)}
-    return child(inputs, "v1", "ConfigMap", router_name(inputs.name), component=Component.ROUTER, data=data)
+    data = {POOL_ENTRY: router_file(context.pool)}
+    return child(context, "v1", "ConfigMap", router_name(context.name), component=Component.ROUTER, data=data)
 
 
-def learned_config_map(inputs: Inputs) -> tuple[Manifest, ...]:
+def learned_config_map(context: RenderContext) -> tuple[Manifest, ...]:
     """For the operator itself, after a restart. No pod reads it."""
-    capacity_rps = inputs.facts.capacity_rps
+    capacity_rps = context.facts.capacity_rps
     if capacity_rps is None:
         return ()
     data = {CAPACITY_ENTRY: f"{capacity_rps:.3g}"}
-    return (child(inputs, "v1", "ConfigMap", learned_name(inputs.name), data=data),)
+    return (child(context, "v1", "ConfigMap", learned_name(context.name), data=data),)
 
 
 def learned_capacity_rps(pool: str, children: Iterable[Manifest]) -> float | None:

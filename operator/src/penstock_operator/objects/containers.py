@@ -5,7 +5,7 @@ from typing import Any
 from penstock_pool.pod_spec import Resources
 from penstock_pool.time_models import SUFFIX
 
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.security_contexts import OWN_SECURITY
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ READABLE = 0o440
 """For the pod's user, and nobody else."""
 
 
-def container(inputs: Inputs, name: str, image: str, **fields: Any) -> Json:
+def container(context: RenderContext, name: str, image: str, **fields: Any) -> Json:
     """A container with what is common to all; `fields` beside it or instead.
 
     What it says last on stderr before it dies is kept in the pod's status, where people and the pool's
@@ -41,16 +41,16 @@ def container(inputs: Inputs, name: str, image: str, **fields: Any) -> Json:
     return {
         "name": name,
         "image": image,
-        "imagePullPolicy": inputs.settings.image_pull_policy,
+        "imagePullPolicy": context.settings.image_pull_policy,
         "securityContext": OWN_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **fields,
     }
 
 
-def engine_key(inputs: Inputs, *variables: str) -> list[Json]:
+def engine_key(context: RenderContext, *variables: str) -> list[Json]:
     """Environment variables with the API key between sidecar and engine; none where the pool names no key."""
-    key = inputs.pool.spec.engine.api_key
+    key = context.pool.spec.engine.api_key
     if key is None:
         return []
     source = {"secretKeyRef": {"name": key.secret, "key": ENGINE_KEY_ENTRY}}
@@ -88,9 +88,9 @@ def config_volume(config_map: str, *more: Json) -> Json:
     return {"name": CONFIG_MOUNT["name"], "projected": {"sources": sources, "defaultMode": READABLE}}
 
 
-def time_model_source(inputs: Inputs) -> tuple[Json, ...]:
+def time_model_source(context: RenderContext) -> tuple[Json, ...]:
     """Of the configuration's volume: the measured time model, where the pool names one and not a built-in."""
-    named = inputs.pool.spec.engine.time_model
+    named = context.pool.spec.engine.time_model
     if not named.endswith(SUFFIX):
         return ()
     items = [{"key": TIME_MODEL_ENTRY, "path": named}]
@@ -104,7 +104,7 @@ def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:
     return {"name": TLS_MOUNT["name"], "secret": shown}
 
 
-def pull_secrets(inputs: Inputs) -> Json:
+def pull_secrets(context: RenderContext) -> Json:
     """The part of a pod's spec that says how to fetch images; empty where there is nothing to say."""
-    names = inputs.settings.image_pull_secrets
+    names = context.settings.image_pull_secrets
     return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}

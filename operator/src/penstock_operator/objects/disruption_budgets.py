@@ -7,21 +7,21 @@ node.
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name, selector
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 
-def disruption_budgets(inputs: Inputs) -> tuple[Manifest, ...]:
+def disruption_budgets(context: RenderContext) -> tuple[Manifest, ...]:
     """For replicas and for routers."""
     return (
-        _budget(inputs, replica_name(inputs.name), Component.REPLICA),
-        _budget(inputs, router_name(inputs.name), Component.ROUTER),
+        _budget(context, replica_name(context.name), Component.REPLICA),
+        _budget(context, router_name(context.name), Component.ROUTER),
     )
 
 
-def _budget(inputs: Inputs, name: str, component: Component) -> Manifest:
+def _budget(context: RenderContext, name: str, component: Component) -> Manifest:
     spec = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(inputs.name, component)},
+        "selector": {"matchLabels": selector(context.name, component)},
     }
-    return child(inputs, "policy/v1", "PodDisruptionBudget", name, component=component, spec=spec)
+    return child(context, "policy/v1", "PodDisruptionBudget", name, component=component, spec=spec)

@@ -35,7 +35,7 @@ from penstock_operator.objects.containers import (
     resources,
     time_model_source,
 )
-from penstock_operator.objects.render_context import Inputs, UnfitPool
+from penstock_operator.objects.render_context import RenderContext, UnsupportedPool
 from penstock_operator.objects.rollout import ENGINE_STOP_S
 from penstock_operator.objects.security_contexts import ENGINE_SECURITY
 
@@ -76,10 +76,10 @@ class Engine:
     volumes: tuple[Json, ...] = field(default=())
 
 
-def engine(inputs: Inputs) -> Engine:
-    """The pool's engine. Raises UnfitPool where it has no image to run."""
-    made = _TYPES[inputs.pool.spec.engine.type](inputs)
-    if key := engine_key(inputs, ENGINE_KEY, "VLLM_API_KEY"):
+def engine(context: RenderContext) -> Engine:
+    """The pool's engine. Raises UnsupportedPool where it has no image to run."""
+    made = _TYPES[context.pool.spec.engine.type](context)
+    if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
         made.container["env"] = [*key, *made.container.get("env", [])]
     return made
 
@@ -95,15 +95,15 @@ def engine_last(template: Json) -> Json:
     return {**template, "spec": {**template["spec"], "initContainers": ordered}}
 
 
-def _simulated(inputs: Inputs) -> Engine:
-    spec = inputs.pool.spec.engine
+def _simulated(context: RenderContext) -> Engine:
+    spec = context.pool.spec.engine
     listen = ["--host", "0.0.0.0", "--port", str(ENGINE_PORT)]
     stop = ["--drain-s", f"{ENGINE_STOP_S / 2:g}"]
     temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
     made = container(
-        inputs,
+        context,
         ENGINE,
-        spec.image or inputs.settings.simulator_image,
+        spec.image or context.settings.simulator_image,
         restartPolicy="Always",
         command=["penstock-engine"],
         args=["-f", POOL_FILE, *listen, "--telemetry", TELEMETRY_SOCKET, *stop, *spec.args],
@@ -120,18 +120,18 @@ def _simulated(inputs: Inputs) -> Engine:
     return Engine(made, volumes=(temporary,))
 
 
-def _vllm(inputs: Inputs) -> Engine:
-    spec, scheduling = inputs.pool.spec.engine, inputs.pool.spec.scheduling
+def _vllm(context: RenderContext) -> Engine:
+    spec, scheduling = context.pool.spec.engine, context.pool.spec.scheduling
     plugin, plugin_mount = empty_folder("plugin", PLUGIN_FOLDER)
     copy = container(
-        inputs,
+        context,
         "vllm-plugin",
-        inputs.settings.vllm_plugin_image,
+        context.settings.vllm_plugin_image,
         command=["cp", "-r", f"{PLUGIN_SOURCE}/.", PLUGIN_FOLDER],
         resources={"requests": {"cpu": "50m", "memory": "64Mi"}},
         volumeMounts=[plugin_mount],
     )
-    served = ["--served-model-name", inputs.pool.spec.model.name]
+    served = ["--served-model-name", context.pool.spec.model.name]
     listen = ["--host", "0.0.0.0", "--port", str(ENGINE_PORT)]
     bounds = {
         "--tensor-parallel-size": spec.tensor_parallel_size,
@@ -141,14 +141,14 @@ def _vllm(inputs: Inputs) -> Engine:
     }
     flags = [word for flag, value in bounds.items() for word in (flag, str(value))]
     made = _others(
-        inputs,
-        spec.image or inputs.settings.vllm_image,
+        context,
+        spec.image or context.settings.vllm_image,
         command=["vllm", "serve"],
-        args=[_model(inputs), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
+        args=[_model(context), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
         resources=resources(_with_gpus(spec), {}),
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
     )
-    made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(inputs)]
+    made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(context)]
     made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
     return Engine(made.container, (copy,), (*made.volumes, plugin))
 
@@ -171,11 +171,11 @@ def uses_gpus(container: Json) -> bool:
     return any(name.startswith(f"{vendor}/") and str(number) != "0" for name, number in limits.items())
 
 
-def _plugin_environment(inputs: Inputs) -> list[Json]:
-    spec, scheduling = inputs.pool.spec.engine, inputs.pool.spec.scheduling
+def _plugin_environment(context: RenderContext) -> list[Json]:
+    spec, scheduling = context.pool.spec.engine, context.pool.spec.scheduling
     told = {
         "PENSTOCK_POLICY": scheduling.policy,
-        "PENSTOCK_TIME_MODEL": _time_model(inputs),
+        "PENSTOCK_TIME_MODEL": _time_model(context),
         "PENSTOCK_TELEMETRY": TELEMETRY_SOCKET,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
         "PENSTOCK_LAST_WORDS": TERMINATION_LOG,
@@ -185,27 +185,29 @@ def _plugin_environment(inputs: Inputs) -> list[Json]:
     return [{"name": name, "value": value} for name, value in told.items()]
 
 
-def _time_model(inputs: Inputs) -> str:
+def _time_model(context: RenderContext) -> str:
     """A built-in's name, or where the measured one is mounted."""
-    named = inputs.pool.spec.engine.time_model
-    return f"{CONFIG_FOLDER}/{named}" if time_model_source(inputs) else named
+    named = context.pool.spec.engine.time_model
+    return f"{CONFIG_FOLDER}/{named}" if time_model_source(context) else named
 
 
-def _openai(inputs: Inputs) -> Engine:
-    spec = inputs.pool.spec.engine
+def _openai(context: RenderContext) -> Engine:
+    spec = context.pool.spec.engine
     if spec.image is None:
-        raise UnfitPool("spec.engine.image: missing; an engine of type openai runs from the image named here")
-    return _others(inputs, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
+        raise UnsupportedPool(
+            "spec.engine.image: missing; an engine of type openai runs from the image named here"
+        )
+    return _others(context, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
 
 
-def _others(inputs: Inputs, image: str, **started: Any) -> Engine:
+def _others(context: RenderContext, image: str, **started: Any) -> Engine:
     """An engine with somebody else's image: a home to write to, shared memory, its model."""
     cache, cache_mount = empty_folder("engine-cache", CACHE_FOLDER)
     shared, shared_mount = empty_folder("shared-memory", "/dev/shm", medium="Memory")
     temporary, its_mount = empty_folder("tmp", "/tmp")
-    weights = _weights(inputs)
+    weights = _weights(context)
     made = container(
-        inputs,
+        context,
         ENGINE,
         image,
         securityContext=ENGINE_SECURITY,
@@ -220,21 +222,21 @@ def _others(inputs: Inputs, image: str, **started: Any) -> Engine:
     return Engine(made, volumes=(cache, shared, temporary, *weights))
 
 
-def _weights(inputs: Inputs) -> tuple[Json, ...]:
+def _weights(context: RenderContext) -> tuple[Json, ...]:
     """The volume with the weights, where they do not come from a hub."""
-    source = inputs.pool.spec.model.source
+    source = context.pool.spec.model.source
     if source is None or source.hub is not None:
         return ()
     if source.image is not None:
-        image = {"reference": source.image, "pullPolicy": inputs.settings.image_pull_policy}
+        image = {"reference": source.image, "pullPolicy": context.settings.image_pull_policy}
         return ({"name": "model", "image": image},)
     claim = {"claimName": source.persistent_volume_claim, "readOnly": True}
     return ({"name": "model", "persistentVolumeClaim": claim},)
 
 
-def _model(inputs: Inputs) -> str:
+def _model(context: RenderContext) -> str:
     """What vLLM is to load: a folder, or a name on the hub."""
-    model = inputs.pool.spec.model
+    model = context.pool.spec.model
     if model.source is None:
         return model.name
     return model.source.hub or MODEL_FOLDER
@@ -249,4 +251,8 @@ _HOME = {
     "XDG_CACHE_HOME": f"{CACHE_FOLDER}/cache",
     "USER": "engine",  # who has no entry in /etc/passwd: libraries that ask for a name ask here first
 }
-_TYPES: dict[str, Callable[[Inputs], Engine]] = {"simulated": _simulated, "vllm": _vllm, "openai": _openai}
+_TYPES: dict[str, Callable[[RenderContext], Engine]] = {
+    "simulated": _simulated,
+    "vllm": _vllm,
+    "openai": _openai,
+}

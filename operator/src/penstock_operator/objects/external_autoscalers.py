@@ -27,7 +27,7 @@ from penstock_pool.autoscaling_spec import Autoscaling, ScaleDown, ScaleUp
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import replicas_service_name
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 Json = dict[str, Any]
 
@@ -47,15 +47,15 @@ LOOK_S = 15
 """Between two looks, of both."""
 
 
-def autoscalers(inputs: Inputs) -> tuple[Manifest, ...]:
+def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
     """The one that the pool asks for; none where it scales by itself, or not at all."""
-    told = inputs.pool.spec.autoscaling
+    told = context.pool.spec.autoscaling
     if told is None or told.by == "penstock":
         return ()
-    return (_horizontal(inputs, told) if told.by == "hpa" else _scaled_object(inputs, told),)
+    return (_horizontal(context, told) if told.by == "hpa" else _scaled_object(context, told),)
 
 
-def _horizontal(inputs: Inputs, told: Autoscaling) -> Manifest:
+def _horizontal(context: RenderContext, told: Autoscaling) -> Manifest:
     metric = {
         "type": "Pods",
         "pods": {
@@ -64,30 +64,30 @@ def _horizontal(inputs: Inputs, told: Autoscaling) -> Manifest:
         },
     }
     spec = {
-        "scaleTargetRef": _target(inputs),
+        "scaleTargetRef": _target(context),
         "minReplicas": told.min_replicas,
         "maxReplicas": told.max_replicas,
         "metrics": [metric],
         "behavior": _behavior(told),
     }
-    return child(inputs, "autoscaling/v2", "HorizontalPodAutoscaler", inputs.name, spec=spec)
+    return child(context, "autoscaling/v2", "HorizontalPodAutoscaler", context.name, spec=spec)
 
 
-def _scaled_object(inputs: Inputs, told: Autoscaling) -> Manifest:
+def _scaled_object(context: RenderContext, told: Autoscaling) -> Manifest:
     spec = {
-        "scaleTargetRef": _target(inputs),
+        "scaleTargetRef": _target(context),
         "minReplicaCount": told.min_replicas,
         "maxReplicaCount": told.max_replicas,
         "pollingInterval": LOOK_S,
         "cooldownPeriod": round(told.idle_timeout_s),
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(told)}},
-        "triggers": [_trigger(told, query, threshold) for query, threshold in _questions(inputs, told)],
+        "triggers": [_trigger(told, query, threshold) for query, threshold in _questions(context, told)],
     }
-    return child(inputs, "keda.sh/v1alpha1", "ScaledObject", inputs.name, spec=spec)
+    return child(context, "keda.sh/v1alpha1", "ScaledObject", context.name, spec=spec)
 
 
-def _target(inputs: Inputs) -> Json:
-    return {"apiVersion": "penstock.dev/v1alpha1", "kind": "ServingPool", "name": inputs.name}
+def _target(context: RenderContext) -> Json:
+    return {"apiVersion": "penstock.dev/v1alpha1", "kind": "ServingPool", "name": context.name}
 
 
 def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
@@ -100,27 +100,27 @@ def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
     return {"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}
 
 
-def _questions(inputs: Inputs, told: Autoscaling) -> list[tuple[str, float]]:
+def _questions(context: RenderContext, told: Autoscaling) -> list[tuple[str, float]]:
     """What is asked, and how much of it one replica stands for. By the labels that a ServiceMonitor gives."""
-    within = f'namespace="{inputs.owner.namespace}"'
+    within = f'namespace="{context.owner.namespace}"'
     replicas, routers = (
-        f'{within},service="{replicas_service_name(inputs.name)}"',
-        f'{within},service="{inputs.name}"',
+        f'{within},service="{replicas_service_name(context.name)}"',
+        f'{within},service="{context.name}"',
     )
     known = f"0 * sum(penstock_router_open_requests{{{routers}}})"
     without = f"(sum(penstock_router_replica_ready{{{routers}}}) or {known}) == 0"
     asked = [
         (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {without}", FILL),
-        (f"{_short(inputs, replicas, routers, told.attainment_wanted)} or {known}", FILL),
+        (f"{_short(context, replicas, routers, told.attainment_wanted)} or {known}", FILL),
     ]
     if told.min_replicas == 0:
         asked.append((f"clamp_max(sum(penstock_router_open_requests{{{routers}}}), 1)", 1.0))
     return asked
 
 
-def _short(inputs: Inputs, replicas: str, routers: str, wanted: float) -> str:
+def _short(context: RenderContext, replicas: str, routers: str, wanted: float) -> str:
     """Replicas that it would have taken to admit everything; empty where enough was admitted."""
-    idle = "|".join(tier.name for tier in inputs.pool.spec.tiers if tier.best_effort)
+    idle = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
     demand = f'{routers},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
     verdicts = f"penstock_router_verdicts_total{{{demand}"
     ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{LOOK_S}s])"

@@ -8,13 +8,13 @@ from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
 from penstock_operator.objects.ingress import API_PATH
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.services import api_port
 
 
-def http_route(inputs: Inputs) -> tuple[Manifest, ...]:
+def http_route(context: RenderContext) -> tuple[Manifest, ...]:
     """The HTTPRoute, where the pool asks for one."""
-    wanted = inputs.pool.spec.ingress
+    wanted = context.pool.spec.ingress
     if wanted is None or wanted.gateway is None:
         return ()
     parent = {"name": wanted.gateway.name}
@@ -22,14 +22,14 @@ def http_route(inputs: Inputs) -> tuple[Manifest, ...]:
         parent["namespace"] = wanted.gateway.namespace
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
-        "backendRefs": [{"name": inputs.name, "port": api_port(inputs).number}],
+        "backendRefs": [{"name": context.name, "port": api_port(context).number}],
         "timeouts": {"request": "0s", "backendRequest": "0s"},
     }
     made = child(
-        inputs,
+        context,
         "gateway.networking.k8s.io/v1",
         "HTTPRoute",
-        inputs.name,
+        context.name,
         component=Component.ROUTER,
         annotations=wanted.annotations,
         spec={"parentRefs": [parent], "hostnames": [wanted.host], "rules": [rule]},

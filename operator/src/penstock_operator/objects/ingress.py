@@ -9,7 +9,7 @@ pool's own annotations win. Traefik and HAProxy pass streams on as they come.
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.services import api_port
 
 API_PATH = "/v1"
@@ -18,24 +18,24 @@ LONGEST_ANSWER_S = 3600
 _NGINX = "nginx.ingress.kubernetes.io"
 
 
-def ingress(inputs: Inputs) -> tuple[Manifest, ...]:
+def ingress(context: RenderContext) -> tuple[Manifest, ...]:
     """The Ingress, where the pool asks for one."""
-    wanted = inputs.pool.spec.ingress
+    wanted = context.pool.spec.ingress
     if wanted is None or wanted.kind != "Ingress":
         return ()
-    backend = {"service": {"name": inputs.name, "port": {"name": api_port(inputs).name}}}
+    backend = {"service": {"name": context.name, "port": {"name": api_port(context).name}}}
     path = {"path": API_PATH, "pathType": "Prefix", "backend": backend}
     spec: Manifest = {"rules": [{"host": wanted.host, "http": {"paths": [path]}}]}
     if wanted.class_name is not None:
         spec["ingressClassName"] = wanted.class_name
     if wanted.tls_secret is not None:
         spec["tls"] = [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
-    annotations = {**_for_nginx(inputs), **wanted.annotations}
+    annotations = {**_for_nginx(context), **wanted.annotations}
     made = child(
-        inputs,
+        context,
         "networking.k8s.io/v1",
         "Ingress",
-        inputs.name,
+        context.name,
         component=Component.ROUTER,
         annotations=annotations,
         spec=spec,
@@ -43,12 +43,12 @@ def ingress(inputs: Inputs) -> tuple[Manifest, ...]:
     return (made,)
 
 
-def _for_nginx(inputs: Inputs) -> dict[str, str]:
-    protocol = {f"{_NGINX}/backend-protocol": "HTTPS"} if api_port(inputs).name == "https" else {}
+def _for_nginx(context: RenderContext) -> dict[str, str]:
+    protocol = {f"{_NGINX}/backend-protocol": "HTTPS"} if api_port(context).name == "https" else {}
     return {
         **protocol,
         f"{_NGINX}/proxy-buffering": "off",
         f"{_NGINX}/proxy-read-timeout": str(LONGEST_ANSWER_S),
         f"{_NGINX}/proxy-send-timeout": str(LONGEST_ANSWER_S),
-        f"{_NGINX}/proxy-body-size": str(inputs.pool.spec.router.max_body_bytes),
+        f"{_NGINX}/proxy-body-size": str(context.pool.spec.router.max_body_bytes),
     }

@@ -21,39 +21,39 @@ from penstock_operator.manifests.names import (
     selector,
 )
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 
-def replica_network_policy(inputs: Inputs) -> Manifest:
+def replica_network_policy(context: RenderContext) -> Manifest:
     """gRPC from this pool's routers, metrics from any pod, nothing else."""
-    routers = {"podSelector": {"matchLabels": selector(inputs.name, Component.ROUTER)}}
+    routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(
-        inputs,
-        replica_name(inputs.name),
+        context,
+        replica_name(context.name),
         Component.REPLICA,
         [{"from": [routers], "ports": _tcp(REPLICA_PORT)}, {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)}],
     )
 
 
-def router_network_policy(inputs: Inputs) -> Manifest:
+def router_network_policy(context: RenderContext) -> Manifest:
     """The API from everywhere, the admin port from any pod, nothing else."""
     return _policy(
-        inputs,
-        router_name(inputs.name),
+        context,
+        router_name(context.name),
         Component.ROUTER,
         [{"ports": _tcp(ROUTER_PORT)}, {"from": [ANY_POD], "ports": _tcp(ADMIN_PORT)}],
     )
 
 
-def _policy(inputs: Inputs, name: str, component: Component, ingress: list[Any]) -> Manifest:
+def _policy(context: RenderContext, name: str, component: Component, ingress: list[Any]) -> Manifest:
     spec = {
-        "podSelector": {"matchLabels": selector(inputs.name, component)},
+        "podSelector": {"matchLabels": selector(context.name, component)},
         "policyTypes": ["Ingress"],
         "ingress": ingress,
     }
-    return child(inputs, "networking.k8s.io/v1", "NetworkPolicy", name, component=component, spec=spec)
+    return child(context, "networking.k8s.io/v1", "NetworkPolicy", name, component=component, spec=spec)
 
 
 def _tcp(port: int) -> list[dict[str, Any]]:

@@ -4,11 +4,11 @@ from typing import Any
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, component_labels, pool_labels
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 
 def child(
-    inputs: Inputs,
+    context: RenderContext,
     api_version: str,
     kind: str,
     name: str,
@@ -19,7 +19,7 @@ def child(
     **body: Any,
 ) -> Manifest:
     """An object of the pool. component: None for what belongs to both. labels: beside the pool's own."""
-    owner = inputs.owner
+    owner = context.owner
     own = pool_labels(owner.name) if component is None else component_labels(owner.name, component)
     metadata: Manifest = {
         "name": name,

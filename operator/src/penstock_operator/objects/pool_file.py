@@ -14,7 +14,7 @@ from typing import Any
 from penstock_pool import Pool
 from penstock_pool.document import write_document
 
-from penstock_operator.objects.render_context import UnfitPool
+from penstock_operator.objects.render_context import UnsupportedPool
 
 Json = dict[str, Any]
 
@@ -83,7 +83,7 @@ def replica_file(pool: Pool) -> str:
 
 
 def router_file(pool: Pool) -> str:
-    """The pool file for routers. Raises UnfitPool where keys are in a file, which a cluster does not have."""
+    """The pool file for routers. Raises UnsupportedPool for keys in a file: a cluster has none."""
     document = _part(pool, ROUTER_READS)
     spec = document["spec"]
     if pool.spec.applications:
@@ -106,7 +106,7 @@ def _fields(part: Any, read: frozenset[str] | None) -> Any:
 def _with_mounted_keys(application: Json) -> Json:
     secret = application["keys"].get("secret")
     if secret is None:
-        raise UnfitPool(
+        raise UnsupportedPool(
             f"spec.applications: {application['name']}: keys.file is for local tools; "
             "in a cluster name a Secret with keys: {secret: NAME}"
         )

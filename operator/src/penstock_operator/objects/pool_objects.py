@@ -1,4 +1,4 @@
-"""What objects a ServingPool wants.
+"""Renders every object of a ServingPool.
 
 One pure function from the pool, and the few facts that are not in it, to every object that should exist. An
 object that is no longer wanted is simply not in the answer: `decide` finds it as an orphan. Each kind of
@@ -17,7 +17,7 @@ from penstock_operator.objects.external_autoscalers import autoscalers
 from penstock_operator.objects.http_route import http_route
 from penstock_operator.objects.ingress import ingress
 from penstock_operator.objects.network_policies import replica_network_policy, router_network_policy
-from penstock_operator.objects.render_context import Facts, Inputs
+from penstock_operator.objects.render_context import Facts, RenderContext
 from penstock_operator.objects.replica_statefulset import replica_set
 from penstock_operator.objects.router_deployment import router_deployment
 from penstock_operator.objects.service_accounts import accounts
@@ -31,28 +31,28 @@ def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple
     """Every object of the pool, in the order to apply them.
 
     Each has the pool's labels, its ownerReference and its namespace, and the annotation
-    `penstock.dev/wanted`. Equal inputs give equal manifests. Raises UnfitPool.
+    `penstock.dev/wanted`. Equal arguments give equal manifests. Raises UnsupportedPool.
     """
-    inputs = Inputs(pool, owner, settings, facts)
+    context = RenderContext(pool, owner, settings, facts)
     before_pods = (
-        *accounts(inputs),
-        *tls_secrets(inputs),
-        replica_config_map(inputs),
-        router_config_map(inputs),
-        replica_network_policy(inputs),
-        router_network_policy(inputs),
-        *disruption_budgets(inputs),
-        replicas_service(inputs),
-        router_service(inputs),
-        admin_service(inputs),
+        *accounts(context),
+        *tls_secrets(context),
+        replica_config_map(context),
+        router_config_map(context),
+        replica_network_policy(context),
+        router_network_policy(context),
+        *disruption_budgets(context),
+        replicas_service(context),
+        router_service(context),
+        admin_service(context),
     )
-    pods = (replica_set(inputs), router_deployment(inputs))
+    pods = (replica_set(context), router_deployment(context))
     after_pods = (
-        *ingress(inputs),
-        *http_route(inputs),
-        *service_monitor(inputs),
-        *autoscalers(inputs),
-        *learned_config_map(inputs),
+        *ingress(context),
+        *http_route(context),
+        *service_monitor(context),
+        *autoscalers(context),
+        *learned_config_map(context),
     )
     return tuple(_with_digest(manifest) for manifest in (*before_pods, *pods, *after_pods))
 

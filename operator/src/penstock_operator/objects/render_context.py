@@ -1,4 +1,4 @@
-"""What objects are made from: the pool's own words, and the few facts that are not among them."""
+"""The values that a pool's objects are rendered from: the pool, its owner reference, settings, and facts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from penstock_operator.settings import Settings
 from penstock_operator.tls.credentials import Credentials
 
 
-class UnfitPool(Exception):
+class UnsupportedPool(Exception):
     """A valid pool that this operator cannot run. The message is for its status: field, what, what to do."""
 
 
@@ -28,7 +28,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class RenderContext:
     """All that an object may depend on."""
 
     pool: Pool

@@ -18,44 +18,44 @@ from penstock_operator.objects.containers import TELEMETRY_MOUNT, config_volume,
 from penstock_operator.objects.engine_container import engine, engine_last, uses_gpus
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.pod_template import pod_template
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.rollout import SETTLE_S, replica_digest, replica_grace_s
 from penstock_operator.objects.sidecar_container import SERVER_ENTRIES, TEMPORARY, sidecar
 
 
-def replica_set(inputs: Inputs) -> Manifest:
-    """The StatefulSet. Raises UnfitPool."""
-    name, beside = replica_name(inputs.name), engine(inputs)
+def replica_set(context: RenderContext) -> Manifest:
+    """The StatefulSet. Raises UnsupportedPool."""
+    name, beside = replica_name(context.name), engine(context)
     volumes = [
-        config_volume(name, *time_model_source(inputs)),
+        config_volume(name, *time_model_source(context)),
         {"name": TELEMETRY_MOUNT["name"], "emptyDir": {"sizeLimit": "1Mi"}},
         {"name": TEMPORARY, "emptyDir": {"sizeLimit": "64Mi"}},
         *beside.volumes,
     ]
-    if inputs.settings.tls:
-        volumes.append(tls_volume(tls_name(inputs.name), SERVER_ENTRIES))
-    runtime_class = inputs.settings.gpu_runtime_class if uses_gpus(beside.container) else None
+    if context.settings.tls:
+        volumes.append(tls_volume(tls_name(context.name), SERVER_ENTRIES))
+    runtime_class = context.settings.gpu_runtime_class if uses_gpus(beside.container) else None
     template = pod_template(
-        inputs,
+        context,
         Component.REPLICA,
-        replica_digest(inputs.pool),
-        inputs.pool.spec.engine.pod_template,
+        replica_digest(context.pool),
+        context.pool.spec.engine.pod_template,
         serviceAccountName=name,
         automountServiceAccountToken=False,
-        terminationGracePeriodSeconds=replica_grace_s(inputs.pool),
+        terminationGracePeriodSeconds=replica_grace_s(context.pool),
         initContainers=[*beside.init, beside.container],
-        containers=[sidecar(inputs)],
+        containers=[sidecar(context)],
         volumes=volumes,
         **({"runtimeClassName": runtime_class} if runtime_class else {}),
     )
     spec = {
-        "replicas": inputs.facts.replicas,
-        "serviceName": replicas_service_name(inputs.name),
+        "replicas": context.facts.replicas,
+        "serviceName": replicas_service_name(context.name),
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
         "minReadySeconds": SETTLE_S,
         "revisionHistoryLimit": 5,
-        "selector": {"matchLabels": selector(inputs.name, Component.REPLICA)},
+        "selector": {"matchLabels": selector(context.name, Component.REPLICA)},
         "template": engine_last(template),
     }
-    return child(inputs, "apps/v1", "StatefulSet", name, component=Component.REPLICA, spec=spec)
+    return child(context, "apps/v1", "StatefulSet", name, component=Component.REPLICA, spec=spec)

@@ -37,7 +37,7 @@ from penstock_operator.objects.containers import (
 )
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.pod_template import pod_template
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.rollout import LAME_DUCK_S, router_digest, router_drain_s, router_grace_s
 from penstock_operator.objects.services import api_port
 
@@ -55,23 +55,23 @@ RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"m
 """Where the pool says nothing: `spec.router.resources`."""
 
 
-def router_deployment(inputs: Inputs) -> Manifest:
+def router_deployment(context: RenderContext) -> Manifest:
     """The Deployment."""
-    name, router = router_name(inputs.name), inputs.pool.spec.router
+    name, router = router_name(context.name), context.pool.spec.router
     temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
-    volumes = [config_volume(name, *time_model_source(inputs), *key_volumes(inputs)), temporary]
-    if inputs.settings.tls:
-        volumes.append(tls_volume(tls_name(inputs.name), CLIENT_ENTRIES))
-    volumes += _certificate_volumes(inputs)
+    volumes = [config_volume(name, *time_model_source(context), *key_volumes(context)), temporary]
+    if context.settings.tls:
+        volumes.append(tls_volume(tls_name(context.name), CLIENT_ENTRIES))
+    volumes += _certificate_volumes(context)
     template = pod_template(
-        inputs,
+        context,
         Component.ROUTER,
-        router_digest(inputs.pool),
+        router_digest(context.pool),
         router.pod_template,
         serviceAccountName=name,
         automountServiceAccountToken=True,
-        terminationGracePeriodSeconds=router_grace_s(inputs.pool),
-        containers=[_container(inputs, its_mount)],
+        terminationGracePeriodSeconds=router_grace_s(context.pool),
+        containers=[_container(context, its_mount)],
         volumes=volumes,
     )
     spec = {
@@ -79,23 +79,27 @@ def router_deployment(inputs: Inputs) -> Manifest:
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "minReadySeconds": 1,
         "revisionHistoryLimit": 5,
-        "selector": {"matchLabels": selector(inputs.name, Component.ROUTER)},
+        "selector": {"matchLabels": selector(context.name, Component.ROUTER)},
         "template": template,
     }
-    return child(inputs, "apps/v1", "Deployment", name, component=Component.ROUTER, spec=spec)
+    return child(context, "apps/v1", "Deployment", name, component=Component.ROUTER, spec=spec)
 
 
-def _container(inputs: Inputs, temporary: Json) -> Json:
-    router, tls = inputs.pool.spec.router, inputs.settings.tls
+def _container(context: RenderContext, temporary: Json) -> Json:
+    router, tls = context.pool.spec.router, context.settings.tls
     mounts = [CONFIG_MOUNT, temporary, *([CERTIFICATE_MOUNT] if router.tls else [])]
     return container(
-        inputs,
+        context,
         ROUTER,
-        router.image or inputs.settings.router_image,
+        router.image or context.settings.router_image,
         command=["penstock-router"],
-        args=[*_arguments(inputs), *_certificate_arguments(inputs), *(_tls_arguments(inputs) if tls else [])],
+        args=[
+            *_arguments(context),
+            *_certificate_arguments(context),
+            *(_tls_arguments(context) if tls else []),
+        ],
         ports=[
-            {"name": api_port(inputs).name, "containerPort": ROUTER_PORT},
+            {"name": api_port(context).name, "containerPort": ROUTER_PORT},
             {"name": "admin", "containerPort": ADMIN_PORT},
         ],
         startupProbe=probe("/health", "admin", period_s=1, failures=60),
@@ -103,12 +107,12 @@ def _container(inputs: Inputs, temporary: Json) -> Json:
         readinessProbe=probe("/ready", "admin", period_s=1, failures=2),
         resources=resources(router.resources, RESOURCES),
         volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
-        **_redis(inputs),
+        **_redis(context),
     )
 
 
-def _arguments(inputs: Inputs) -> list[str]:
-    service = f"{inputs.owner.namespace}/{replicas_service_name(inputs.name)}"
+def _arguments(context: RenderContext) -> list[str]:
+    service = f"{context.owner.namespace}/{replicas_service_name(context.name)}"
     return [
         "-f",
         POOL_FILE,
@@ -118,39 +122,39 @@ def _arguments(inputs: Inputs) -> list[str]:
         f"--admin-port={ADMIN_PORT}",
         f"--discover={service}",
         f"--lame-duck-s={LAME_DUCK_S:g}",
-        f"--drain-s={router_drain_s(inputs.pool):g}",
-        *key_arguments(inputs),
+        f"--drain-s={router_drain_s(context.pool):g}",
+        *key_arguments(context),
         "--log-json",
     ]
 
 
-def _certificate_arguments(inputs: Inputs) -> list[str]:
-    if inputs.pool.spec.router.tls is None:
+def _certificate_arguments(context: RenderContext) -> list[str]:
+    if context.pool.spec.router.tls is None:
         return []
     return [f"--tls-cert={CERTIFICATE_FOLDER}/tls.crt", f"--tls-key={CERTIFICATE_FOLDER}/tls.key"]
 
 
-def _certificate_volumes(inputs: Inputs) -> list[Json]:
+def _certificate_volumes(context: RenderContext) -> list[Json]:
     """The API's certificate, as a whole folder: the kubelet renews no entry that is mounted by itself."""
-    tls = inputs.pool.spec.router.tls
+    tls = context.pool.spec.router.tls
     if tls is None:
         return []
     shown = {"secretName": tls.secret, "defaultMode": READABLE}
     return [{"name": CERTIFICATE_MOUNT["name"], "secret": shown}]
 
 
-def _tls_arguments(inputs: Inputs) -> list[str]:
+def _tls_arguments(context: RenderContext) -> list[str]:
     return [
         f"--replica-tls-ca={TLS_FOLDER}/ca.crt",
         f"--replica-tls-cert={TLS_FOLDER}/client.crt",
         f"--replica-tls-key={TLS_FOLDER}/client.key",
-        f"--replica-tls-server-name={tls_server_name(inputs.name, inputs.owner.namespace)}",
+        f"--replica-tls-server-name={tls_server_name(context.name, context.owner.namespace)}",
     ]
 
 
-def _redis(inputs: Inputs) -> Json:
+def _redis(context: RenderContext) -> Json:
     """Where the operator names a Secret with the URL of the Redis that routers share."""
-    secret = inputs.settings.redis_url_secret
+    secret = context.settings.redis_url_secret
     if secret is None:
         return {}
     source = {"secretKeyRef": {"name": secret, "key": "url"}}

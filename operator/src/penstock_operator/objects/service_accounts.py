@@ -4,29 +4,34 @@ from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name
 from penstock_operator.objects.api_keys import key_rules
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 RBAC = "rbac.authorization.k8s.io"
 
 
-def accounts(inputs: Inputs) -> tuple[Manifest, ...]:
+def accounts(context: RenderContext) -> tuple[Manifest, ...]:
     """Both service accounts, the routers' Role and its binding. Replicas get no token at all."""
-    router = router_name(inputs.name)
+    router = router_name(context.name)
     rule = {
         "apiGroups": ["discovery.k8s.io"],
         "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch"],
     }
     role = {"apiGroup": RBAC, "kind": "Role", "name": router}
-    subject = {"kind": "ServiceAccount", "name": router, "namespace": inputs.owner.namespace}
+    subject = {"kind": "ServiceAccount", "name": router, "namespace": context.owner.namespace}
     return (
-        _account(inputs, replica_name(inputs.name), Component.REPLICA),
-        _account(inputs, router, Component.ROUTER),
+        _account(context, replica_name(context.name), Component.REPLICA),
+        _account(context, router, Component.ROUTER),
         child(
-            inputs, f"{RBAC}/v1", "Role", router, component=Component.ROUTER, rules=[rule, *key_rules(inputs)]
+            context,
+            f"{RBAC}/v1",
+            "Role",
+            router,
+            component=Component.ROUTER,
+            rules=[rule, *key_rules(context)],
         ),
         child(
-            inputs,
+            context,
             f"{RBAC}/v1",
             "RoleBinding",
             router,
@@ -37,8 +42,8 @@ def accounts(inputs: Inputs) -> tuple[Manifest, ...]:
     )
 
 
-def _account(inputs: Inputs, name: str, component: Component) -> Manifest:
+def _account(context: RenderContext, name: str, component: Component) -> Manifest:
     """Whoever borrows the account gets no token with it; a pod that needs one asks for it."""
     return child(
-        inputs, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
+        context, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
     )

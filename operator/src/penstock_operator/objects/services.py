@@ -18,7 +18,7 @@ from penstock_operator.manifests.names import (
     selector,
 )
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 
 class ApiPort(NamedTuple):
@@ -28,42 +28,42 @@ class ApiPort(NamedTuple):
     number: int
 
 
-def api_port(inputs: Inputs) -> ApiPort:
+def api_port(context: RenderContext) -> ApiPort:
     """HTTPS where the pool names a certificate."""
-    return ApiPort("http", 80) if inputs.pool.spec.router.tls is None else ApiPort("https", 443)
+    return ApiPort("http", 80) if context.pool.spec.router.tls is None else ApiPort("https", 443)
 
 
-def router_service(inputs: Inputs) -> Manifest:
+def router_service(context: RenderContext) -> Manifest:
     """`http://POOL.NAMESPACE/v1`, or `https`: the pool, from inside the cluster."""
-    name, number = api_port(inputs)
+    name, number = api_port(context)
     spec = {
         "type": "ClusterIP",
-        "selector": selector(inputs.name, Component.ROUTER),
+        "selector": selector(context.name, Component.ROUTER),
         "ports": [{"name": name, "port": number, "targetPort": ROUTER_PORT, "appProtocol": name}],
     }
-    return child(inputs, "v1", "Service", inputs.name, component=Component.ROUTER, spec=spec)
+    return child(context, "v1", "Service", context.name, component=Component.ROUTER, spec=spec)
 
 
-def admin_service(inputs: Inputs) -> Manifest:
+def admin_service(context: RenderContext) -> Manifest:
     """Every router's admin port by itself, for Prometheus and `kubectl port-forward`."""
     spec = {
         "clusterIP": "None",
-        "selector": selector(inputs.name, Component.ROUTER),
+        "selector": selector(context.name, Component.ROUTER),
         "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": ADMIN_PORT, "appProtocol": "http"}],
     }
-    name = admin_service_name(inputs.name)
-    return child(inputs, "v1", "Service", name, component=Component.ROUTER, spec=spec)
+    name = admin_service_name(context.name)
+    return child(context, "v1", "Service", name, component=Component.ROUTER, spec=spec)
 
 
-def replicas_service(inputs: Inputs) -> Manifest:
+def replicas_service(context: RenderContext) -> Manifest:
     """Every replica by itself: its EndpointSlices are what routers watch."""
     spec = {
         "clusterIP": "None",
-        "selector": selector(inputs.name, Component.REPLICA),
+        "selector": selector(context.name, Component.REPLICA),
         "ports": [
             {"name": "replica", "port": REPLICA_PORT, "targetPort": REPLICA_PORT, "appProtocol": "grpc"},
             {"name": "metrics", "port": METRICS_PORT, "targetPort": METRICS_PORT, "appProtocol": "http"},
         ],
     }
-    name = replicas_service_name(inputs.name)
-    return child(inputs, "v1", "Service", name, component=Component.REPLICA, spec=spec)
+    name = replicas_service_name(context.name)
+    return child(context, "v1", "Service", name, component=Component.REPLICA, spec=spec)

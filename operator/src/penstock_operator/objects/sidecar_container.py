@@ -21,7 +21,7 @@ from penstock_operator.objects.containers import (
     engine_key,
     probe,
 )
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.rollout import replica_drain_s
 
 Json = dict[str, Any]
@@ -37,25 +37,25 @@ RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"m
 """What a hundred requests a second take; `podTemplate` says otherwise, by the container's name."""
 
 
-def sidecar(inputs: Inputs) -> Json:
+def sidecar(context: RenderContext) -> Json:
     """The container. Its volumes are the pod's."""
-    tls = inputs.settings.tls
+    tls = context.settings.tls
     mounts = [CONFIG_MOUNT, TELEMETRY_MOUNT, {"name": TEMPORARY, "mountPath": "/tmp"}]
     return container(
-        inputs,
+        context,
         SIDECAR,
-        inputs.settings.sidecar_image,
+        context.settings.sidecar_image,
         command=["penstock-sidecar"],
-        args=[*_arguments(inputs), *(_TLS if tls else ["--insecure"])],
+        args=[*_arguments(context), *(_TLS if tls else ["--insecure"])],
         env=[
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            *engine_key(inputs, ENGINE_KEY),
+            *engine_key(context, ENGINE_KEY),
         ],
         ports=[
             {"name": "replica", "containerPort": REPLICA_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
-        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(inputs)),
+        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(context)),
         livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
         readinessProbe=probe("/ready", "metrics", period_s=1, failures=2),
         resources=RESOURCES,
@@ -63,13 +63,13 @@ def sidecar(inputs: Inputs) -> Json:
     )
 
 
-def _start_s(inputs: Inputs) -> int:
+def _start_s(context: RenderContext) -> int:
     """Longest that it may take to answer: to compile what is not yet, to measure where it has to."""
-    engine = inputs.pool.spec.engine
+    engine = context.pool.spec.engine
     return START_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
 
 
-def _arguments(inputs: Inputs) -> list[str]:
+def _arguments(context: RenderContext) -> list[str]:
     return [
         "-f",
         POOL_FILE,
@@ -79,7 +79,7 @@ def _arguments(inputs: Inputs) -> list[str]:
         f"--telemetry={TELEMETRY_SOCKET}",
         "--metrics-host=0.0.0.0",
         f"--metrics-port={METRICS_PORT}",
-        f"--drain-s={replica_drain_s(inputs.pool):g}",
+        f"--drain-s={replica_drain_s(context.pool):g}",
         "--log-json",
     ]
 

@@ -9,12 +9,12 @@ from base64 import b64encode
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import authority_name, tls_name
 from penstock_operator.objects.owned_object import child
-from penstock_operator.objects.render_context import Inputs
+from penstock_operator.objects.render_context import RenderContext
 
 
-def tls_secrets(inputs: Inputs) -> tuple[Manifest, ...]:
+def tls_secrets(context: RenderContext) -> tuple[Manifest, ...]:
     """Both of them; none where TLS is off."""
-    held = inputs.facts.credentials
+    held = context.facts.credentials
     if held is None:
         return ()
     authorities = b"".join(pair.certificate for pair in held.authorities)
@@ -27,11 +27,11 @@ def tls_secrets(inputs: Inputs) -> tuple[Manifest, ...]:
         "client.key": held.client.key,
     }
     return (
-        _secret(inputs, authority_name(inputs.name), signing),
-        _secret(inputs, tls_name(inputs.name), published),
+        _secret(context, authority_name(context.name), signing),
+        _secret(context, tls_name(context.name), published),
     )
 
 
-def _secret(inputs: Inputs, name: str, entries: dict[str, bytes]) -> Manifest:
+def _secret(context: RenderContext, name: str, entries: dict[str, bytes]) -> Manifest:
     data = {entry: b64encode(value).decode() for entry, value in entries.items()}
-    return child(inputs, "v1", "Secret", name, type="Opaque", data=data)
+    return child(context, "v1", "Secret", name, type="Opaque", data=data)

@@ -1,4 +1,4 @@
-"""What to do about the difference between what is wanted and what is there.
+"""Decides on the actions that turn the observed objects into the desired ones.
 
 Three rules. Apply what is missing, changed or drifted. Delete what this pool owns and no longer wants. Touch
 nothing else: an object of a wanted name that this pool does not own is a conflict for a person to solve, and
@@ -17,7 +17,7 @@ from penstock_operator.manifests.names import FIELD_MANAGER, MANAGED_BY, WANTED_
 from penstock_operator.reconcile.drift import Difference, differences
 
 
-class Reason(StrEnum):
+class ActionReason(StrEnum):
     """Why an action is taken; the same word is in events, logs and conditions."""
 
     MISSING = "missing"  # wanted, and not there
@@ -36,7 +36,7 @@ class Apply:
     """
 
     manifest: Manifest
-    reason: Reason
+    reason: ActionReason
     drift: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ class Delete:
 
     ref: Ref
     uid: str
-    reason: Reason = Reason.ORPHANED
+    reason: ActionReason = ActionReason.ORPHANED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Conflict:
 
     ref: Ref
     message: str
-    reason: Reason = Reason.NOT_OURS
+    reason: ActionReason = ActionReason.NOT_OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,21 @@ class LeftOut:
 
     manifest: Manifest
     fields: tuple[str, ...]
-    reason: Reason = Reason.LEFT_OUT
+    reason: ActionReason = ActionReason.LEFT_OUT
 
 
 Action = Apply | Delete | Conflict | LeftOut
 
 
-def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -> tuple[Action, ...]:
-    """Actions that turn what is seen into what is wanted; none where that is so already.
+def decide(wanted: Sequence[Manifest], observed: Sequence[Manifest], owner: Owner) -> tuple[Action, ...]:
+    """Actions that turn what is observed into what is wanted; none where that is so already.
 
-    seen: every object in the pool's namespace that carries the label `penstock.dev/pool` of this pool, and
+    observed: every object in the pool's namespace with the label `penstock.dev/pool` of this pool, and
         every object, whosever, that has the kind and name of a wanted one.
     Applies come first and in the order of `wanted`, then deletions, last what only a person can solve. An
     object that is being deleted is left alone until it is gone.
     """
-    there = {ref_of(manifest): manifest for manifest in seen}
+    there = {ref_of(manifest): manifest for manifest in observed}
     steps = [_towards(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
     still_wanted = {ref_of(manifest) for manifest in wanted}
     orphans = [
@@ -91,24 +91,24 @@ def decide(wanted: Sequence[Manifest], seen: Sequence[Manifest], owner: Owner) -
     return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *problems)
 
 
-def _towards(wanted: Manifest, seen: Manifest | None, owner: Owner) -> Apply | Conflict | LeftOut | None:
+def _towards(wanted: Manifest, observed: Manifest | None, owner: Owner) -> Apply | Conflict | LeftOut | None:
     """What to do about one wanted object."""
-    if seen is None:
-        return Apply(wanted, Reason.MISSING)
-    if not _owned(seen, owner):
-        return Conflict(ref_of(wanted), _whose(seen))
-    if _leaving(seen):
+    if observed is None:
+        return Apply(wanted, ActionReason.MISSING)
+    if not _owned(observed, owner):
+        return Conflict(ref_of(wanted), _whose(observed))
+    if _leaving(observed):
         return None
-    asked_before = _annotation(seen, WANTED_ANNOTATION)
+    asked_before = _annotation(observed, WANTED_ANNOTATION)
     if asked_before not in (None, _annotation(wanted, WANTED_ANNOTATION)):
-        return Apply(wanted, Reason.CHANGED)
-    return _about_fields(wanted, differences(wanted, seen))
+        return Apply(wanted, ActionReason.CHANGED)
+    return _about_fields(wanted, differences(wanted, observed))
 
 
 def _about_fields(wanted: Manifest, differs: Sequence[Difference]) -> Apply | LeftOut | None:
     """What to do about an object that was asked for as it is wanted now."""
     if taken := tuple(each.path for each in differs if not each.owned):
-        return Apply(wanted, Reason.DRIFTED, taken)
+        return Apply(wanted, ActionReason.DRIFTED, taken)
     left_out = tuple(each.path for each in differs if each.absent)
     return LeftOut(wanted, left_out) if left_out else None
 

@@ -1,7 +1,7 @@
-"""What a pool should be, worked out before anything is compared: its objects, and what stands in their way.
+"""Derives the desired state of a pool: its objects, and the problems that its spec has.
 
-Pure. A pool that cannot be read, or that this operator cannot run, wants no change: what runs goes on
-running until somebody mends the pool.
+Pure. If the operator cannot read or run a pool, nothing changes: what runs keeps running until the pool is
+corrected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from penstock_pool import Pool, PoolError, parse_pool
 from penstock_operator.autoscaling.autoscaler import replicas_now
 from penstock_operator.manifests.manifest import Manifest, Owner
 from penstock_operator.objects.pool_objects import desired
-from penstock_operator.objects.render_context import Facts, UnfitPool
+from penstock_operator.objects.render_context import Facts, UnsupportedPool
 from penstock_operator.reconcile.ingress_hosts import host_of, taken_by
 from penstock_operator.settings import Settings
 from penstock_operator.status.diagnosis import Cause, Problem
@@ -21,7 +21,7 @@ from penstock_operator.tls.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DesiredState:
     """wanted: None where nothing is to be changed, for a reason that is among the problems."""
 
     wanted: tuple[Manifest, ...] | None
@@ -44,7 +44,7 @@ def owner_of(document: Manifest) -> Owner:
     return Owner(metadata["name"], metadata["namespace"], metadata["uid"])
 
 
-def plan(
+def desired_state(
     pool: Pool,
     document: Manifest,
     others: Iterable[Manifest],
@@ -52,7 +52,7 @@ def plan(
     credentials: Credentials | None,
     *,
     capacity_rps: float | None = None,
-) -> Plan:
+) -> DesiredState:
     """What a readable pool wants.
 
     document: the same, as the API server has it; others: all other pools; capacity_rps: as in `Facts`.
@@ -65,9 +65,9 @@ def plan(
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
     try:
         wanted = desired(pool, owner_of(document), settings, Facts(replicas, credentials, capacity_rps))
-    except UnfitPool as unfit:
-        return Plan(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
-    return Plan(wanted, problems, replicas)
+    except UnsupportedPool as unfit:
+        return DesiredState(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
+    return DesiredState(wanted, problems, replicas)
 
 
 def _host_taken(document: Manifest, older: Manifest) -> Problem:

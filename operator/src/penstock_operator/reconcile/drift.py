@@ -1,4 +1,4 @@
-"""Where an object differs from what was asked for.
+"""Compares an object with the manifest that was applied.
 
 The API server fills in defaults, other controllers add fields, and quantities come back in another notation.
 So what is compared is what was asked for and nothing else: everything that the manifest says has to be there,
@@ -60,44 +60,46 @@ class Difference:
     owned: bool
 
 
-def differences(wanted: Manifest, seen: Manifest) -> tuple[Difference, ...]:
-    """Fields of `wanted` that `seen` does not have so, in order. Not owned, where `seen` names no owners."""
-    return tuple(_differences("", "", wanted, seen, owned_fields(seen)))
+def differences(wanted: Manifest, observed: Manifest) -> tuple[Difference, ...]:
+    """Return the fields of `wanted` that differ in `observed`. Without managedFields, none is owned."""
+    return tuple(_differences("", "", wanted, observed, owned_fields(observed)))
 
 
-def drift(wanted: Manifest, seen: Manifest) -> tuple[str, ...]:
+def drift(wanted: Manifest, observed: Manifest) -> tuple[str, ...]:
     """Paths of the fields that somebody else has changed, in order; empty where nobody has."""
-    return tuple(each.path for each in differences(wanted, seen) if not each.owned)
+    return tuple(each.path for each in differences(wanted, observed) if not each.owned)
 
 
-def _differences(path: str, field: str, wanted: Any, seen: Any, owned: Fields | None) -> Iterator[Difference]:
-    if isinstance(wanted, dict) and isinstance(seen, dict):
-        if field in _WHOLE_MAPS and seen.keys() - wanted.keys():
+def _differences(
+    path: str, field: str, wanted: Any, observed: Any, owned: Fields | None
+) -> Iterator[Difference]:
+    if isinstance(wanted, dict) and isinstance(observed, dict):
+        if field in _WHOLE_MAPS and observed.keys() - wanted.keys():
             yield Difference(path, absent=False, owned=_whole(owned))
         for name, value in wanted.items():
             inner = field if field in _OF_QUANTITIES else name
             yield from _differences(
-                _join(path, name), inner, value, seen.get(name, _ABSENT), of_field(owned, name)
+                _join(path, name), inner, value, observed.get(name, _ABSENT), of_field(owned, name)
             )
-    elif isinstance(wanted, list) and isinstance(seen, list):
-        yield from _list_differences(path, field, wanted, seen, owned)
-    elif not _same(field, wanted, seen):
-        absent = (seen is _ABSENT or seen is None) and field not in _OF_QUANTITIES
+    elif isinstance(wanted, list) and isinstance(observed, list):
+        yield from _list_differences(path, field, wanted, observed, owned)
+    elif not _same(field, wanted, observed):
+        absent = (observed is _ABSENT or observed is None) and field not in _OF_QUANTITIES
         yield Difference(path, absent, owned=owned is not None)
 
 
 def _list_differences(
-    path: str, field: str, wanted: list[Any], seen: list[Any], owned: Fields | None
+    path: str, field: str, wanted: list[Any], observed: list[Any], owned: Fields | None
 ) -> Iterator[Difference]:
     key = list_key(field, wanted)
     if key is None:
-        if len(wanted) != len(seen):
+        if len(wanted) != len(observed):
             yield Difference(path, absent=False, owned=_whole(owned))
             return
-        for index, (one, other) in enumerate(zip(wanted, seen, strict=True)):
+        for index, (one, other) in enumerate(zip(wanted, observed, strict=True)):
             yield from _differences(f"{path}[{index}]", field, one, other, of_entry(owned, one))
         return
-    there = {item.get(key): item for item in seen if isinstance(item, dict)}
+    there = {item.get(key): item for item in observed if isinstance(item, dict)}
     for item in wanted:
         name = item[key]
         yield from _differences(f"{path}[{name}]", "", item, there.get(name, _ABSENT), of_entry(owned, item))
@@ -110,16 +112,16 @@ def _whole(owned: Fields | None) -> bool:
     return owned is not None and not owned
 
 
-def _in_order(wanted: list[Any], seen: list[Any]) -> bool:
-    return [name for name in seen if name in wanted] == [name for name in wanted if name in seen]
+def _in_order(wanted: list[Any], observed: list[Any]) -> bool:
+    return [name for name in observed if name in wanted] == [name for name in wanted if name in observed]
 
 
-def _same(field: str, wanted: Any, seen: Any) -> bool:
-    if seen is _ABSENT or seen is None:
+def _same(field: str, wanted: Any, observed: Any) -> bool:
+    if observed is _ABSENT or observed is None:
         return not wanted and field not in _DEFAULT_IS_NOT_EMPTY
     if field in _OF_QUANTITIES:
-        return quantity(wanted) == quantity(seen)
-    return isinstance(wanted, bool) == isinstance(seen, bool) and bool(wanted == seen)
+        return quantity(wanted) == quantity(observed)
+    return isinstance(wanted, bool) == isinstance(observed, bool) and bool(wanted == observed)
 
 
 def _join(path: str, name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from penstock_operator.manifests.manifest import Manifest, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
-from penstock_operator.reconcile.actions import Action, Apply, Delete, Reason
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
 from penstock_operator.status.conditions import condition
 
 LONGEST_MESSAGE = 1000
@@ -38,12 +38,12 @@ def news_of(before: Mapping[str, Any], after: Mapping[str, Any], actions: Sequen
 def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[News]:
     for action in actions:
         match action:
-            case Apply(manifest, Reason.DRIFTED, drift):
+            case Apply(manifest, ActionReason.DRIFTED, drift):
                 fields = ", ".join(drift) or "fields"
                 yield News(
                     "Normal", "DriftMended", f"{ref_of(manifest)}: {fields} put back as the pool wants"
                 )
-            case Apply(manifest, Reason.MISSING) if before:
+            case Apply(manifest, ActionReason.MISSING) if before:
                 yield News("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
             case Delete(ref):
                 yield News("Normal", "Removed", f"{ref} is no longer wanted and is removed")

@@ -1,8 +1,8 @@
-"""Doing what was decided, object by object.
+"""Executes the actions of a reconciliation, object by object.
 
-An object that the API server refuses does not keep the others from being applied: a ServiceMonitor without
-its CRD is no reason to serve nothing. What was refused becomes problems for the status, and the pool is
-looked at again soon. A server that does not answer ends the look: nothing else would fare better.
+An object that the API server refuses does not keep the others from being applied: a missing ServiceMonitor
+CRD must not keep a pool from serving. Refusals become problems of the status, and the pool is reconciled
+again soon. If the API server does not answer, the reconciliation ends: further calls would fail as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,23 +10,25 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from penstock_operator.cluster.api_client import Api, ApiRefused
-from penstock_operator.cluster.cache import Seen
+from penstock_operator.cluster.cache import Cache
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.pods import component_of
 from penstock_operator.metrics import Metrics
-from penstock_operator.reconcile.actions import Action, Apply, Conflict, Delete, LeftOut, Reason
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
 from penstock_operator.reconcile.drift import differences
 from penstock_operator.status.diagnosis import Cause, Problem
 
 log = structlog.get_logger()
 
 
-async def carry_out(actions: Iterable[Action], api: Api, seen: Seen, metrics: Metrics) -> tuple[Problem, ...]:
+async def carry_out(
+    actions: Iterable[Action], api: Api, cache: Cache, metrics: Metrics
+) -> tuple[Problem, ...]:
     """Do it all, in order. What could not be done. Raises ApiUnreachable."""
     problems: list[Problem] = []
     for action in actions:
         try:
-            problem = await _do(action, api, seen)
+            problem = await _do(action, api, cache)
         except ApiRefused as refused:
             if refused.leaving:
                 break
@@ -47,13 +49,15 @@ def ref_in(action: Action) -> Ref:
     return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
 
 
-async def _do(action: Action, api: Api, seen: Seen) -> Problem | None:
+async def _do(action: Action, api: Api, cache: Cache) -> Problem | None:
     match action:
         case Apply(manifest, reason):
-            made = await _restore(manifest, api) if reason is Reason.DRIFTED else await api.apply(manifest)
+            made = (
+                await _restore(manifest, api) if reason is ActionReason.DRIFTED else await api.apply(manifest)
+            )
             problem = not_kept(manifest, made)
             if watched(manifest):
-                seen.note(made)
+                cache.update(made)
             return problem
         case Delete(ref, uid):
             await api.delete(ref, uid)

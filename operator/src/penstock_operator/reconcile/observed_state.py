@@ -1,8 +1,8 @@
-"""Everything that a look at a pool rests on, gathered before anything is decided.
+"""Reads the state that a reconciliation needs and that watches do not provide.
 
-Most of it is what watches told, and free. Asked for each time: the two Secrets with the pool's keys, which
-are not watched; whether what the pool refers to exists; its routers' counters, when a look at them is due;
-and, only while pods are missing, the Warnings about them.
+Most state comes from the cache. Read on each reconciliation: the two Secrets with the pool's keys, which
+are not watched; whether the objects that the pool refers to exist; and, while pods are missing, the Warning
+Events about them.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""One look at one pool: gather, decide, apply, tell.
+"""Reconciles one pool: observe, derive the desired state, decide, execute, report.
 
-By levels, never by edges: a look does not know why it was asked for, compares everything that should be
-with everything that is, and can be broken off at any point or repeated at any time. The only order that
-matters is that the status comes last, so that it never promises what was not done yet.
+Reconciliation is level-triggered: it does not depend on the event that caused it, compares the whole
+desired state with the whole observed state, and can be interrupted or repeated at any time. The status is
+written last, so that it never reports what is not done yet.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from penstock_pool import Pool
 from penstock_operator.autoscaling.autoscaler import LOOK_S, Scaler, scales
 from penstock_operator.autoscaling.demand import demand_of
 from penstock_operator.cluster.api_client import Api, ApiRefused
-from penstock_operator.cluster.cache import PoolKey, Seen
+from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.manifests.manifest import Manifest, Owner, ref_of
 from penstock_operator.manifests.names import Component, tls_server_name
 from penstock_operator.manifests.pods import component_of, is_ready, pods_of
 from penstock_operator.manifests.timestamps import rfc3339, unix_s
 from penstock_operator.metrics import Metrics
 from penstock_operator.objects.config_maps import learned_capacity_rps
-from penstock_operator.reconcile.actions import Action, Apply, Reason, decide
-from penstock_operator.reconcile.desired_state import Plan, owner_of, plan, read
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, decide
+from penstock_operator.reconcile.desired_state import DesiredState, desired_state, owner_of, read
 from penstock_operator.reconcile.events import event_of, news_of
 from penstock_operator.reconcile.execution import carry_out, watched
 from penstock_operator.reconcile.observed_state import absent, own_secrets, warnings
@@ -43,15 +43,15 @@ from penstock_operator.tls.credentials import read_credentials, renewed
 log = structlog.get_logger()
 
 CALM_S = 30.0
-"""Until the next look at a pool where all is well: its attainment is as old as this."""
+"""Until the next reconciliation of a healthy pool: its attainment is as old as this."""
 
 UNEASY_S = 5.0
-"""Until the next look at one where something has just begun to be missing: nothing watches Warnings."""
+"""Until the next reconciliation of a pool that has just become incomplete: nothing watches Warnings."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What one pool's looks hand on to one another. Losing it costs a little time, nothing else."""
+    """State of one pool between reconciliations. Losing it costs a little time, nothing else."""
 
     uid: str
     scaler: Scaler = field(default_factory=Scaler)
@@ -60,47 +60,50 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What one look found, once everything was applied."""
+    """State of a pool after its actions were executed."""
 
     pool: Pool
     document: Manifest
-    planned: Plan
+    planned: DesiredState
     children: Sequence[Manifest]
     readings: Sequence[Reading]
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciler:
-    """Looks at pools. One at a time at each; at several pools at once."""
+    """Reconciles pools. Reconciliations of one pool never overlap; those of several pools do."""
 
     api: Api
-    seen: Seen
+    cache: Cache
     routers: Routers
     settings: Settings
     metrics: Metrics
     kept: dict[PoolKey, Kept] = field(default_factory=dict)
 
-    async def look(self, key: PoolKey) -> float | None:
-        """Look at a pool. How soon to look again; None: it is gone. Raises ApiUnreachable, ApiRefused."""
-        document = self.seen.pool(key)
+    async def reconcile(self, key: PoolKey) -> float | None:
+        """Reconcile a pool; return the seconds until the next time, None if the pool is gone.
+
+        Raises ApiUnreachable, ApiRefused.
+        """
+        document = self.cache.pool(key)
         if document is None or "deletionTimestamp" in document["metadata"]:
             self.kept.pop(key, None)  # its objects go by their ownerReferences
             return None
         kept = self._kept(key, document)
         pool = self._read(kept, document)
         if isinstance(pool, Problem):
-            await self._tell(document, _unread(document, self.seen.children(key), pool), ())
+            await self._tell(document, _unread(document, self.cache.children(key), pool), ())
             return CALM_S
         planned, done, failed = await self._bring_about(key, pool, document, kept.scaler)
-        children = self.seen.children(key)
+        children = self.cache.children(key)
         readings = await self.routers.ask(_pods(children, Component.ROUTER))
         scene = Scene(pool, document, planned, children, readings)
         problems = await self._problems(key, scene, failed)
         autoscaling = _scaled(kept.scaler, scene) if scales(pool) else None
         status = await self._tell(document, _view(scene, problems, autoscaling), done)
         if autoscaling is not None and autoscaling["replicas"] != planned.replicas:
-            return 0.0  # the decision is in the status: the next look acts on it
-        return _next_look_s(pool, status, time.time())
+            return 0.0  # the decision is in the status: the next reconciliation acts on it
+        return _next_reconcile_s(pool, status, time.time())
 
     def _kept(self, key: PoolKey, document: Manifest) -> Kept:
         uid = document["metadata"]["uid"]
@@ -116,10 +119,10 @@ class Reconciler:
 
     async def _bring_about(
         self, key: PoolKey, pool: Pool, document: Manifest, scaler: Scaler
-    ) -> tuple[Plan, Sequence[Action], tuple[Problem, ...]]:
+    ) -> tuple[DesiredState, Sequence[Action], tuple[Problem, ...]]:
         """Make what is there what is wanted. The plan, what was done for it, and what could not be."""
         owner = owner_of(document)
-        there = [child for child in self.seen.children(key) if child["kind"] != "Pod"]
+        there = [child for child in self.cache.children(key) if child["kind"] != "Pod"]
         credentials = None
         if self.settings.tls:
             secrets = await own_secrets(self.api, key)
@@ -127,13 +130,13 @@ class Reconciler:
             held = read_credentials(secrets.authority, secrets.published)
             server_name = tls_server_name(key.name, key.namespace)
             credentials = renewed(held, server_name, datetime.now(UTC), new_key)
-        others = (p for p in self.seen.pools() if p["metadata"]["uid"] != owner.uid)
+        others = (p for p in self.cache.pools() if p["metadata"]["uid"] != owner.uid)
         capacity_rps = scaler.capacity_rps(learned_capacity_rps(key.name, there)) if scales(pool) else None
-        planned = plan(pool, document, others, self.settings, credentials, capacity_rps=capacity_rps)
+        planned = desired_state(pool, document, others, self.settings, credentials, capacity_rps=capacity_rps)
         if planned.wanted is None:
             return planned, (), ()
         actions = await self._decide(planned.wanted, there, owner)
-        return planned, actions, await carry_out(actions, self.api, self.seen, self.metrics)
+        return planned, actions, await carry_out(actions, self.api, self.cache, self.metrics)
 
     async def _decide(
         self, wanted: Sequence[Manifest], there: Sequence[Manifest], owner: Owner
@@ -144,7 +147,9 @@ class Reconciler:
         most of an object's size, and rarely asked for.
         """
         actions = decide(wanted, there, owner)
-        unsure = [a.manifest for a in actions if isinstance(a, Apply) and a.reason is not Reason.CHANGED]
+        unsure = [
+            a.manifest for a in actions if isinstance(a, Apply) and a.reason is not ActionReason.CHANGED
+        ]
         refs = [ref_of(manifest) for manifest in unsure if watched(manifest)]
         if not refs:
             return actions
@@ -173,7 +178,7 @@ class Reconciler:
         metadata = {k: document["metadata"][k] for k in ("name", "namespace", "uid")}
         patch = {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": metadata}
         try:
-            self.seen.note(await self.api.apply(patch | {"status": status}, subresource="status"))
+            self.cache.update(await self.api.apply(patch | {"status": status}, subresource="status"))
             self.metrics.status_writes.inc()
         except ApiRefused as refused:
             if refused.code != 404:  # it was deleted meanwhile: the watch will tell
@@ -246,7 +251,7 @@ def _state(pod: Manifest) -> ReplicaState:
     return ReplicaState.READY if is_ready(pod) else ReplicaState.STARTING
 
 
-def _next_look_s(pool: Pool, status: Status, now_s: float) -> float:
+def _next_reconcile_s(pool: Pool, status: Status, now_s: float) -> float:
     """Often at first where something is missing, then less and less often."""
     at_most_s = LOOK_S if scales(pool) else CALM_S
     wrong = condition(status, "Degraded"), condition(status, "Progressing")

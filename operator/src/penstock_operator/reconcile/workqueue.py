@@ -1,9 +1,8 @@
-"""Which pools wait to be looked at.
+"""Queue of pools to reconcile, with delays and exponential backoff.
 
-A key is in the queue once, however often it is added; it is worked on by one worker at a time, and one that
-is added meanwhile comes again afterwards. So a burst of changes costs one look, and no two looks at a pool
-ever overlap. A look may be asked for later: the earliest wish counts. A pool whose look failed comes again
-after a pause that doubles.
+A key is in the queue at most once. One worker at a time processes it; a key that is added meanwhile is
+processed again afterwards. So a burst of changes costs one reconciliation, and reconciliations of
+one pool never overlap. Of several delayed additions the earliest counts. After a failure the delay doubles.
 """
 
 import asyncio

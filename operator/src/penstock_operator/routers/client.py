@@ -1,7 +1,7 @@
-"""Asking a pool's routers what was asked of them: all at once, briefly, and never in the way.
+"""HTTP client for the demand page of a pool's routers: all at once, with a short timeout.
 
-A router that does not answer in time, or answers something else, is left out of this look, which is logged
-once; a pool's status and its scaling rest on those that do.
+A router that does not answer in time, or answers something else, is left out of this reconciliation, which is
+logged once; status and autoscaling use the answers of the others.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ from penstock_operator.status.route_status import pending_route
 Status = dict[str, Any]
 
 
-class Reason(StrEnum):
+class ConditionReason(StrEnum):
     """Why a condition is as it is, where no `Cause` says so."""
 
     SERVING = "Serving"
@@ -143,7 +143,7 @@ def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
         _degraded(view.problems),
     ]
     if view.scaled_by_others:
-        said.append(("Autoscaling", True, Reason.SCALED_BY_OTHERS, "spec.replicas is followed"))
+        said.append(("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "spec.replicas is followed"))
     elif view.autoscaling is not None and view.autoscaling.get("reason"):
         reason = view.autoscaling["reason"]
         said.append(("Autoscaling", True, _camel(reason), view.autoscaling.get("message", "")))
@@ -162,7 +162,7 @@ def _ready(view: View, replicas: Pods, routers: Pods) -> Said:
     if progressing:
         return ("Ready", False, reason, said)
     if (pending := pending_route(view.children)) is not None:
-        return ("Ready", False, Reason.ROUTE_PENDING, pending)
+        return ("Ready", False, ConditionReason.ROUTE_PENDING, pending)
     return ("Ready", True, *_serving(view, replicas, counts))
 
 
@@ -172,47 +172,52 @@ def _available(view: View, replicas: Pods, routers: Pods) -> Said:
         if pods.ready == 0 and pods.wanted > 0:
             return ("Available", False, _why(pods), _with(counts, pods.problem))
     reason, said = _serving(view, replicas, counts)
-    return ("Available", reason is not Reason.NONE_WANTED, reason, said)
+    return ("Available", reason is not ConditionReason.NONE_WANTED, reason, said)
 
 
-def _serving(view: View, replicas: Pods, counts: str) -> tuple[Reason, str]:
+def _serving(view: View, replicas: Pods, counts: str) -> tuple[ConditionReason, str]:
     """What a pool does that has all the pods it needs."""
     if replicas.ready > 0:
-        return Reason.SERVING, counts
+        return ConditionReason.SERVING, counts
     if view.wakes:
-        return Reason.ASLEEP, "no replica; the first request wakes one"
-    return Reason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
+        return ConditionReason.ASLEEP, "no replica; the first request wakes one"
+    return ConditionReason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
 
 
 def _component_ready(type_: str, word: str, pods: Pods) -> Said:
     if pods.wanted == 0 and pods.settled:
-        return (type_, True, Reason.NONE_WANTED, f"no {word} is wanted")
+        return (type_, True, ConditionReason.NONE_WANTED, f"no {word} is wanted")
     counts = f"{_count(pods, word)} ready"
     if pods.all_ready:
-        return (type_, True, Reason.ALL_READY, counts)
+        return (type_, True, ConditionReason.ALL_READY, counts)
     return (type_, False, _why(pods), _with(counts, pods.problem))
 
 
 def _progressing(replicas: Pods, routers: Pods) -> Said:
     for word, pods in (("replica", replicas), ("router", routers)):
         if pods.settled and pods.there != pods.wanted:
-            return ("Progressing", True, Reason.SCALING, f"{pods.there} {word}s, {pods.wanted} are wanted")
+            return (
+                "Progressing",
+                True,
+                ConditionReason.SCALING,
+                f"{pods.there} {word}s, {pods.wanted} are wanted",
+            )
         if not pods.settled or pods.updated < pods.wanted:
             said = f"{pods.updated} of {pods.wanted} {word}s are of the newest spec"
-            return ("Progressing", True, Reason.ROLLING_OUT, said)
+            return ("Progressing", True, ConditionReason.ROLLING_OUT, said)
         if pods.ready < pods.wanted:
-            return ("Progressing", True, Reason.STARTING, f"{_count(pods, word)} ready")
-    return ("Progressing", False, Reason.SETTLED, "all pods are of the newest spec")
+            return ("Progressing", True, ConditionReason.STARTING, f"{_count(pods, word)} ready")
+    return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
 
 
 def _degraded(problems: Sequence[Problem]) -> Said:
     if not problems:
-        return ("Degraded", False, Reason.AS_WANTED, "nothing is known to be wrong")
+        return ("Degraded", False, ConditionReason.AS_WANTED, "nothing is known to be wrong")
     return ("Degraded", True, problems[0].cause, "; ".join(problem.message for problem in problems[:5]))
 
 
 def _why(pods: Pods) -> str:
-    return Reason.STARTING if pods.problem is None else pods.problem.cause
+    return ConditionReason.STARTING if pods.problem is None else pods.problem.cause
 
 
 def _with(counts: str, problem: Problem | None) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_operator.manifests.manifest import Manifest, Owner, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
-from penstock_operator.reconcile.actions import Action, Apply, Conflict, Delete, LeftOut, Reason, decide
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut, decide
 
 Want = Callable[..., dict[str, Manifest]]
 OURS = Owner("llama", "apps", "uid-of-llama")
@@ -35,7 +35,7 @@ def _ref(action: Action) -> Ref:
 def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
     wanted = tuple(want().values())
     actions = decide(wanted, [], OURS)
-    assert all(isinstance(action, Apply) and action.reason is Reason.MISSING for action in actions)
+    assert all(isinstance(action, Apply) and action.reason is ActionReason.MISSING for action in actions)
     assert [action.manifest for action in actions if isinstance(action, Apply)] == list(wanted)
 
 
@@ -52,7 +52,7 @@ def test_what_somebody_changed_has_drifted_and_says_where(want: Want) -> None:
     (action,) = decide(tuple(wanted.values()), seen, OURS)
     assert isinstance(action, Apply)
     assert (action.reason, action.drift) == (
-        Reason.DRIFTED,
+        ActionReason.DRIFTED,
         ("spec.template.spec.containers[router].image",),
     )
 
@@ -102,7 +102,7 @@ def test_marks_that_somebody_took_off_are_put_back(want: Want, lost: str) -> Non
     del seen["metadata"][lost]
     (action,) = decide([wanted], [seen], OURS)
     assert (action.reason, action.drift if isinstance(action, Apply) else None) == (
-        Reason.DRIFTED,
+        ActionReason.DRIFTED,
         (f"metadata.{lost}",),
     )
 
@@ -112,7 +112,7 @@ def test_what_is_no_longer_wanted_is_deleted_by_its_uid(want: Want) -> None:
     seen = [stored(each, uid=name) for name, each in before.items()]
     (action,) = decide(tuple(after.values()), seen, OURS)
     assert action == Delete(
-        Ref("networking.k8s.io/v1", "Ingress", "apps", "llama"), "Ingress/llama", Reason.ORPHANED
+        Ref("networking.k8s.io/v1", "Ingress", "apps", "llama"), "Ingress/llama", ActionReason.ORPHANED
     )
 
 

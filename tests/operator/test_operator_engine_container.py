@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.objects.render_context import UnfitPool
+from penstock_operator.objects.render_context import UnsupportedPool
 from penstock_operator.settings import Settings
 
 Want = Callable[..., dict[str, Manifest]]
@@ -153,7 +153,7 @@ def test_engines_of_others_have_shared_memory_and_a_home(pod_of: PodOf) -> None:
 
 
 def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: PodOf) -> None:
-    with pytest.raises(UnfitPool, match=r"spec\.engine\.image: missing"):
+    with pytest.raises(UnsupportedPool, match=r"spec\.engine\.image: missing"):
         pod_of("openai")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.objects.render_context import UnfitPool
+from penstock_operator.objects.render_context import UnsupportedPool
 from penstock_operator.settings import Settings
 
 Want = Callable[..., dict[str, Manifest]]
@@ -238,7 +238,7 @@ def test_routers_read_their_key_secrets_themselves_and_no_others(want: Want) -> 
 
 
 def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
-    with pytest.raises(UnfitPool, match=r"ide: keys\.file is for local tools"):
+    with pytest.raises(UnsupportedPool, match=r"ide: keys\.file is for local tools"):
         want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])
 
 

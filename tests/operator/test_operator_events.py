@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock_operator.manifests.manifest import Ref
-from penstock_operator.reconcile.actions import Action, Apply, Delete, Reason
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
 from penstock_operator.reconcile.events import News, event_of, news_of
 
 
@@ -24,13 +24,13 @@ def told(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> lis
     return [(news.type, news.reason) for news in news_of(before, after, actions)]
 
 
-def service(reason: Reason, *drift: str) -> Apply:
+def service(reason: ActionReason, *drift: str) -> Apply:
     manifest = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "team"}}
     return Apply(manifest, reason, drift)
 
 
 def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
-    assert told({}, status(ready=False), service(Reason.MISSING)) == []
+    assert told({}, status(ready=False), service(ActionReason.MISSING)) == []
     assert told(status(ready=False), status()) == [("Normal", "Ready")]
     assert told(status(), status()) == []
 
@@ -43,10 +43,10 @@ def test_trouble_is_told_once_and_its_end_once() -> None:
 
 
 def test_what_was_put_right_is_told() -> None:
-    (news,) = news_of(status(), status(), [service(Reason.DRIFTED, "spec.ports[80]")])
+    (news,) = news_of(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
     assert news == News("Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants')
-    assert told(status(), status(), service(Reason.MISSING)) == [("Normal", "Made")]
-    assert told(status(), status(), service(Reason.CHANGED)) == []
+    assert told(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
+    assert told(status(), status(), service(ActionReason.CHANGED)) == []
     removed = Delete(Ref("v1", "Service", "team", "chat"), "uid")
     assert told(status(), status(), removed) == [("Normal", "Removed")]
 

@@ -1,0 +1,126 @@
+"""What watches told, in whatever order news arrives."""
+
+from penstock_operator.cluster.cache import Cache, PoolKey
+from penstock_operator.cluster.kinds import CONFIG_MAP, POOL, Kind
+from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.manifests.names import POOL_LABEL
+
+KEY = PoolKey("team", "chat")
+
+
+def made(kind: Kind, name: str, version: int, uid: str = "", pool: str = "chat") -> Manifest:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": uid or name,
+            "resourceVersion": str(version),
+            "labels": {POOL_LABEL: pool},
+            "managedFields": [{"manager": "penstock-operator"}],
+        },
+    }
+
+
+def test_children_are_their_pool_s() -> None:
+    cache = Cache()
+    cache.update(made(POOL, "chat", 1))
+    cache.update(made(CONFIG_MAP, "chat-router", 2))
+    cache.update(made(CONFIG_MAP, "code-router", 3, pool="code"))
+    assert [child["metadata"]["name"] for child in cache.children(KEY)] == ["chat-router"]
+    pool = cache.pool(KEY)
+    assert pool is not None
+    assert "managedFields" not in pool["metadata"]
+
+
+def test_older_version_is_no_news() -> None:
+    cache = Cache()
+    assert cache.update(made(CONFIG_MAP, "chat-router", 9))
+    assert not cache.update(made(CONFIG_MAP, "chat-router", 8))
+    assert not cache.update(made(CONFIG_MAP, "chat-router", 9))
+    assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "9"
+
+
+def test_late_news_does_not_bring_back_what_is_gone() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "chat-router", 1))
+    assert cache.remove(made(CONFIG_MAP, "chat-router", 3))
+    assert not cache.update(made(CONFIG_MAP, "chat-router", 2))
+    assert cache.children(KEY) == ()
+
+
+def test_namesake_made_since_is_not_forgotten_with_its_predecessor() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "chat-router", 5, uid="new"))
+    assert not cache.remove(made(CONFIG_MAP, "chat-router", 4, uid="old"))
+    assert len(cache.children(KEY)) == 1
+
+
+def test_list_tells_what_a_watch_has_lost() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "gone", 1))
+    asked = cache.mark(CONFIG_MAP)
+    cache.update(made(CONFIG_MAP, "newer-than-the-list", 9))
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "there", 3)], 5, asked)
+    assert names(cache) == ["newer-than-the-list", "there"]
+
+
+def test_what_was_heard_while_a_list_was_under_way_stays() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "changes", 3))
+    cache.update(made(CONFIG_MAP, "goes", 4))
+    asked = cache.mark(CONFIG_MAP)
+    cache.update(made(CONFIG_MAP, "changes", 7))
+    cache.remove(made(CONFIG_MAP, "goes", 8))
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "changes", 3), made(CONFIG_MAP, "goes", 4)], 6, asked)
+    assert names(cache) == ["changes"]
+    assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "7"
+    assert not cache.behind
+
+
+def restored() -> Cache:
+    """What is known after etcd came back from a backup that is older than all this: but for the list."""
+    cache = Cache()
+    cache.update(made(POOL, "chat", 800))
+    cache.update(made(CONFIG_MAP, "changed-since", 900))
+    cache.update(made(CONFIG_MAP, "made-since", 950))
+    cache.update(made(CONFIG_MAP, "deleted-since", 700))
+    cache.remove(made(CONFIG_MAP, "deleted-since", 960))
+    return cache
+
+
+def test_list_of_a_restored_server_is_believed() -> None:
+    cache = restored()
+    listed = [made(CONFIG_MAP, "changed-since", 600), made(CONFIG_MAP, "deleted-since", 500)]
+    cache.replace(CONFIG_MAP, None, listed, 650, cache.mark(CONFIG_MAP))
+    told = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cache.children(KEY)}
+    assert told == {"changed-since": "600", "deleted-since": "500"}
+    assert cache.update(made(CONFIG_MAP, "changed-since", 651))
+    assert cache.update(made(CONFIG_MAP, "deleted-since", 652))
+
+
+def test_list_of_a_restored_server_is_believed_even_if_it_has_overtaken_what_is_known() -> None:
+    cache = restored()
+    cache.replace(POOL, None, [made(POOL, "chat", 500)], 2000, cache.mark(POOL))
+    pool = cache.pool(KEY)
+    assert pool is not None
+    assert pool["metadata"]["resourceVersion"] == "500"
+
+
+def test_watches_are_deaf_until_a_restored_server_is_where_it_was() -> None:
+    cache = restored()
+    for version, behind in ((650, True), (900, True), (950, False)):
+        cache.replace(CONFIG_MAP, None, [], version, cache.mark(CONFIG_MAP))
+        assert cache.behind is behind
+
+
+def names(cache: Cache) -> list[str]:
+    return [child["metadata"]["name"] for child in cache.children(KEY)]
+
+
+def test_list_of_one_namespace_says_nothing_of_others() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "chat-router", 1))
+    cache.replace(CONFIG_MAP, "elsewhere", [], 5, cache.mark(CONFIG_MAP))
+    assert len(cache.children(KEY)) == 1
