@@ -12,9 +12,11 @@ SMALL = Kind(policy="slos-serve", blocks=60, batch_tokens=128, running=8)
 CHAT = TIERS[0]
 
 
-def decoding(kind: Kind, count: int, output_tokens: int = 40, **more: Any) -> tuple[Engine, Any]:
-    """An engine in which so many decode, and its policy."""
-    engine, policy = watched(kind)
+def decoding(
+    kind: Kind, count: int, output_tokens: int = 40, *, always: bool = False, **more: Any
+) -> tuple[Engine, Any]:
+    """An engine in which so many decode, and its policy. always: it is asked for every step."""
+    engine, policy = watched(kind, always=always)
     for at in range(count):
         engine.add(f"r{at}", 20, output_tokens, fields=CHAT | {"penstock_id": f"p{at}"}, **more)
     while len(engine.scheduler.running) < count or any(
@@ -157,11 +159,11 @@ def test_no_more_adapters_are_in_use_than_there_is_room_for_with_one_that_rests(
 
 
 def test_one_that_lost_its_memory_is_not_planned_before_its_last_tokens_have_come() -> None:
-    engine, policy = decoding(replace(SMALL, ahead=True), 2)
+    engine, policy = decoding(replace(SMALL, ahead=True), 2, always=True)
     for _ in range(2):
         engine.begin()  # several steps under way, as in a pipeline of workers
     policy.answer = lambda view: Step({"p0": 1}, preempt=("p1",))
-    engine.begin()
+    assert engine.begin().preempted_req_ids == {"r1"}
     policy.answer = lambda view: Step({"p0": 1})
     engine.begin()
     assert "p1" not in {job.request.id for job in policy.view.waiting}
