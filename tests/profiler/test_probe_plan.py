@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.timing.fit import Point
 from penstock_core.timing.time_model import BatchWork, chunk_work
+from penstock_profiler.decoding import Decoding
 from penstock_profiler.engine import Drafts, Seen, Stream
-from penstock_profiler.measure import gaps_s, lengthened, speculated
+from penstock_profiler.measure import context_in_the_middle, gaps_s, lengthened, speculated
 from penstock_profiler.plan import (
     ANSWER_TOKENS,
     Decodes,
@@ -113,6 +114,17 @@ def test_an_engine_that_answers_one_after_the_other_shows_no_gap() -> None:
     assert lengthened(beside(10, 20, 30, 40, 50, 60), prompt, way_s=0.002) is None
 
 
+def test_a_request_with_one_gap_shows_no_usual_one_to_compare_with() -> None:
+    prompt = Stream(0.044, 99, [Seen(0.0902, 1)])
+    assert lengthened(beside(10, 90), prompt, way_s=0.002) is None
+
+
+async def test_the_context_of_decodes_is_that_in_the_middle_of_what_was_seen() -> None:
+    windows = [[Seen(1.0, 4), Seen(2.0, 20)], [Seen(1.0, 5), Seen(2.0, 23)]]
+    together = Decoding([Stream(0.0, 100), Stream(0.0, 300)], [])
+    assert context_in_the_middle(together, windows) == 400 + (12 + 14)
+
+
 def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> None:
     probes: list[Probe] = [Prefill(16), Prefill(1024), Decodes(4, 64)]
     took_s = {probes[0]: 0.01, probes[1]: 1.0, probes[2]: 0.02}
@@ -153,3 +165,12 @@ def test_a_stalled_reading_does_not_move_its_probe() -> None:
     assert found.point == Point(work, 0.011)
     assert found.times == 3
     assert found.spread > 1
+
+
+def test_noise_is_the_mean_spread_of_probes_that_were_read_again() -> None:
+    read, work = Readings(), BatchWork(8, 800)
+    assert read.noise == 0
+    for probe, seconds in ((Prefill(16), 0.9), (Prefill(16), 1.0), (Prefill(16), 1.1), (Prefill(64), 5.0)):
+        read.note(probe, Point(work, seconds), 0.1)
+    read.note(Prefill(128), None, 0.1)
+    assert read.noise == pytest.approx(0.2 / 3)

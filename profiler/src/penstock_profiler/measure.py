@@ -120,7 +120,7 @@ async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | No
     windows = together.since(started)
     if min(window[-1].at_s for window in windows) <= began_s:
         return None
-    context = _context(together, windows)
+    context = context_in_the_middle(together, windows)
     if drafts.drafted:
         tokens = sum(window[-1].tokens - window[0].tokens for window in windows)
         gap_s = median(_between_ends_s(window) for window in windows)
@@ -129,8 +129,8 @@ async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | No
     return Point(BatchWork(probe.requests, context), gap_s)
 
 
-def _context(together: Decoding, windows: Sequence[Sequence[Seen]]) -> int:
-    """Of all, in the middle of their windows."""
+def context_in_the_middle(together: Decoding, windows: Sequence[Sequence[Seen]]) -> int:
+    """Return the context of all requests in the middle of their windows, tokens."""
     prompts = sum(stream.prompt_tokens for stream in together.streams)
     return prompts + sum(window[0].tokens + window[-1].tokens for window in windows) // 2
 
