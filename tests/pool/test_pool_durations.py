@@ -3,7 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_pool.durations import LONGEST_S, UNIT_S, exact_duration, format_duration, parse_duration_s
+from penstock_pool.durations import (
+    LONGEST_S,
+    LONGEST_TEXT,
+    UNIT_S,
+    exact_duration,
+    format_duration,
+    parse_duration_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +39,12 @@ def test_what_is_no_duration_says_what_would_be_right(text: str, line: str) -> N
     with pytest.raises(ValueError, match=r"\S") as error:
         parse_duration_s(text)
     assert str(error.value) == line
+
+
+def test_a_text_may_be_as_long_as_its_bound() -> None:
+    assert parse_duration_s("0" * (LONGEST_TEXT - 2) + "5s") == 5
+    with pytest.raises(ValueError, match="is no duration"):
+        parse_duration_s("0" * (LONGEST_TEXT - 1) + "5s")
 
 
 @given(st.lists(st.tuples(st.integers(0, 999), st.sampled_from(sorted(UNIT_S))), min_size=1, max_size=4))

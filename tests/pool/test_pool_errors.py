@@ -408,3 +408,10 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         with pytest.raises(PoolError) as error:
             load_pool(path)
         assert error.value.lines == [f"{path}: {said}"]
+
+
+def test_a_character_that_yaml_does_not_take_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text("kind: \x01")
+    with pytest.raises(PoolError, match="is not YAML: unacceptable character #x0001"):
+        load_pool(file)

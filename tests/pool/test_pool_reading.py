@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from penstock_core.domain.slo import Judge, Slo
 from penstock_pool import PoolError, load_keys, load_pool, parse_pool
+from penstock_pool.tier_spec import SloSpec
 
 FULL = """
 apiVersion: penstock.dev/v1alpha1
@@ -168,3 +169,8 @@ def test_keys_in_a_secret_are_for_a_cluster(full: Path) -> None:
     )
     with pytest.raises(PoolError, match=r'keys\.secret: "ide-keys" is in a cluster'):
         load_keys(load_pool(full), full.parent)
+
+
+def test_an_answer_may_be_due_as_soon_as_its_first_token() -> None:
+    slo = SloSpec.model_validate({"ttft": "800ms", "e2e": "800ms"})
+    assert (slo.ttft, slo.e2e_s) == (0.8, 0.8)
