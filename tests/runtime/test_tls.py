@@ -2,12 +2,14 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,6 +19,9 @@ from penstock_runtime.serving import listen, serving
 from penstock_runtime.tls import server_context
 
 PATIENCE_S = 20.0
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 BOUNDS = HttpBounds(head_s=0.2, last_call_s=0.01)
 
 
@@ -66,9 +71,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served(identity: Identity) -> AsyncIterator[tuple[str, int]]:
+async def served(identity: Identity, bounds: HttpBounds = BOUNDS) -> AsyncIterator[tuple[str, int]]:
     listener = listen("127.0.0.1", 0)
-    async with serving(app, listener, 5.0, BOUNDS, server_context(identity.cert, identity.key)):
+    async with serving(app, listener, 5.0, bounds, server_context(identity.cert, identity.key)):
         yield listener.getsockname()
 
 
@@ -131,6 +136,58 @@ async def test_a_certificate_without_its_key_is_not_shown(identity: Identity) ->
 async def test_a_client_that_begins_no_handshake_is_closed_in_time(identity: Identity) -> None:
     async with served(identity) as address, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(*address)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@on_each_loop
+def test_handshakes_that_never_end_are_bounded_in_number(identity: Identity, run: Run) -> None:
+    async def story() -> None:
+        bounds = HttpBounds(connections=3, last_call_s=0.01)
+        async with served(identity, bounds) as address, asyncio.timeout(PATIENCE_S):
+            async with connected(address) as client:
+                begun = [await asyncio.open_connection(*address) for _ in range(2)]
+                reader, over = await asyncio.open_connection(*address)
+                assert await reader.read() == b""
+                assert await client.echoed(b"goes on") == b"goes on"
+                for _, writer in (*begun, (reader, over)):
+                    writer.close()
+            await served_again(address)
+
+    run(story())
+
+
+@on_each_loop
+def test_a_failed_handshake_makes_room(identity: Identity, run: Run) -> None:
+    async def story() -> None:
+        bounds = HttpBounds(connections=1, last_call_s=0.01)
+        async with served(identity, bounds) as address, asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                with suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+                await served_again(address)
+
+    run(story())
+
+
+async def served_again(address: tuple[str, int]) -> None:
+    """Wait until a connection is served: the server hears of those that closed a moment later."""
+    while True:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with connected(address) as client:
+                assert await client.echoed(b"hello") == b"hello"
+                return
+
+
+async def test_leaving_ends_handshakes(identity: Identity) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        async with served(identity, HttpBounds()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            async with connected(address) as later:  # accepted in order
+                assert await later.echoed(b"hello") == b"hello"
         assert await reader.read() == b""
         writer.close()
 

@@ -39,7 +39,8 @@ class HttpBounds:
     head_s: from the connection, or a request's first byte, to the end of its head.
     keep_alive_s: an idle connection is closed after it. Longer than clients' own pools keep one, so that
         it is they who close.
-    connections: open at once; more are answered 503 and closed.
+    connections: open at once; more are answered 503 and closed. Under TLS they count from before their
+        handshake, and more are closed without one.
     half_closed_s: a client that has closed its side looks like one that has gone. What is ready within this
         still reaches it; after it the client has gone.
     linger_s, linger_bytes: the rest of a request that is answered already is read for so long and up to this

@@ -33,12 +33,10 @@ import uvloop
 
 from penstock_runtime.asgi import App, with_errors
 from penstock_runtime.http_protocol import BoundedConfig, BoundedHttp, HttpBounds
+from penstock_runtime.tls_server import TlsServer
 
 BACKLOG = 2048
 """Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
-
-TLS_GOODBYE_S = 1.0
-"""For a client to answer that TLS ends; then its connection is closed without."""
 
 LAST_WORDS_S = 1.0
 """For responses that were cut off at the end of a drain to send their error."""
@@ -179,21 +177,16 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, with bounds on the handshakes of TLS, and tell when it does."""
-        loop = asyncio.get_running_loop()
-        handshake_s = None if self._tls is None else self.config.bounds.head_s
-        self.servers = [
-            await loop.create_server(
-                self._connection,
-                sock=listener,
-                backlog=BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=handshake_s,
-                ssl_shutdown_timeout=handshake_s and TLS_GOODBYE_S,
-            )
-            for listener in sockets or ()
-        ]
+        self.servers = [await self._listening(listener) for listener in sockets or ()]  # type: ignore[misc]
         self.started = True
         self.up.set()
+
+    async def _listening(self, listener: socket.socket) -> asyncio.Server | TlsServer:
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
+        bounds, standing = self.config.bounds, self.server_state.connections
+        return TlsServer(listener, self._connection, self._tls, bounds, standing)
 
     def _connection(self) -> BoundedHttp:
         return BoundedHttp(self.config, self.server_state, self.lifespan.state)

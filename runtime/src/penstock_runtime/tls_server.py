@@ -1,0 +1,85 @@
+"""A server that counts a connection from its first moment, before the handshake of TLS.
+
+asyncio's own tells a protocol of its connection after the handshake, so nothing bounds how many clients begin
+one and never end it. Here each accepted socket is counted at once, and one over the bound is closed.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sized
+from contextlib import suppress
+
+from penstock_runtime.http_protocol import HttpBounds
+
+GOODBYE_S = 1.0
+"""For a client to answer that TLS ends; then its connection is closed without."""
+
+NO_SOCKETS_PAUSE_S = 1.0
+"""Before accepting again when the process has no file descriptor left. The kernel holds clients meanwhile."""
+
+
+class TlsServer:
+    """Accepts on one listening socket until closed.
+
+    connection: makes the protocol of one connection.
+    bounds: `head_s` is that of a handshake; `connections` counts handshakes too.
+    standing: connections whose handshake is done.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connection: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext,
+        bounds: HttpBounds,
+        standing: Sized,
+    ) -> None:
+        self.sockets = (listener,)
+        self._listener, self._connection, self._tls = listener, connection, tls
+        self._bounds, self._standing = bounds, standing
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more, and end handshakes."""
+        for task in (self._accepting, *self._handshakes):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until that is done."""
+        await asyncio.wait((self._accepting, *self._handshakes))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except ConnectionError:  # the client has gone already
+                continue
+            except OSError:
+                await asyncio.sleep(NO_SOCKETS_PAUSE_S)
+                continue
+            if len(self._handshakes) + len(self._standing) >= self._bounds.connections:
+                _refuse(accepted)
+                continue
+            task = asyncio.create_task(self._shake_hands(accepted))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        with suppress(OSError, TimeoutError):  # ssl.SSLError too: the client's fault, and its loss
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._bounds.head_s,
+                ssl_shutdown_timeout=GOODBYE_S,
+            )
+
+
+def _refuse(accepted: socket.socket) -> None:
+    """Close it. What has come is read first: a socket that is closed with unread bytes is reset."""
+    with accepted, suppress(OSError):
+        accepted.shutdown(socket.SHUT_WR)
+        accepted.recv(65536)
