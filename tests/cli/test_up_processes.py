@@ -4,19 +4,24 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from penstock_cli.failure import Failure
+from penstock_cli.local.certificate import certificate_wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
+DEMO = "examples/demo-pool.yaml"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 PATIENCE_S = 90.0
 
@@ -43,12 +48,12 @@ def get(url: str) -> dict[str, Any]:
         return page
 
 
-def complete(url: str) -> dict[str, Any]:
+def complete(url: str, trusting: ssl.SSLContext | None = None) -> dict[str, Any]:
     body = {"model": MODEL, "prompt": [5] * 40, "max_tokens": 3, "ignore_eos": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=60, context=trusting) as reply:
         answer: dict[str, Any] = json.load(reply)
         return answer
 
@@ -87,17 +92,16 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
+    with running(tmp_path) as up:
+        yield up
+
+
+@contextmanager
+def running(tmp_path: Path, *flags: str) -> Iterator[Up]:
     log = (tmp_path / "up.log").open("w")
-    command = [
-        str(Path(sys.executable).parent / "penstock"),
-        "up",
-        "-f",
-        "examples/demo-pool.yaml",
-        "--port",
-        "0",
-    ]
+    command = [PENSTOCK, "up", "-f", DEMO, "--port", "0", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, text=True)
-    serving = re.compile(r"serving at (http://\S+)/v1.*\n.*state at (http://\S+)")
+    serving = re.compile(r"serving at (https?://\S+)/v1.*\n.*state at (http://\S+)")
 
     def has_started() -> bool:
         assert process.poll() is None, (tmp_path / "up.log").read_text()
@@ -143,16 +147,44 @@ def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
 
 
 def test_a_process_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> None:
-    """An offload to another pool is a valid spec that one machine's router refuses."""
-    pool = (ROOT / "examples" / "demo-pool.yaml").read_text()
-    path = tmp_path / "pool.yaml"
-    path.write_text(pool.replace("backup: best-effort", "backup: offload, pool: other"))
-    command = [PENSTOCK, "up", "-f", str(path), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    """192.0.2.1 is for documentation: no machine has it."""
+    command = [PENSTOCK, "up", "-f", DEMO, "--port", "0", "--host", "192.0.2.1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "router ended before the pool was ready: exit code 2: " in last
-    assert 'spec.routing.backup: "offload"' in last
+    assert "router ended before the pool was ready: exit code 1: cannot listen on 192.0.2.1:" in last
+
+
+def make_certificate(cert: Path, key: Path) -> None:
+    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=pool"
+    flags = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", *new.split(), *flags], check=True, capture_output=True)
+
+
+def test_the_api_is_served_over_tls_where_a_certificate_is_given(tmp_path: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    make_certificate(cert, key)
+    with running(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as up:
+        assert up.url.startswith("https://127.0.0.1:")
+        until(lambda: in_service(up.admin_url) == {"r0", "r1"}, "both replicas")
+        trusting = ssl.create_default_context(cafile=cert)
+        assert complete(up.url, trusting)["usage"]["completion_tokens"] == 3
+
+
+def test_a_certificate_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path) -> None:
+    cert, key, other = tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "other.key"
+    make_certificate(cert, other)
+    make_certificate(cert, key)
+    for wrong, words in (
+        ((cert, None), "--tls-cert and --tls-key belong together"),
+        ((None, key), "--tls-cert and --tls-key belong together"),
+        ((cert, other), r"tls.crt: no certificate with its key in .*other.key"),
+        ((cert, tmp_path / "none.key"), r"none.key: No such file"),
+    ):
+        with pytest.raises(Failure, match=words) as failure:
+            certificate_wanted(*wrong)
+        assert failure.value.exit_code == 2
+    assert certificate_wanted(None, None) is None
 
 
 VLLM_WITHOUT_ROOM = """\

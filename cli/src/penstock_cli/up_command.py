@@ -12,6 +12,7 @@ import typer
 from penstock_pool import Pool, load_keys
 from rich.console import Console
 
+from penstock_cli.local.certificate import certificate_wanted
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.engines import STARTED, check_engines, engines_wanted
 from penstock_cli.local.layout import ADMIN_STEP, Layout, Wanted
@@ -69,6 +70,15 @@ VllmPython = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of simulated engines.")]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PEM",
+        help="Serve the API over TLS with this certificate; read again when it is renewed.",
+        show_default=False,
+    ),
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="PEM", help="And this key.", show_default=False)]
 
 
 def up(
@@ -77,6 +87,8 @@ def up(
     port: Port = 8080,
     admin_port: AdminPort = None,
     host: Host = "127.0.0.1",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     replicas: Replicas = None,
     engine: Engine = None,
     policy: Policy = None,
@@ -98,7 +110,10 @@ def up(
       penstock up -f pool.yaml --engine vllm --model ./tiny-model
 
       penstock up -f pool.yaml --engine http://10.0.0.5:8000,http://10.0.0.6:8000
+
+      penstock up -f pool.yaml --host 0.0.0.0 --tls-cert tls.crt --tls-key tls.key
     """
+    certificate = certificate_wanted(tls_cert, tls_key)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="penstock-pool-") as folder:
         urls = engines_wanted(engine)
@@ -112,6 +127,7 @@ def up(
             host=host,
             port=port,
             admin_port=admin_port,
+            certificate=certificate,
             engines=urls,
             truth=truth.value,
             seed=seed,

@@ -14,6 +14,7 @@ from penstock_pool import Pool
 from penstock_pool.engine_spec import AUTO
 
 from penstock_cli.failure import Failure
+from penstock_cli.local.certificate import Certificate
 from penstock_cli.local.ports import check_free, free_ports, is_free
 from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, Vllm, argv, environment
 
@@ -50,6 +51,7 @@ class Wanted:
     port: of the router; 0: any.
     admin_port: of the router's admin pages, on loopback; 0: any. None: `ADMIN_STEP` above `port`, or any
         where that is taken.
+    certificate: of the API; None: plain HTTP.
     """
 
     pool_file: Path
@@ -60,6 +62,7 @@ class Wanted:
     truth: str = "measured"
     seed: int = 0
     admin_port: int | None = None
+    certificate: Certificate | None = None
     vllm: Vllm | None = None
 
 
@@ -103,7 +106,7 @@ def lay_out(wanted: Wanted, socket_dir: Path, pool: Pool | None = None) -> Layou
     router = _router(wanted, router_port, admin_port, replicas)
     return Layout(
         processes=(*own_engines, *sidecars, router),
-        url=f"http://{wanted.host}:{router_port}",
+        url=f"{'https' if wanted.certificate else 'http'}://{wanted.host}:{router_port}",
         admin_url=f"http://{LOOPBACK}:{admin_port}",
         engines=engines,
         metrics=tuple(f"http://{LOOPBACK}:{port}/metrics" for port in metrics_ports),
@@ -166,6 +169,8 @@ def _sidecar(wanted: Wanted, replica: _Replica) -> Process:
 def _router(wanted: Wanted, port: int, admin_port: int, replicas: Sequence[_Replica]) -> Process:
     flags = ["--host", wanted.host, "--port", str(port)]
     flags += ["--admin-host", LOOPBACK, "--admin-port", str(admin_port)]
+    if wanted.certificate is not None:
+        flags += ["--tls-cert", str(wanted.certificate.cert), "--tls-key", str(wanted.certificate.key)]
     for replica in replicas:
         flags += ["--replica", f"{replica.name}={LOOPBACK}:{replica.port}"]
     return _process(wanted, "router", Role.ROUTER, tuple(flags))

@@ -77,7 +77,7 @@ def _raise_where_one_ended(children: Sequence[Child]) -> None:
 
 def _parts(layout: Layout) -> list[str]:
     """What answers where a part is ready: engines, then sidecars, then the router."""
-    return [*(f"{url}/health" for url in layout.engines), *layout.metrics, f"{layout.url}/ready"]
+    return [*(f"{url}/health" for url in layout.engines), *layout.metrics, f"{layout.admin_url}/ready"]
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
