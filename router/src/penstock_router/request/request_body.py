@@ -3,7 +3,8 @@
 Nothing else of the body is built: a value that routing does not need is skipped, so a body costs one pass
 over its bytes, whatever is in it: 17 ms for 8 MiB of `[]`, where building them took 610 ms; 62 ms more tell
 how deeply it is nested. Bodies longer than `INLINE_BYTES` are read in a thread. Each step of the work holds
-Python's lock, so other requests wait for the longest step: 29 ms of those 79.
+Python's lock, so other requests wait for the longest step: 29 ms for this body, 92 ms for the worst of six
+shapes of 8 MiB.
 """
 
 import asyncio
