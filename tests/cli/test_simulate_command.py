@@ -149,7 +149,7 @@ def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
             [],
             "spec.engine.timeModel: auto is of a live engine",
         ),
-        ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" needs another'),
+        ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" is not served'),
         ("replicas: 2", "replicas: 65", [], "spec.replicas: 65 are more than the 64 that can be simulated"),
         ("replicas: 2", "replicas: 0", [], "spec.replicas: 0 is for a cluster; nothing would serve here"),
         ("", "", ["--replicas", "65"], "--replicas"),

@@ -144,6 +144,8 @@ VALUES: dict[str, list[object]] = {
         {"image": "r:1", "resources": {"requests": {"cpu": 1}}, "podTemplate": {"spec": {}}},
         {"bodyTimeout": "1000h"},
         {"maxBodyBytes": 0},
+        {"maxBodyBytes": 60 * 2**20},
+        {"maxBodyBytes": 60 * 2**20 + 1},
         {"maxSequencesPerRequest": 33},
     ],
     "spec/ingress": [

@@ -234,6 +234,14 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ['spec.routing.backup: Unsupported value: "offload": supported values: "best-effort", "reject"'],
     ),
     (
+        "spec/router",
+        {"maxBodyBytes": 60 * 2**20 + 1},
+        [
+            'spec.router.maxBodyBytes: Invalid value: "integer": is longer than one message between router '
+            "and replica carries; at most 62914560"
+        ],
+    ),
+    (
         "spec/ingress",
         {"host": "a.example.com", "kind": "HTTPRoute"},
         [

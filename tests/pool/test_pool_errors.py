@@ -320,7 +320,19 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing",
         {"backup": "offload"},
-        'spec.routing.backup: "offload" is not known; one of best-effort, reject',
+        'spec.routing.backup: "offload" is not served, no router hands requests to another pool; write '
+        "best-effort or reject",
+    ),
+    (
+        "spec/routing",
+        {"backup": "offloads"},
+        'spec.routing.backup: "offloads" is not known; one of best-effort, reject',
+    ),
+    (
+        "spec/router",
+        {"maxBodyBytes": 60 * 2**20 + 1},
+        "spec.router.maxBodyBytes: 62914561 is longer than one message between router and replica carries; "
+        "at most 62914560",
     ),
     (
         "spec/model/source",

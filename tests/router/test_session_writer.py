@@ -2,8 +2,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from penstock_pool import serving_spec as pool_bound
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.session_writer import FRAME_BYTES, Attempt, SessionWriter, Submission
+from penstock_router.replicas.session_writer import (
+    FRAME_BYTES,
+    Attempt,
+    SessionWriter,
+    Submission,
+)
+from penstock_router.settings import MOST_BODY_BYTES, settings_of
+from penstock_runtime.grpc_options import MESSAGE_BYTES
+from scripted.house import pool_with
 
 
 def attempt(body: bytes = b"{}", arrival_s: float = 0.0) -> Attempt:
@@ -90,3 +99,23 @@ async def test_what_a_request_has_lost_is_told_when_its_frame_is_made() -> None:
         writer.submit(1, attempt(arrival_s=4.75))
         await turns(4)
         assert out.frames[0].submits[0].spent_s == 0.25
+
+
+async def test_the_longest_frame_is_within_a_message() -> None:
+    """One that was not would end the session, and every request on it."""
+    async with writing() as (writer, out):
+        small = b"x" * 100
+        for id in range(FRAME_BYTES // len(small)):
+            writer.submit(id, attempt(small))
+        writer.submit(1_000_000, attempt(b"x" * MOST_BODY_BYTES))
+        await turns(4)
+        assert out.ids[0][-1] == 1_000_000
+        assert out.frames[0].ByteSize() <= MESSAGE_BYTES
+
+
+def test_a_router_takes_no_longer_body_whatever_its_pool_says() -> None:
+    """A pool may have been stored before its schema had a bound."""
+    pool = pool_with(router={"maxBodyBytes": pool_bound.MOST_BODY_BYTES})
+    assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES == pool_bound.MOST_BODY_BYTES
+    vars(pool.spec.router)["max_body_bytes"] = 2**30
+    assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES

@@ -1,15 +1,37 @@
 """How requests travel: scheduling inside a replica, routing between replicas, the routers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from penstock_core.domain.policy import Knobs
 from penstock_core.domain.replica_admission import MOST_SEQUENCES
-from pydantic import Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
+from penstock_pool.cel import Rule, documents
 from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
-from penstock_pool.scalars import Count, Duration, ObjectName, Text
+from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
 from penstock_pool.spec import Spec
+
+MOST_BODY_BYTES = 60 * 2**20
+"""Of a request. It travels to its replica in one message of 64 MiB, beside what else is sent with it."""
+
+_TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
+
+
+def _fits_a_message(body_bytes: int) -> int:
+    if body_bytes > MOST_BODY_BYTES:
+        raise wrong(_TOO_LONG)
+    return body_bytes
+
+
+BodyBytes = Annotated[Count, AfterValidator(_fits_a_message)]
+"""Length of a request's body that a session can carry."""
+
+
+def _no_offload(backup: Any) -> Any:
+    if backup == "offload":
+        raise wrong("is not served, no router hands requests to another pool; write best-effort or reject")
+    return backup
 
 
 class Scheduling(Spec):
@@ -60,7 +82,7 @@ class Routing(Spec):
         examples=["best-fit"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
-    backup: Literal["best-effort", "reject"] = Field(
+    backup: Annotated[Literal["best-effort", "reject"], BeforeValidator(_no_offload)] = Field(
         default="best-effort",
         description="What happens to a request that no replica can serve in time: served as `best-effort`, "
         "or `reject`ed with 429.",
@@ -84,10 +106,11 @@ class RouterSpec(Spec):
     replicas: Count = Field(
         default=2, description="Routers in a cluster; any of them serves any request.", examples=[2]
     )
-    max_body_bytes: Count = Field(
+    max_body_bytes: BodyBytes = Field(
         default=8 * 2**20,
-        description="Largest request body, in bytes; larger is answered 413.",
+        description="Largest request body, in bytes, at most 60 MiB; larger is answered 413.",
         examples=[8388608],
+        json_schema_extra=documents(Rule(f"self <= {MOST_BODY_BYTES}", _TOO_LONG)),
     )
     max_header_bytes: Count = Field(
         default=32 * 2**10,

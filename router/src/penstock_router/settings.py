@@ -9,6 +9,11 @@ from penstock_core.routing.replica_load import Order
 from penstock_core.routing.walk import Backup
 from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
+from penstock_runtime.grpc_options import MESSAGE_BYTES
+
+MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
+"""Longest body that a session carries, beside requests of the same frame and what is said of each. A longer
+frame would end the session, and with it every request on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def settings_of(pool: Pool) -> Settings:
         order=ORDERS[spec.routing.order],
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
-        max_body_bytes=spec.router.max_body_bytes,
+        max_body_bytes=min(spec.router.max_body_bytes, MOST_BODY_BYTES),
         max_sequences=spec.router.max_sequences_per_request,
         body_timeout_s=spec.router.body_timeout_s,
         max_inflight=spec.router.max_inflight,
