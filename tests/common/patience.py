@@ -16,12 +16,14 @@ LOOK_S = 0.005
 Found = TypeVar("Found")
 
 
-def until(look: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S) -> Found:
-    """Return the first true value of `look`; fail, naming what never came true."""
+def until(
+    look: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S, again_s: float = LOOK_S
+) -> Found:
+    """Return the first true value of `look`; fail, naming what never came true. again_s: between looks."""
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
         _check(deadline_s, within_s, what or _name(look))
-        time.sleep(LOOK_S)
+        time.sleep(again_s)
     return found
 
 

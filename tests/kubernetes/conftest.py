@@ -12,8 +12,8 @@ import pytest
 from kube.api import Pools, administrator
 from kube.api_server import DEFINITION, api_server, binaries
 from kube.kubectl import Kubectl
-from kube.until import until
 from operating.account import operator_account, operator_home
+from operating.eventually import eventually
 from operating.process import OperatorProcess, operator_process
 from operating.world import World
 
@@ -40,8 +40,8 @@ def definition(apiserver: Path, client: httpx.Client) -> None:
     """The API server knows ServingPools, and says what they are."""
     kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
     kubectl.out("apply", "--server-side", "--filename", DEFINITION)
-    until(lambda: client.get("/openapi/v3/apis/penstock.dev/v1alpha1").is_success)
-    until(lambda: client.get("/apis/penstock.dev/v1alpha1/servingpools").is_success)
+    eventually(lambda: client.get("/openapi/v3/apis/penstock.dev/v1alpha1").is_success)
+    eventually(lambda: client.get("/apis/penstock.dev/v1alpha1/servingpools").is_success)
 
 
 @pytest.fixture

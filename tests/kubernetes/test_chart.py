@@ -10,15 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 import yaml
 from chart.rendered import CHART, ROOT, VALUE_SETS, Manifest, is_test, pod_spec, rendered, tool, values_of
 from kube.api_server import api_server, binaries
 from kube.kubectl import Kubectl
+from operating.eventually import eventually
 
-PATIENCE_S = 60
 ABSENT = {"monitoring.coreos.com/v1"}
 """Kinds that this API server does not know; how they are rendered has tests of its own."""
 
@@ -83,13 +82,6 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = monotonic() + PATIENCE_S
-    while not holds():
-        assert monotonic() < deadline_s, "never happened"
-        sleep(0.1)
-
-
 def has_columns(kubectl: Kubectl) -> bool:
     definition = kubectl.get("crd", "servingpools.penstock.dev")
     return "additionalPrinterColumns" in definition["spec"]["versions"][0]
@@ -131,7 +123,7 @@ def test_its_pods_run_where_only_restricted_ones_may(
             "metadata": {"name": "p", "namespace": namespace},
             "spec": spec,
         }
-        until(lambda: kubectl("get", "sa", "default").code == 0)
+        eventually(lambda: kubectl("get", "sa", "default").code == 0)
         kubectl.out("create", "--dry-run=server", "--filename=-", stdin=json.dumps(pod))
 
 
@@ -219,8 +211,8 @@ def test_people_may_do_what_the_clusters_own_roles_say(
     for role in ("view", "edit", "admin"):
         name = f"--clusterrole={role}"
         kubectl.out("create", "rolebinding", role, name, f"--user={role}er")
-    until(lambda: all(may(user, "list") for user in ("viewer", "editer", "adminer")))
-    until(lambda: may("editer", "create") and may("adminer", "delete"))
+    eventually(lambda: all(may(user, "list") for user in ("viewer", "editer", "adminer")))
+    eventually(lambda: may("editer", "create") and may("adminer", "delete"))
     assert may("editer", "patch", "scale")
     assert not may("viewer", "create")
     assert not may("viewer", "patch", "scale")

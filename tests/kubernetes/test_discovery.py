@@ -19,6 +19,7 @@ import grpc
 import httpx2
 import pytest
 import yaml
+from patience import PATIENCE_S
 from penstock_router.connections.api_server import Access
 from penstock_router.connections.backoff import Backoff
 from penstock_router.discovery import endpoint_watch
@@ -31,7 +32,6 @@ from scripted.replica import ScriptedReplica
 from structlog.testing import capture_logs
 
 CLUSTER = Path(__file__).parents[2] / "e2e" / "cluster"
-PATIENCE_S = 60.0
 SERVICE = "p-replicas"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 ALLOWED = ["get", "list", "watch"]

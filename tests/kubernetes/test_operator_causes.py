@@ -12,13 +12,12 @@ from operating.world import Object, World, pool_document
 pytestmark = pytest.mark.usefixtures("operator")
 
 ENGINE = {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 43296}
-SAYS_WITHIN_S = 30.0
 
 
 def broken(world: World, reason: str) -> str:
     """Waits until the pool says so, in condition and Event; the message."""
     message = world.until("Degraded", "True", reason)
-    eventually(lambda: world.events(reason), SAYS_WITHIN_S)
+    eventually(lambda: world.events(reason))
     return message
 
 

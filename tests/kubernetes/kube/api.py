@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import yaml
+from patience import PATIENCE_S
 
-PATIENCE_S = 60
 NOT_CHECKED = "some validation rules were not checked"
 """A cause that only says that there may be more, once the others are mended."""
 

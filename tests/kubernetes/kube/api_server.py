@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "e2e" / "cluster"
 DEFINITION = ROOT / "crds" / "servingpools.yaml"
-PATIENCE_S = 120
 
 
 def binaries() -> Path:

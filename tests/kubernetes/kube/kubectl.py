@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60
+from patience import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

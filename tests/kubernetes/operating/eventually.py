@@ -1,21 +1,16 @@
-"""Waiting for what an operator does in its own time."""
+"""Waiting for what a cluster and its operator do in their own time, with the patience of all tests."""
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
-T = TypeVar("T")
+from patience import until
 
-PATIENCE_S = 60.0
-"""Far more than anything takes, so that a slow machine fails no test."""
+AGAIN_S = 0.05
+"""Between two looks: each asks the API server."""
 
-LOOK_S = 0.05
+Found = TypeVar("Found")
 
 
-def eventually(look: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
-    """What `look` gives as soon as it gives anything true. Fails with what it gave last."""
-    end_s = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < end_s, f"not within {within_s:.0f} s; last: {found!r}"
-        time.sleep(LOOK_S)
-    return found
+def eventually(look: Callable[[], Found | None]) -> Found:
+    """Return the first true value of `look`; fail, naming where it stands."""
+    return until(look, again_s=AGAIN_S)
