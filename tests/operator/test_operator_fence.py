@@ -33,13 +33,17 @@ class Server:
 
     def __init__(self) -> None:
         self.got = b""
+        self.idle = asyncio.Event()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(65536):
-            self.got += chunk
-            if self.got.startswith(b"GET") or self.got.endswith(b"}"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-        writer.close()
+        try:
+            while chunk := await reader.read(65536):
+                self.got += chunk
+                if self.got.startswith(b"GET") or self.got.endswith(b"}"):
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        finally:
+            writer.close()
+            self.idle.set()
 
 
 async def sent(use: Callable[[Api], Awaitable[object]], fence: Callable[[], None]) -> tuple[bytes, bool]:
@@ -56,6 +60,7 @@ async def sent(use: Callable[[Api], Awaitable[object]], fence: Callable[[], None
             return server.got, True
         finally:
             await api.close()
+            await server.idle.wait()
     return server.got, False
 
 

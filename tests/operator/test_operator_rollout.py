@@ -39,6 +39,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("engine.args", {"engine": {"args": ["--seed=1"]}}, REPLICAS),
     ("engine.tensorParallelSize", {"engine": {"tensorParallelSize": 2}}, REPLICAS),
     ("engine.resources.limits", {"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, REPLICAS),
+    ("engine.apiKey.secret", {"engine": {"apiKey": {"secret": "engine-key"}}}, REPLICAS),
     ("engine.resources.requests", {"engine": {"resources": {"requests": {"cpu": 1}}}}, REPLICAS),
     ("engine.timeModel", {"engine": {"timeModel": "llama-3-8b-h100"}}, BOTH),
     ("engine.kvCacheTokens", {"engine": {"kvCacheTokens": 100000}}, REPLICAS),
