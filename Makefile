@@ -129,7 +129,7 @@ bench-mutants: setup ## small changes of the sources that tests do not notice: S
 
 bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: what containment costs; MINUTES, ONLY
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \
-	  $(if $(BASELINE),--baseline $(BASELINE)) $(if $(ONLY),--only $(ONLY),--out bench/results/containment.md)
+	  $(if $(BASELINE),--baseline $(BASELINE)) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
 	@$(BIN)/python bench/operator_load.py

@@ -1,9 +1,11 @@
 """The rows that the benchmark prints, and the page that it writes."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
@@ -22,25 +24,32 @@ def row(what: str, goal: str, measured: str, met: bool | None) -> Row:
     return made
 
 
-def page(rows: Sequence[Row], notes: Sequence[str], command: str) -> str:
-    """Return the page of all rows, in Markdown."""
+def keep(file: Path, part: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Put a part's rows in the place of those that it had; return all parts."""
+    parts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    parts[part] = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "load": load, "rows": rows}
+    file.write_text(json.dumps(parts, indent=1) + "\n")
+    return parts
+
+
+def page(parts: Mapping[str, Any], heads: Mapping[str, tuple[str, str]]) -> str:
+    """Return the page, in Markdown. heads: title and conditions of each part, in the page's order."""
     lines = [
         "# Containment",
         "",
-        f"What `{command}` measured on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores, load average at",
-        f"the end {load}. [Reliability](../../docs/reliability.md) says what bounds what.",
-        "",
-        "| | goal | measured | |",
-        "|---|---|---|---|",
-        *(
-            f"| {line.what} | {line.goal} | {line.measured} | {_verdict(line).strip(' ()')} |"
-            for line in rows
-        ),
-        "",
-        *notes,
+        f"What `make bench-containment` measured on {os.cpu_count()} cores.",
+        "[Reliability](../../docs/reliability.md) says what bounds what.",
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    for part, (title, conditions) in heads.items():
+        if part in parts:
+            found = parts[part]
+            rows = [Row(*row) for row in found["rows"]]
+            lines += ["", f"## {title}", "", conditions]
+            lines += [f"{found['date']}, load average at the end {found['load']}.", ""]
+            lines += ["| | goal | measured | |", "|---|---|---|---|"]
+            lines += [f"| {r.what} | {r.goal} | {r.measured} | {_verdict(r).strip(' ()')} |" for r in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _verdict(line: Row) -> str:
