@@ -49,6 +49,9 @@ def page(parts: Mapping[str, Any], heads: Mapping[str, tuple[str, str]]) -> str:
             lines += [f"{found['date']}, load average at the end {found['load']}.", ""]
             lines += ["| | goal | measured | |", "|---|---|---|---|"]
             lines += [f"| {r.what} | {r.goal} | {r.measured} | {_verdict(r).strip(' ()')} |" for r in rows]
+    missing = [title for part, (title, _) in heads.items() if part not in parts]
+    if missing:
+        lines += ["", f"Not measured yet on a machine that was quiet enough: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 
