@@ -18,6 +18,5 @@ class Spec(BaseModel):
         alias_generator=file_name,
         validate_by_name=False,
         validate_by_alias=True,
-        validate_default=False,
         protected_namespaces=(),
     )
