@@ -9,7 +9,9 @@ Ports are whatever was free at the first start; a process that is started again 
 would behind a service's address.
 """
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +97,16 @@ class LivePool:
     def kill(self, kind: Kind, name: str) -> None:
         """kill -9."""
         self._running.pop((kind, name)).kill()
+
+    @contextmanager
+    def frozen(self, kind: Kind, name: str) -> Iterator[None]:
+        """SIGSTOP: it does nothing, while the kernel keeps its connections; SIGCONT at the end."""
+        process = self._running[kind, name]
+        process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.signal(signal.SIGCONT)
 
     def ask_to_stop(self, kind: Kind, name: str) -> Started:
         """SIGTERM; the process, to wait for its exit code."""
