@@ -28,7 +28,9 @@ class Nursery:
     """Call it to start a process, as `Process` is called."""
 
     def __init__(self) -> None:
-        folders = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        tests = Path(__file__).parents[2]
+        own = [str(tests / "processes"), str(tests / "common")]
+        folders = [*own, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
         self._forker = subprocess.Popen(
             [sys.executable, __file__],
