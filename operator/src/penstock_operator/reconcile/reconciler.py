@@ -55,7 +55,7 @@ class Kept:
 
     uid: str
     scaler: Scaler = field(default_factory=Scaler)
-    read: tuple[int, Pool | Problem] | None = None
+    read: tuple[Any, Pool | Problem] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ class Reconciler:
         return self.kept[key]
 
     def _read(self, kept: Kept, document: Manifest) -> Pool | Problem:
-        generation = document["metadata"]["generation"]
-        if kept.read is None or kept.read[0] != generation:
-            kept.read = generation, read(document)
+        spec = document.get("spec")  # not the generation: a restored etcd counts generations anew
+        if kept.read is None or kept.read[0] != spec:
+            kept.read = spec, read(document)
         return kept.read[1]
 
     async def _bring_about(
