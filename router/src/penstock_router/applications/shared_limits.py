@@ -132,6 +132,7 @@ class SharedLimits:
             try:
                 await self._connection()
             except Exception as error:  # whatever it is: each router's own limits hold, and requests go on
+                _heed_cancellation()
                 why = f"{type(error).__name__}: {error}"
             if not self._away:  # once for each time that it goes, not for each attempt
                 log.warning("limits are not shared", why=why, meanwhile="each router's own limits hold")
@@ -154,6 +155,7 @@ class SharedLimits:
             try:
                 while True:
                     await self._call(redis, script)
+                    _heed_cancellation()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RENEW_S):
                             await self._due.wait()
@@ -202,6 +204,13 @@ class SharedLimits:
                 _correct(use, slot, -ask.tokens)
         if use.due(monotonic()):
             self._due.set()
+
+
+def _heed_cancellation() -> None:
+    """Raise CancelledError if this task was cancelled: the client library may have swallowed it in a call."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def script_arguments(
