@@ -159,8 +159,11 @@ class Replica:
 
     def has_passed(self, carried: Carried, tokens: int) -> None:
         """Tokens of a request have passed towards its client."""
-        for key, share in _shares(carried, tokens):
-            self._mirror.passed(key, share, carried.last_s)
+        if carried.sequences == 1:  # once a token: the usual case takes no detour
+            self._mirror.passed(carried.key, tokens, carried.last_s)
+        else:
+            for key, share in _shares(carried, tokens):
+                self._mirror.passed(key, share, carried.last_s)
         if self._gate is not None:
             self._gate.passed(carried.key, tokens, carried.last_s)
 
@@ -484,8 +487,6 @@ class Replica:
 
 def _shares(carried: Carried, tokens: int) -> list[tuple[str, int]]:
     """The last tokens that passed, by answer. Those of several answers take turns, since they pass as one."""
-    if carried.sequences == 1:
-        return [(carried.key, tokens)]
     after, keys = carried.tokens, carried.keys
     before, last = after - tokens, len(keys) - 1
     return [
