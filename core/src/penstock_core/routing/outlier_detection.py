@@ -21,9 +21,7 @@ step.
 from dataclasses import dataclass, replace
 
 CONSECUTIVE = 3
-"""Failures in a row that eject. Requests under way fail together, so more would not be slower under load.
-Envoy takes
-5, of errors that cost no waiting."""
+"""Failures in a row that eject. Envoy's default is 5; here each failure costs a request a timeout."""
 
 FIRST_S = 5.0
 """Of the first ejection: about one verdict's timeout."""
