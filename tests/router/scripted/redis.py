@@ -1,0 +1,108 @@
+"""Redis as its client library shows it to a router; what it answers, and when, a test decides."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock_router.applications.shared_limits import LEASE_S, SCRIPT
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """What the limits' script was called with. most: at once, requests and tokens per minute."""
+
+    key: str
+    router: str
+    open_requests: int
+    most: tuple[int, ...]
+    corrections: dict[int, int]
+    asks: list[int]
+
+
+class ScriptedRedis:
+    """A server, and a client of it at the same time.
+
+    room: requests that the script still admits. refusal: its code and wait for the others.
+    slot: in which they are counted. down: raised by whatever is asked of it.
+    answering: cleared, it takes calls and says nothing. ignores_cancellation: as client libraries did.
+    """
+
+    def __init__(self) -> None:
+        self.room, self.refusal, self.slot = 1_000_000, (2, 1500), 100
+        self.usage = [3, 2500, 40, 7250]
+        self.down: Exception | None = None
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.ignores_cancellation = False
+        self.calls: list[ScriptCall] = []
+        self.under_way = self.most_under_way = 0
+        self.urls: list[str] = []
+        self.options: dict[str, Any] = {}
+        self.open_connections = 0
+
+    def from_url(self, url: str, **options: Any) -> "ScriptedRedis":
+        self.urls.append(url)
+        self.options = options
+        return self
+
+    async def __aenter__(self) -> "ScriptedRedis":
+        self.open_connections += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open_connections -= 1
+
+    async def script_load(self, script: bytes) -> str:
+        assert script == SCRIPT
+        await self._answers()
+        return "sha"
+
+    def pipeline(self, transaction: bool) -> "ScriptedPipeline":
+        assert not transaction
+        return ScriptedPipeline(self)
+
+    async def execute(self, calls: list[ScriptCall]) -> list[list[int]]:
+        self.calls += calls
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self._answers()
+        finally:
+            self.under_way -= 1
+        return [self._decide(call) for call in calls]
+
+    async def _answers(self) -> None:
+        try:
+            await self.answering.wait()
+        except asyncio.CancelledError:
+            if not self.ignores_cancellation:
+                raise
+        if self.down is not None:
+            raise self.down
+
+    def _decide(self, call: ScriptCall) -> list[int]:
+        reply = [self.slot, *self.usage]
+        for _ in call.asks:
+            reply += (0, 0) if self.room > 0 else self.refusal
+            self.room -= 1
+        return reply
+
+
+@dataclass(slots=True)
+class ScriptedPipeline:
+    """Calls that travel together."""
+
+    redis: ScriptedRedis
+    calls: list[ScriptCall] = field(default_factory=list)
+
+    def evalsha(self, script: str, keys: int, key: str, *arguments: Any) -> None:
+        assert (script, keys) == ("sha", 1)
+        router, open_requests, lease_ms, *most, now_ms, count = arguments[:8]
+        assert (lease_ms, now_ms) == (LEASE_S * 1000, "")
+        numbers = list(arguments[8:])
+        pairs, asks = numbers[: 2 * count], numbers[2 * count :]
+        corrections = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        self.calls.append(ScriptCall(key, router, open_requests, tuple(most), corrections, asks))
+
+    async def execute(self) -> list[list[int]]:
+        return await self.redis.execute(self.calls)

@@ -1,0 +1,372 @@
+"""A router's part in limits over all routers: what it asks Redis, what it tells it, when it goes alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+from loop_time import skip, turns
+from penstock_pool.application_spec import Limits
+from penstock_router.applications import shared_limits
+from penstock_router.applications.shared_limits import (
+    ANSWER_S,
+    CONNECT_S,
+    MOST_ASKS,
+    RENEW_S,
+    SharedLimits,
+)
+from penstock_router.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_router.connections.backoff import Backoff
+from scripted.redis import ScriptCall, ScriptedRedis
+from structlog.testing import capture_logs
+
+LIMITS = Limits.model_validate({"concurrentRequests": 5, "tokensPerMinute": 900})
+USAGE = LimitUsage(3, 2.5, 40, 7.25)
+
+
+@pytest.fixture
+async def redis(monkeypatch: pytest.MonkeyPatch) -> ScriptedRedis:
+    """What routers find at every address, on the loop's clock."""
+    server = ScriptedRedis()
+    monkeypatch.setattr(shared_limits, "Redis", server)
+    monkeypatch.setattr(shared_limits, "monotonic", lambda: asyncio.get_running_loop().time())
+    return server
+
+
+def part_of(backoff: Backoff | None = None) -> SharedLimits:
+    urls = (f"redis://h:{number}" for number in range(1, 100))
+    return SharedLimits(lambda: next(urls), "pool", {"ide": LIMITS}, backoff or Backoff(Random(1), 0.0, 0.0))
+
+
+@asynccontextmanager
+async def running(shared: SharedLimits) -> AsyncIterator[SharedLimits]:
+    task = asyncio.create_task(shared.run())
+    await turns()
+    try:
+        yield shared
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert not shared.connected
+
+
+async def asked(shared: SharedLimits, *tokens: int) -> "list[asyncio.Task[Answer | None]]":
+    """Requests of so many tokens each, on their way."""
+    tasks = [asyncio.create_task(shared.ask("ide", each)) for each in tokens]
+    await turns()
+    return tasks
+
+
+async def answers(shared: SharedLimits, *tokens: int) -> list[Any]:
+    return [task.result() for task in await asked(shared, *tokens)]
+
+
+def told(redis: ScriptedRedis) -> list[tuple[int, dict[int, int], list[int]]]:
+    """What each call has said: requests under way, corrections, requests asked about."""
+    return [(call.open_requests, call.corrections, call.asks) for call in redis.calls]
+
+
+async def test_redis_decides_and_tells_what_is_used(redis: ScriptedRedis) -> None:
+    redis.room = 1
+    async with running(part_of()) as shared:
+        verdicts = await answers(shared, 30, 40)
+    assert verdicts == [
+        Answer(Ticket(100, 30), USAGE),
+        Answer(Refused(Limit.REQUESTS_PER_MINUTE, 1.5), USAGE),
+    ]
+
+
+async def test_a_call_says_whose_it_is_and_what_the_limits_are(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as one, running(part_of()) as other:
+        await answers(one, 1)
+        await answers(other, 2)
+    first, second = redis.calls
+    assert first == ScriptCall("pool:ide", first.router, 0, (5, -1, 900), {}, [1])
+    assert first.router != second.router
+
+
+@pytest.mark.parametrize(
+    ("refusal", "refused"),
+    [
+        ((1, 1000), Refused(Limit.CONCURRENT_REQUESTS, 1.0)),
+        ((3, 0), Refused(Limit.TOKENS_PER_MINUTE, 0.0)),
+        ((3, -1), Refused(Limit.TOKENS_PER_MINUTE, None)),
+    ],
+)
+async def test_a_refusal_names_its_limit_and_when_to_come_again(
+    redis: ScriptedRedis, refusal: tuple[int, int], refused: Refused
+) -> None:
+    redis.room, redis.refusal = 0, refusal
+    async with running(part_of()) as shared:
+        assert await answers(shared, 1) == [Answer(refused, USAGE)]
+
+
+async def test_one_call_is_under_way_and_what_comes_meanwhile_shares_the_next(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        first = await asked(shared, 1)
+        others = await asked(shared, 2) + await asked(shared, 3)
+        assert told(redis) == [(0, {}, [1])]
+        redis.answering.set()
+        await turns()
+        assert told(redis) == [(0, {}, [1]), (1, {}, [2, 3])]
+        assert all(isinstance(task.result().verdict, Ticket) for task in first + others)  # type: ignore[union-attr]
+    assert redis.most_under_way == 1
+
+
+async def test_a_call_asks_about_a_bounded_number_and_the_next_about_the_rest(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        verdicts = await answers(shared, *range(MOST_ASKS + 3))
+        assert [len(call.asks) for call in redis.calls] == [MOST_ASKS, 3]
+        assert redis.calls[1].open_requests == MOST_ASKS
+        assert [answer.verdict.tokens for answer in verdicts] == list(range(MOST_ASKS + 3))
+
+
+async def test_an_end_is_told_with_what_was_used_otherwise_than_expected(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        tickets = [answer.verdict for answer in await answers(shared, 30, 40, 50, 60)]
+        redis.calls.clear()
+        for ticket, used in zip(tickets, (20, 41, 50, 0), strict=True):
+            shared.ended("ide", ticket, used)
+        await turns()
+        assert told(redis) == [(0, {100: -10 + 1 - 60}, [])]
+
+
+async def test_an_end_that_used_what_was_expected_only_makes_room(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        (answer,) = await answers(shared, 30)
+        redis.calls.clear()
+        shared.ended("ide", answer.verdict, 30)
+        await turns()
+        assert told(redis) == [(0, {}, [])]
+
+
+async def test_a_refused_request_is_under_way_nowhere(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        await answers(shared, 1)
+        redis.room = 0
+        await answers(shared, 1)
+        redis.room = 9
+        await answers(shared, 1)
+        assert [call.open_requests for call in redis.calls] == [0, 1, 1]
+
+
+async def test_requests_under_way_are_renewed_and_without_any_redis_hears_nothing(
+    redis: ScriptedRedis,
+) -> None:
+    async with running(part_of()) as shared:
+        await skip(RENEW_S)
+        assert redis.calls == []
+        (answer,) = await answers(shared, 30)
+        redis.calls.clear()
+        await skip(RENEW_S / 2)
+        assert redis.calls == []
+        for _ in range(3):
+            await skip(RENEW_S)
+        assert told(redis) == [(1, {}, [])] * 3
+        shared.ended("ide", answer.verdict, 30)
+        await turns()
+        redis.calls.clear()
+        for _ in range(3):
+            await skip(RENEW_S)
+        assert redis.calls == []
+
+
+async def test_one_that_is_cancelled_before_redis_has_answered_is_given_back(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        asking = await asked(shared, 30, 40)
+        asking[0].cancel()
+        await asyncio.wait(asking[:1])
+        redis.answering.set()
+        await turns()
+        await turns()
+        assert asking[0].cancelled()
+        assert told(redis)[1:] == [(1, {100: -30}, [])]
+
+
+async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell(
+    redis: ScriptedRedis,
+) -> None:
+    redis.room = 0
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        (asking,) = await asked(shared, 30)
+        asking.cancel()
+        await asyncio.wait([asking])
+        redis.answering.set()
+        await turns()
+        assert told(redis) == [(0, {}, [30])]
+
+
+@pytest.mark.parametrize(
+    ("room", "down", "told_then"),
+    [
+        (2, None, (1, {100: -30}, [])),
+        (1, None, None),
+        (2, ConnectionError("gone"), (1, {}, [])),
+    ],
+    ids=["admitted", "refused", "decided alone"],
+)
+async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
+    redis: ScriptedRedis, room: int, down: Exception | None, told_then: Any
+) -> None:
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+
+        async def asks_and_cancels_the_other() -> None:
+            await shared.ask("ide", 10)
+            redis.down = None
+            other.cancel()
+
+        one = asyncio.create_task(asks_and_cancels_the_other())
+        other = asyncio.create_task(shared.ask("ide", 30))
+        await turns()
+        redis.room, redis.down = room, down
+        redis.calls.clear()
+        redis.answering.set()
+        await turns()
+        await turns()
+        assert one.done()
+        assert other.cancelled()
+        assert told(redis) == ([] if told_then is None else [told_then])
+
+
+async def test_before_redis_is_there_each_router_decides_alone_and_tells_it_later(
+    redis: ScriptedRedis,
+) -> None:
+    redis.answering.clear()
+    async with running(part_of()) as shared:
+        assert not shared.connected
+        assert await answers(shared, 30, 40, 50) == [None] * 3
+        shared.ended("ide", None, 99)
+        redis.answering.set()
+        await turns()
+        assert shared.connected
+        assert told(redis) == [(2, {}, [])]
+
+
+@pytest.mark.parametrize("down", [ConnectionError("gone"), ValueError("nonsense")])
+async def test_a_redis_that_fails_in_a_call_leaves_all_who_asked_to_their_routers(
+    redis: ScriptedRedis, down: Exception
+) -> None:
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        in_the_call = await asked(shared, 30)
+        waiting = await asked(shared, 40)
+        redis.down = down
+        redis.answering.set()
+        with capture_logs() as said:
+            await asyncio.wait([*in_the_call, *waiting])
+            assert not shared.connected
+            await turns()
+        assert [task.result() for task in in_the_call + waiting] == [None, None]
+        assert await answers(shared, 50) == [None]
+        assert len([line for line in said if line["event"] == "limits are not shared"]) == 1
+        redis.down = None
+        redis.calls.clear()
+        await turns()
+        assert told(redis) == [(3, {}, [])]
+        (answer,) = await answers(shared, 60)
+        assert isinstance(answer, Answer)
+    assert redis.open_connections == 0
+
+
+async def test_a_call_is_waited_for_no_longer_than_its_bound(redis: ScriptedRedis) -> None:
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        (asking,) = await asked(shared, 30)
+        await skip(ANSWER_S * 0.9)
+        assert not asking.done()
+        await skip(ANSWER_S * 0.2)
+        assert asking.result() is None
+        assert not shared.connected
+
+
+async def test_a_connection_is_waited_for_no_longer_than_its_bound(redis: ScriptedRedis) -> None:
+    redis.answering.clear()
+    async with running(part_of()):
+        await skip(CONNECT_S * 0.9)
+        assert len(redis.urls) == 1
+        await skip(CONNECT_S * 0.2)
+        assert len(redis.urls) > 1
+
+
+async def test_the_address_is_read_anew_for_each_connection_and_calls_are_never_repeated(
+    redis: ScriptedRedis,
+) -> None:
+    async with running(part_of()) as shared:
+        redis.down = ConnectionError("gone")
+        await answers(shared, 1)
+        redis.down = None
+        await turns()
+        assert shared.connected
+    assert redis.urls[:2] == ["redis://h:1", "redis://h:2"]
+    bounds = (redis.options["socket_connect_timeout"], redis.options["socket_timeout"])
+    assert (*bounds, redis.options["retry"].get_retries()) == (CONNECT_S, CONNECT_S, 0)
+
+
+async def test_an_address_that_cannot_be_read_is_no_end(redis: ScriptedRedis) -> None:
+    urls = iter([FileNotFoundError("no such file"), None])
+
+    def url() -> str:
+        if (error := next(urls)) is not None:
+            raise error
+        return "redis://h"
+
+    with capture_logs() as said:
+        async with running(
+            SharedLimits(url, "pool", {"ide": LIMITS}, Backoff(Random(1), 0.0, 0.0))
+        ) as shared:
+            assert shared.connected
+    assert [line["why"] for line in said if "why" in line] == ["FileNotFoundError: no such file"]
+
+
+async def test_each_outage_is_logged_once_however_often_it_is_tried(redis: ScriptedRedis) -> None:
+    with capture_logs() as said:
+        async with running(part_of()) as shared:
+            for _ in range(2):
+                redis.down = ConnectionError("gone")
+                await answers(shared, 1)
+                await turns()
+                redis.down = None
+                await turns()
+                assert shared.connected
+    assert len(redis.urls) > 4
+    events = [line["event"] for line in said]
+    assert events == ["limits are shared", *["limits are not shared", "limits are shared"] * 2]
+
+
+async def test_waits_begin_anew_after_a_good_connection(redis: ScriptedRedis) -> None:
+    class Counting(Backoff):
+        waits = resets = 0
+
+        def wait_s(self) -> float:
+            self.waits += 1
+            return 0.0
+
+        def reset(self) -> None:
+            self.resets += 1
+
+    backoff = Counting(Random(1))
+    redis.down = ConnectionError("gone")
+    async with running(part_of(backoff)) as shared:
+        assert backoff.waits > 1
+        assert backoff.resets == 0
+        redis.down = None
+        await turns()
+        assert (shared.connected, backoff.resets) == (True, 1)
+
+
+@pytest.mark.parametrize("down", [None, ConnectionError("gone")], ids=["answers", "fails"])
+async def test_a_client_library_that_swallows_a_cancellation_does_not_keep_the_router(
+    redis: ScriptedRedis, down: Exception | None
+) -> None:
+    redis.ignores_cancellation = True
+    async with running(part_of()) as shared:
+        redis.answering.clear()
+        await asked(shared, 30)
+        redis.down = down
