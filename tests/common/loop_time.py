@@ -18,3 +18,15 @@ async def skip(seconds: float) -> None:
     now = loop.time
     setattr(loop, "time", lambda: now() + seconds)  # noqa: B010 - a method, and only this loop's
     await turns()
+
+
+def freeze() -> None:
+    """Stop the running loop's clock: from here on only `skip` moves it, however busy the machine is."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    setattr(loop, "time", lambda: now_s)  # noqa: B010 - a method, and only this loop's
+
+
+def thaw() -> None:
+    """Give the running loop its own clock back."""
+    vars(asyncio.get_running_loop()).pop("time", None)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from loop_time import skip, turns
+from loop_time import freeze, skip, thaw, turns
 from penstock_pool.application_spec import Limits
 from penstock_router.applications import shared_limits
 from penstock_router.applications.shared_limits import (
@@ -27,12 +27,14 @@ USAGE = LimitUsage(3, 2.5, 40, 7.25)
 
 
 @pytest.fixture
-async def redis(monkeypatch: pytest.MonkeyPatch) -> ScriptedRedis:
-    """What routers find at every address, on the loop's clock."""
+async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]:
+    """What routers find at every address, while time stands still."""
+    freeze()
     server = ScriptedRedis()
     monkeypatch.setattr(shared_limits, "Redis", server)
     monkeypatch.setattr(shared_limits, "monotonic", lambda: asyncio.get_running_loop().time())
-    return server
+    yield server
+    thaw()
 
 
 def part_of(backoff: Backoff | None = None) -> SharedLimits:

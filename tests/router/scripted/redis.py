@@ -36,6 +36,8 @@ class ScriptedRedis:
         self.ignores_cancellation = False
         self.calls: list[ScriptCall] = []
         self.under_way = self.most_under_way = 0
+        self.subscriptions: list[ScriptedSubscription] = []
+        self.published: list[bytes] = []
         self.urls: list[str] = []
         self.options: dict[str, Any] = {}
         self.open_connections = 0
@@ -56,6 +58,20 @@ class ScriptedRedis:
         assert script == SCRIPT
         await self._answers()
         return "sha"
+
+    async def publish(self, channel: str, data: bytes) -> int:
+        await self._answers()
+        self.published.append(data)
+        self.say(channel, data)
+        return len(self.subscriptions)
+
+    def say(self, channel: str, data: bytes) -> None:
+        """Let everybody hear it who has subscribed to this channel."""
+        for subscription in self.subscriptions:
+            subscription.hear(channel, {"type": "message", "data": data})
+
+    def pubsub(self) -> "ScriptedSubscription":
+        return ScriptedSubscription(self)
 
     def pipeline(self, transaction: bool) -> "ScriptedPipeline":
         assert not transaction
@@ -106,3 +122,33 @@ class ScriptedPipeline:
 
     async def execute(self) -> list[list[int]]:
         return await self.redis.execute(self.calls)
+
+
+class ScriptedSubscription:
+    """One client's, to one channel."""
+
+    def __init__(self, redis: ScriptedRedis) -> None:
+        self._redis, self._channel = redis, ""
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> "ScriptedSubscription":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._redis.subscriptions.remove(self)
+
+    async def subscribe(self, channel: str) -> None:
+        self._redis.subscriptions.append(self)
+        self._channel = channel
+        self.hear(channel, {"type": "subscribe", "data": 1})
+
+    def hear(self, channel: str, message: dict[str, Any]) -> None:
+        if channel == self._channel:
+            self._messages.put_nowait(message)
+
+    async def get_message(self, timeout: float) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._messages.get()
+        except TimeoutError:
+            return None
