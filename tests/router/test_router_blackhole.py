@@ -1,0 +1,92 @@
+"""A replica's host that vanishes without a word: no end, no reset, and nothing that is sent is answered."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+import grpc
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_router.connections.backoff import Backoff
+from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.upstream_request import Lost
+from penstock_runtime.grpc_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+from scripted import replica as scripted_replica
+from scripted.house import until
+from scripted.replica import ScriptedReplica, is_silent
+
+
+def sped_up(options: Options) -> Options:
+    """The same, with every wait a twentieth: else a test would take a quarter of a minute."""
+    return tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in options)
+
+
+class Network:
+    """What lies between a router and a replica. swallows: takes everything, and passes nothing on."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self.swallows = port, False
+        self._flows: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        flows = [
+            asyncio.create_task(self._flow(*ends)) for ends in ((client, to_server), (server, to_client))
+        ]
+        self._flows.update(flows)
+        await asyncio.wait(flows)
+        for end in (to_server, to_client):
+            end.transport.abort()
+
+    async def _flow(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(2**16):
+                if not self.swallows:
+                    sink.write(data)
+
+    def fall(self) -> None:
+        for flow in self._flows:
+            flow.cancel()
+
+
+@asynccontextmanager
+async def linked(replica: ScriptedReplica) -> AsyncIterator[tuple[ReplicaLink, Network]]:
+    """A link to a replica, over a network that a test may cut."""
+    await replica.start()
+    network = Network(replica.port)
+    between = await asyncio.start_server(network, "127.0.0.1", 0)
+    host, port = between.sockets[0].getsockname()
+
+    def connect(address: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=sped_up(CLIENT_OPTIONS))
+
+    link = ReplicaLink("r0", f"{host}:{port}", connect, Backoff(Random(1), 0.005, 0.02))
+    running = asyncio.create_task(link.run())
+    await until(lambda: link.state is LinkState.READY)
+    yield link, network
+    running.cancel()
+    network.fall()
+    between.close()
+    await asyncio.wait([running])
+    await replica.die()
+
+
+async def test_a_host_that_vanishes_is_noticed_by_pings_and_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scripted_replica, "SERVER_OPTIONS", sped_up(SERVER_OPTIONS))
+    replica = ScriptedReplica("r0", is_silent)
+    async with linked(replica) as (link, network):
+        submission = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
+        upstream = link.submit(Attempt(submission, 1, False), None, lambda: None)
+        await until(lambda: len(replica.parts) == 1)
+        network.swallows = True
+        await until(lambda: upstream.end is not None)
+        assert isinstance(upstream.end, Lost)
+        assert link.state is LinkState.LOST
+        await until(lambda: replica.open_sessions == 0)  # the replica has noticed it, too
+        network.swallows = False
+        await until(lambda: link.state is LinkState.READY)
+        assert replica.sessions > 1
