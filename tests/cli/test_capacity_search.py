@@ -11,7 +11,7 @@ import pytest
 from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.memory import Memory
 from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.report import as_json, where_it_ended
+from penstock_cli.capacity.report import answer_of, as_json
 from penstock_cli.capacity.run import Watch, run_all
 from penstock_cli.capacity.search import Answer, NoEnd, Probe, capacity
 from penstock_cli.capacity.setting import Setting, grid_of, laps_of
@@ -43,7 +43,7 @@ def question(policy: str = "slos-serve", **changed: Any) -> Question:
 
 def wall(capacity_rps: Callable[[Trial], float]) -> World:
     """Misses grow with the rate, and pass a tenth at the capacity."""
-    return lambda trial: min(0.1 * (trial.rate_rps / capacity_rps(trial)) ** 4, 1.0)
+    return lambda trial: min(0.1 * (trial.rate_rps / (capacity_rps(trial) or 1e-9)) ** 4, 1.0)
 
 
 class Engine:
@@ -96,11 +96,13 @@ def test_a_setting_that_is_tried_no_more_is_no_beginning() -> None:
     assert answer.low_rps == pytest.approx(1.0, rel=0.02)
 
 
-@pytest.mark.parametrize("policy", ["vllm-spec", "distserve"])
-def test_a_row_tells_where_its_search_ended(policy: str) -> None:
-    answer, _ = found(question(policy), wall(lambda trial: 1.0))
+@pytest.mark.parametrize("policy", ["slos-serve", "vllm-spec", "distserve", "orca"])
+@pytest.mark.parametrize("true_rps", [1.0, 0.0])
+def test_a_row_tells_the_answer_that_it_was_written_from(policy: str, true_rps: float) -> None:
+    answer, _ = found(question(policy), wall(lambda trial: true_rps))
+    answer = replace(answer, promoted=17 if true_rps else 0)
     (row,) = as_json([answer])
-    assert where_it_ended(row) == (answer.question, Probe(answer.setting, answer.low_rps))
+    assert answer_of(row) == answer
 
 
 def test_a_policy_is_shown_at_its_best_setting() -> None:

@@ -8,7 +8,6 @@ from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.policies import build
 from penstock_core.policies.fcfs import Fcfs
-from penstock_core.policies.orca import Orca
 from penstock_core.policies.vllm import Vllm
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
@@ -127,9 +126,9 @@ STEPS = {
         {"a": 1},
         (),
     ),
-    "orca: eight slots": (
+    "orca: nobody starts without a slot": (
         "orca",
-        replica([decode(f"a{i}") for i in range(7)], [prompt("b"), prompt("c")]),
+        replica([decode(f"a{i}") for i in range(7)], [prompt("b"), prompt("c")], limits=Limits(running=8)),
         {f"a{i}": 1 for i in range(7)} | {"b": 100},
         (),
     ),
@@ -202,11 +201,6 @@ def test_a_prompt_in_chunks_that_ran_out_of_blocks_lets_decodes_go_on() -> None:
     view = replica([prompt("b", 500, done=160), decode("a", 100)], [prompt("c", 16)], free_blocks=0)
     step = step_of("vllm-legacy", view)
     assert (dict(step.tokens), step.preempt) == ({"a": 1}, ())
-
-
-def test_orcas_slots_can_be_set() -> None:
-    waiting = [prompt(f"w{i}") for i in range(12)]
-    assert len(Orca(slots=10).step(replica([], waiting), None)[0].tokens) == 10
 
 
 def test_every_decode_drafts_what_the_drafter_is_set_to() -> None:

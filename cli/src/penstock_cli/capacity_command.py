@@ -1,7 +1,7 @@
 """`penstock capacity`: how much each policy can carry, by scenario."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +10,7 @@ import orjson
 import typer
 from penstock_core.policies import UnknownPolicy
 from penstock_core.routing.orders import ORDERS
+from penstock_core.timing.builtin_models import UnknownTimeModel
 from penstock_simulator.real_vllm.location import VllmMissing
 from penstock_simulator.scenarios import SCENARIOS, UnknownScenario, scenario
 from penstock_simulator.simulation import Lengths
@@ -36,7 +37,13 @@ from penstock_cli.replay.report import console_for_tables
 from penstock_cli.replay_command import STANDARD_OUTPUT, JsonFile
 
 ScenarioNames = Annotated[
-    str, typer.Option("--scenario", metavar="S[,S]", help=f"Of {', '.join(SCENARIOS)}.", show_default=False)
+    str,
+    typer.Option(
+        "--scenario",
+        metavar="S[,S]",
+        help=f"Of {', '.join(SCENARIOS)}; NAME@ENGINE on another built-in engine.",
+        show_default=False,
+    ),
 ]
 PolicyNames = Annotated[
     str,
@@ -114,7 +121,7 @@ def asked(scenarios: str, policies: str, conditions: Conditions) -> list[Questio
             scenario(name)
         for policy in of:
             base_policy(policy)
-    except UnknownScenario as error:
+    except (UnknownScenario, UnknownTimeModel) as error:
         raise Failure(f"--scenario {scenarios}: {error}", bad_input=True) from None
     except UnknownPolicy as error:
         raise Failure(f"--policy {policies}: {error}", bad_input=True) from None
@@ -128,11 +135,16 @@ class Run:
     memory: Memory
     jobs: int
 
-    def all(self, searches: Sequence[Trials[Found]], what: str) -> list[Found]:
-        """What they find, in order, watched. Raises Failure."""
+    def all(
+        self,
+        searches: Sequence[Trials[Found]],
+        what: str,
+        report: Callable[[Found], None] = lambda _: None,
+    ) -> list[Found]:
+        """What they find, in order, watched; each is reported as soon as it is found. Raises Failure."""
         try:
             with watching(Console(stderr=True), len(searches), what) as watch:
-                return run_all(searches, run_trial, self.jobs, self.memory, watch)
+                return run_all(searches, run_trial, self.jobs, self.memory, watch, report=report)
         except VllmMissing as missing:
             raise Failure(str(missing), bad_input=True) from None
         except (NoEnd, Stuck) as error:

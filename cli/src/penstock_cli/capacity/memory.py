@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Tally]]:
 
 def _tally(row: dict[str, Any]) -> Tally:
     spots = tuple((tier, ttft, tpot) for tier, ttft, tpot in row["spots"])
-    return Tally(row["requests"], row["missed"], row["complete"], spots)
+    return Tally(row["requests"], row["missed"], row["complete"], spots, row["promoted"])
 
 
 def code_digest() -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.search import Answer, Probe
+from penstock_cli.capacity.search import Answer
 from penstock_cli.capacity.setting import ORACLE, Setting, grid_of
 from penstock_cli.replay.report import aligned, number
 
@@ -48,6 +48,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "capacity_rps_per_replica": capacity_rps(answer),
         "bracket_rps": [answer.low_rps, answer.high_rps],
         "attainment": _attained(answer),
+        "attained_promoted": round(answer.promoted / answer.requests, 4) if answer.low_rps > 0 else None,
         "attainment_95": [round(sure.low, 4), round(sure.high, 4)] if answer.low_rps > 0 else None,
         "requests": answer.requests,
         "seeds": asked.seeds,
@@ -57,11 +58,12 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "batch_tokens": answer.setting.batch_tokens,
         "drafts": answer.setting.drafts,
         **({"prefill_decode_ratio": str(answer.setting.ratio)} if answer.setting.ratio else {}),
+        **({"slots": answer.setting.slots} if answer.setting.slots else {}),
     }
 
 
-def where_it_ended(row: Mapping[str, Any]) -> tuple[Question, Probe]:
-    """What a row of that JSON answers, and where the search for it ended. Raises KeyError, ValueError."""
+def answer_of(row: Mapping[str, Any]) -> Answer:
+    """Return the answer that a row of that JSON was written from. Raises KeyError, ValueError."""
     split = row.get("prefill_decode_ratio")
     asked = Conditions(
         row["replicas"],
@@ -72,8 +74,13 @@ def where_it_ended(row: Mapping[str, Any]) -> tuple[Question, Probe]:
         row["order"],
     )
     ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
-    setting = Setting(row["batch_tokens"], row["drafts"], ratio)
-    return Question(row["scenario"], row["policy"], asked), Probe(setting, row["bracket_rps"][0])
+    setting = Setting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
+    missed, promoted = (
+        round(row["requests"] * (share or 0.0))
+        for share in (1 - (row["attainment"] or 0.0), row.get("attained_promoted"))
+    )
+    question = Question(row["scenario"], row["policy"], asked)
+    return Answer(question, setting, *row["bracket_rps"], row["requests"], missed, promoted)
 
 
 def _attained(answer: Answer) -> float | None:

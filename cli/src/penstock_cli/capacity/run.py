@@ -40,7 +40,7 @@ class _Search(Generic[Found]):
     waiting: deque[int] = field(default_factory=deque)
     found: list[Found] = field(default_factory=list)
 
-    def go_on(self, memory: Memory) -> None:
+    def go_on(self, memory: Memory, report: Callable[[Found], None]) -> None:
         """Let it yield until something has to be run, or it has found what it looked for."""
         while len(self.tallies) == len(self.asked) and not self.found:
             answer = [self.tallies[place] for place in range(len(self.asked))] if self.asked else None
@@ -48,6 +48,7 @@ class _Search(Generic[Found]):
                 self.asked = self.trials.send(answer)  # type: ignore[arg-type]  # None starts it
             except StopIteration as end:
                 self.found.append(end.value)
+                report(end.value)
                 return
             known = {place: memory.recall(trial) for place, trial in enumerate(self.asked)}
             self.tallies = {place: tally for place, tally in known.items() if tally is not None}
@@ -55,14 +56,23 @@ class _Search(Generic[Found]):
 
 
 def run_all(
-    searches: Sequence[Trials[Found]], work: Work, jobs: int, memory: Memory, watch: Watch
+    searches: Sequence[Trials[Found]],
+    work: Work,
+    jobs: int,
+    memory: Memory,
+    watch: Watch,
+    *,
+    report: Callable[[Found], None] = lambda _: None,
 ) -> list[Found]:
-    """What each search found, in order. An error in any of them ends all."""
+    """Return what each search found, in order. An error in any of them ends all.
+
+    report: called with each finding as soon as its search has ended.
+    """
     under_way = [_Search(trials) for trials in searches]
     running: dict[Future[Tally], tuple[_Search[Found], int]] = {}
     with workers(jobs) as executor:
         for search in under_way:
-            search.go_on(memory)
+            search.go_on(memory, report)
         while True:
             for search in under_way:
                 while search.waiting and len(running) < jobs:
@@ -77,7 +87,7 @@ def run_all(
                 search.tallies[place] = future.result()
                 memory.keep(search.asked[place], search.tallies[place])
                 watch.trials += 1
-                search.go_on(memory)
+                search.go_on(memory, report)
 
 
 class Here(Executor):

@@ -62,7 +62,7 @@ class Answer:
 
     low_rps: the highest rate found to attain; 0 where none did.
     high_rps: the lowest found not to.
-    requests, missed: at `low_rps`, in all samples together.
+    requests, missed, promoted: at `low_rps`, in all samples together.
     """
 
     question: Question
@@ -71,6 +71,7 @@ class Answer:
     high_rps: float
     requests: int
     missed: int
+    promoted: int = 0
 
 
 Found = TypeVar("Found")
@@ -217,16 +218,17 @@ def _look_ahead(sought: Sought, setting: Setting, low: float, high: float) -> Tr
 
 def _confirm(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Answer]:
     """All samples in full at the rate found; one step down where they do not hold it after all."""
-    requests, missed = sum(sought.samples), 0
+    requests, missed, promoted = sum(sought.samples), 0, 0
     while low > 0:
         probe = Probe(setting, low)
         tallies = yield [sought.trial(probe, seed) for seed in range(len(sought.samples))]
         missed = sum(tally.missed for tally in tallies)
+        promoted = sum(tally.promoted for tally in tallies)
         if missed <= sought.allowed(requests):
             break
         low, high = _rounded(low / FINE), low
         low = low if low > high / GROWTH**MOST_STEPS else 0.0
-    return Answer(sought.question, setting, low, high, requests, missed)
+    return Answer(sought.question, setting, low, high, requests, missed, promoted)
 
 
 def _attains(sought: Sought, setting: Setting, rate_rps: float) -> Trials[bool]:

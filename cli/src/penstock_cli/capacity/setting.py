@@ -1,7 +1,7 @@
-"""What of a policy is tuned for a scenario: every baseline has to run at its best.
+"""The settings that are tried for a policy in a scenario: every baseline has to run at its best.
 
 A policy that chooses these by itself has one setting. `NAME-spec` is the policy NAME with a fixed number of
-drafts for every decode, as vLLM speculates; without it a baseline does not speculate, as in the paper.
+draft tokens for every decode, as vLLM speculates; without it a baseline does not speculate, as in the papers.
 
 `distserve` is no policy of a replica: each "replica" is a group of GPUs split by phase, in the best of three
 ratios, and a rate per replica is one per GPU.
@@ -9,6 +9,7 @@ ratios, and a rate per replica is one per GPU.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.policies import NAMES
@@ -34,9 +35,17 @@ BUDGETS_TOKENS: Mapping[str, tuple[int, ...]] = {
     "sjf": SOME_BUDGETS_TOKENS,
     "fastserve": SOME_BUDGETS_TOKENS,
     "orca": SOME_BUDGETS_TOKENS,
+    "sola": SOME_BUDGETS_TOKENS,
+    "accelgen": SOME_BUDGETS_TOKENS,
+    "annealing": SOME_BUDGETS_TOKENS,
     DISTSERVE: SOME_BUDGETS_TOKENS,
 }
-"""Budgets of tokens for a step that are tried, of policies that do not set their own."""
+"""Token budgets of a step that are tried, by policy. Of all others only the engine's own is."""
+
+SLOTS: Mapping[str, tuple[int, ...]] = {"orca": (8, 16, 32, 64)}
+"""Slots (most running requests) that are tried, by policy. Of all others only the engine's own number is."""
+
+Value = TypeVar("Value")
 
 DRAFT_FOR_THEMSELVES = frozenset({"slos-serve", ORACLE})
 """Policies that decide for each decode how far to speculate. They have the drafter whenever there is one."""
@@ -48,29 +57,33 @@ class Setting:
 
     batch_tokens: most tokens of a step. drafts: most tokens drafted for a decode in one step; 0 for none.
     ratio: prefill GPUs to decode GPUs, where they are split.
+    slots: most requests that run at once; None for the engine's own number.
     """
 
     batch_tokens: int
     drafts: int = 0
     ratio: Ratio | None = None
+    slots: int | None = None
 
     def __str__(self) -> str:
         drafted = f", {self.drafts} drafts" if self.drafts else ""
         split = f", GPUs {self.ratio}" if self.ratio else ""
-        return f"{self.batch_tokens} tokens a step{drafted}{split}"
+        slots = f", {self.slots} slots" if self.slots else ""
+        return f"{self.batch_tokens} tokens a step{drafted}{split}{slots}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The settings that are tried, from `start` on, one axis after the other.
 
-    budgets_tokens, drafts, ratios: the axes' values.
+    budgets_tokens, drafts, ratios, slots: the axes' values.
     """
 
     start: Setting
     budgets_tokens: tuple[int, ...]
     drafts: tuple[int, ...]
     ratios: tuple[Ratio | None, ...] = (None,)
+    slots: tuple[int | None, ...] = (None,)
 
     def lines(self, here: Setting) -> Iterator[list[Setting]]:
         """Along each axis, the other settings."""
@@ -81,6 +94,7 @@ class Grid:
         ]
         yield [replace(here, drafts=drafts) for drafts in self.drafts if drafts != here.drafts]
         yield [replace(here, ratio=ratio) for ratio in self.ratios if ratio != here.ratio]
+        yield [replace(here, slots=slots) for slots in self.slots if slots != here.slots]
 
     def has(self, setting: Setting) -> bool:
         """Whether this is one of them."""
@@ -88,12 +102,13 @@ class Grid:
             setting.batch_tokens in self.budgets_tokens
             and setting.drafts in self.drafts
             and setting.ratio in self.ratios
+            and setting.slots in self.slots
         )
 
     @property
     def single(self) -> bool:
         """Whether there is nothing to tune."""
-        return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) == 1
+        return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) * len(self.slots) == 1
 
 
 def base_policy(policy: str) -> str:
@@ -111,7 +126,9 @@ def grid_of(policy: str, scenario: Scenario) -> Grid:
     budgets_tokens = BUDGETS_TOKENS.get(base, (most,))
     drafts = _drafts(base, policy, scenario)
     ratios = RATIOS if base == DISTSERVE else (None,)
-    return Grid(Setting(_middle(budgets_tokens), _middle(drafts), ratios[-1]), budgets_tokens, drafts, ratios)
+    slots = SLOTS.get(base, (None,))
+    start = Setting(_middle(budgets_tokens), _middle(drafts), ratios[-1], _middle(slots))
+    return Grid(start, budgets_tokens, drafts, ratios, slots)
 
 
 def laps_of(policy: str, replicas: int) -> int:
@@ -129,5 +146,5 @@ def _drafts(base: str, policy: str, scenario: Scenario) -> tuple[int, ...]:
     return FIXED_DRAFTS if base != policy else (0,)
 
 
-def _middle(values: tuple[int, ...]) -> int:
+def _middle(values: tuple[Value, ...]) -> Value:
     return values[len(values) // 2]

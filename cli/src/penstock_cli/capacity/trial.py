@@ -17,6 +17,7 @@ from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 from penstock_simulator.simulation import Fleet, Lengths, Outcome, simulate
 from penstock_simulator.simulation.distserve import Ratio, simulate_distserve
+from penstock_simulator.simulation.outcome import Verdict
 from penstock_simulator.truth import TruthKind
 
 from penstock_cli.capacity.question import Question
@@ -35,6 +36,7 @@ class Trial:
     rate_rps: for each replica, or each GPU where they are split by phase.
     ratio: of one group of GPUs that are; there are `replicas` such groups.
     most_misses: it ends as soon as there are more.
+    slots: most requests that run at once; None for the engine's own number.
     """
 
     scenario: str
@@ -49,6 +51,7 @@ class Trial:
     seed: int
     most_misses: int
     ratio: Ratio | None = None
+    slots: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The trial as plain values."""
@@ -61,12 +64,14 @@ class Tally(NamedTuple):
     complete: whether all were served; otherwise `missed` is what there was when it ended early.
     spots: where each tier is in the plane of its targets: name, then TTFT and TPOT that 90 % of those that
         were served stay within, as shares of the targets. Of complete trials only.
+    promoted: that met every target although they were answered "best effort" first. Of complete trials only.
     """
 
     requests: int
     missed: int
     complete: bool
     spots: tuple[tuple[str, float, float], ...] = ()
+    promoted: int = 0
 
 
 def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, most_misses: int) -> Trial:
@@ -85,6 +90,7 @@ def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, m
         seed=seed,
         most_misses=most_misses,
         ratio=setting.ratio,
+        slots=setting.slots,
     )
 
 
@@ -95,7 +101,7 @@ def run_trial(trial: Trial) -> Tally:
     if trial.policy == ORACLE:
         return _at_best(coming, here, trial.replicas)
     fleet, total = fleet_of(trial, here), requests_in(coming)
-    missed, seen = set[str](), defaultdict[str, list[Spot]](list)
+    missed, best_effort, seen = set[str](), set[str](), defaultdict[str, list[Spot]](list)
     for outcome in _outcomes(trial, fleet, coming):
         place = spot(
             here.tiers[outcome.tier].slo,
@@ -107,10 +113,12 @@ def run_trial(trial: Trial) -> Tally:
             seen[outcome.tier].append(place)
         if not outcome.met:
             missed.add(outcome.session or outcome.id)
+        if outcome.verdict is Verdict.BEST_EFFORT:
+            best_effort.add(outcome.session or outcome.id)
         if len(missed) > trial.most_misses:
             return Tally(total, len(missed), complete=False)
     spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
-    return Tally(total, len(missed), True, spots)
+    return Tally(total, len(missed), True, spots, len(best_effort - missed))
 
 
 def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[Outcome]:
@@ -160,7 +168,7 @@ def fleet_of(trial: Trial, here: Scenario) -> Fleet:
         tiers=here.tiers,
         default_tier=next(iter(here.tiers)),
         replicas=trial.replicas,
-        limits=Limits(trial.batch_tokens, here.limits.running),
+        limits=Limits(trial.batch_tokens, trial.slots or here.limits.running),
         truth=TruthKind(trial.truth),
         lengths=Lengths(trial.lengths),
         max_output_tokens=here.max_output_tokens,

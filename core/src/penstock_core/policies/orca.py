@@ -3,20 +3,21 @@
 Choose it where a request must never lose its memory once it runs: nobody is preempted, ever. Requests join
 and leave at every iteration, whole prompts beside decodes, in order of arrival. A newcomer starts when the
 KV cache could hold it and everybody running at their longest (`max_tokens`), and a slot is free [Orca,
-Algorithm 1; batch 8 as in AccelGen's comparison].
+Algorithm 1].
 
 Costs: most answers end long before their limit, so most of the memory is reserved for nothing and few
 requests run at once; a whole prompt stops all decodes while it is computed. It knows no SLO and refuses
-nobody. Knobs: `slots`, and the engine's `limits.batch_tokens`, beyond which a prompt goes in chunks.
+nobody. Knobs are the engine's: `limits.running`, its slots (AccelGen's comparison gives it 8), and
+`limits.batch_tokens`, beyond which a prompt goes in chunks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import run_on, start
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.unconditional_admission import admit_everyone
@@ -24,12 +25,7 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class Orca:
-    """First come first served, with reservations. Remembers nothing between steps.
-
-    slots: most requests that run at once.
-    """
-
-    slots: int = 8
+    """First come first served, with reservations. Remembers nothing between steps."""
 
     def start(self) -> None:
         """Nothing to remember."""
@@ -40,8 +36,7 @@ class Orca:
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """The next batch."""
-        limits = Limits(view.limits.batch_tokens, min(view.limits.running, self.slots))
-        batch = OpenBatch(replace(view, limits=limits))
+        batch = OpenBatch(view)
         run_on(batch, view.running)
         start(batch, _reserved(view), whole=True)
         return batch.standing_step(), None

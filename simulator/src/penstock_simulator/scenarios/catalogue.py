@@ -14,6 +14,7 @@ a token, loose is 5 times and 100 ms; the pace is judged by tens of tokens.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.timing.builtin_models import kv_cache_tokens
@@ -38,6 +39,8 @@ THINKING_CLIENTS = Window("servegen-reasoning", 0, 120, 600)
 
 OPT_CONTEXT_TOKENS = 2048
 ANY_TOKENS = 1 << 20
+ON_ENGINE = "@"
+"""Between a scenario's name and that of the engine it runs on instead of its own."""
 
 OPT, OPT_KV_TOKENS = "slos-serve-opt-6.7b-a100", 43_296
 TOOL_LLAMA = "slos-serve-toolllama-7b-a100"
@@ -152,8 +155,16 @@ class UnknownScenario(KeyError):
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of this name. Raises UnknownScenario."""
+    """Return the scenario of this name, with `NAME@ENGINE` on another built-in engine.
+
+    The other engine has its own speed and KV memory, and the scenario's drafter where there is one. Raises
+    UnknownScenario, UnknownTimeModel.
+    """
+    workload, _, engine = name.partition(ON_ENGINE)
     try:
-        return SCENARIOS[name]
+        own = SCENARIOS[workload]
     except KeyError:
-        raise UnknownScenario(name) from None
+        raise UnknownScenario(workload) from None
+    if not engine:
+        return own
+    return replace(own, name=name, time_model=engine, kv_tokens=kv_cache_tokens(engine))

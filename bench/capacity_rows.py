@@ -1,0 +1,39 @@
+"""The capacity table as a file: one row for each question that was searched, the newest search of it.
+
+`bench/results/capacity.json` is the record: searches add to it as they end, the page is written from it. A
+row has the digest of the code that it was found with (`code`), because a table grows over several commits.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from penstock_cli.capacity.memory import code_digest
+from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.report import answer_of, as_json
+from penstock_cli.capacity.search import Answer
+
+DIGEST_DIGITS = 12
+
+
+class Rows:
+    """The rows of a file, by question. Written anew with every answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._code = path, code_digest()[:DIGEST_DIGITS]
+        rows = orjson.loads(path.read_bytes()) if path.exists() else []
+        self._rows: dict[Question, Mapping[str, Any]] = {answer_of(row).question: row for row in rows}
+
+    def answer(self, question: Question) -> Answer | None:
+        """Return what was found; None for a question that was not searched yet."""
+        row = self._rows.get(question)
+        return None if row is None else answer_of(row)
+
+    def add(self, answer: Answer) -> None:
+        """Replace the row of the answer's question, on the disk too."""
+        (row,) = as_json([answer])
+        self._rows[answer.question] = {**row, "code": self._code}
+        unfinished = self._path.with_suffix(".unfinished")
+        unfinished.write_bytes(orjson.dumps(list(self._rows.values()), option=orjson.OPT_INDENT_2) + b"\n")
+        unfinished.replace(self._path)
