@@ -107,7 +107,7 @@ def beside_vllm(answer: Answer) -> Trials[str]:
     tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NOBODY_GIVES_UP) for q in both]
     ours, real = (attained(tally) for tally in tallies)
     asked = answer.question.conditions
-    where = f"{answer.question.scenario}, {asked.lengths.value} lengths, {asked.truth.value} truth"
+    where = f"{answer.question.scenario}, {asked.lengths.value} lengths, {asked.truth.value} timing"
     return f"{where}, {answer.low_rps:g} req/s, {answer.setting}: vllm {ours}, vllm-real {real}"
 
 

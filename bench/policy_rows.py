@@ -1,4 +1,4 @@
-"""Every policy's row of the capacity table, in its page of `docs/policies`.
+"""Every policy's rows of the capacity table, in its page of `docs/policies`.
 
     python bench/policy_rows.py [--check]
 
@@ -8,46 +8,34 @@ nothing, names the pages that say something else, and fails where there are any.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import orjson
-from penstock_cli.capacity.setting import BUDGETS_TOKENS, SPECULATING, base_policy
+from capacity_parts import OURS, PAPER, PARTS
+from capacity_rows import Rows
+from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.report import capacity_rps
+from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.setting import BUDGETS_TOKENS, ORACLE, SPECULATING, base_policy
+from penstock_simulator.scenarios.catalogue import ON_ENGINE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "policies"
 TABLE = ROOT / "bench" / "results" / "capacity.json"
 
 HEADING = "## Its row of the capacity table\n"
-SCENARIOS = ("chatbot", "coder", "summarizer", "toolllm", "reasoning", "mixed")
 SAYING = (
-    "Requests a second and replica at which 90 % of all requests keep every target; in brackets what it was\n"
+    "Requests a second and replica at which 90 % of all requests meet every target; in brackets what it was\n"
     "tuned to ([capacity](../capacity.md), [all rows](../../bench/results/capacity.md)).\n"
 )
-
-
-class Terms(NamedTuple):
-    """What a row's figures have in common."""
-
-    policy: str
-    replicas: int
-    lengths: str
-    truth: str
-    seeds: int
-
-    def __str__(self) -> str:
-        drafting = ", fixed drafts" if self.policy.endswith(SPECULATING) else ""
-        fleet = f", {self.replicas} replicas" if self.replicas > 1 else ""
-        samples = f"{self.seeds} sample{'s' if self.seeds > 1 else ''}"
-        return f"{self.lengths} lengths, {self.truth} truth{fleet}{drafting}; {samples}"
+OPEN = "not searched yet"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say which pages differ")
     options = parser.parse_args()
-    found = orjson.loads(TABLE.read_bytes())
+    found = Rows(TABLE)
     pages = {path: written(path, found) for path in sorted(PAGES.glob("*.md")) if path.stem != "README"}
     stale = [path for path, text in pages.items() if path.read_text() != text]
     if options.check:
@@ -58,38 +46,59 @@ def main() -> None:
         path.write_text(pages[path])
 
 
-def written(page: Path, found: Sequence[dict[str, Any]]) -> str:
-    """The page with its section as the table has it; without, where the table has nothing of its policy."""
+def written(page: Path, found: Rows) -> str:
+    """Return the page with its section as the table has it; without, where the table asks nothing of it."""
     text = page.read_text().split(HEADING)[0].rstrip() + "\n"
-    section = rows([row for row in found if row["policy"].removesuffix(SPECULATING) == page.stem])
-    return f"{text}\n{HEADING}\n{SAYING}\n{section}" if section else text
-
-
-def rows(found: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table: a line for each set of terms, a column for each scenario."""
-    lines: dict[Terms, dict[str, str]] = {}
-    for row in found:
-        if row["scenario"] in SCENARIOS:
-            terms = Terms(row["policy"], row["replicas"], row["lengths"], row["truth"], row["seeds"])
-            lines.setdefault(terms, {})[row["scenario"]] = cell(row)
+    lines = list(rows(page.stem, found))
     if not lines:
-        return ""
-    heads = ["| |", *(f" {name} |" for name in SCENARIOS), "\n|---|", *("--:|" for _ in SCENARIOS), "\n"]
-    body = (
-        f"| {terms} | {' | '.join(cells.get(name, '–') for name in SCENARIOS)} |\n"
-        for terms, cells in lines.items()
-    )
-    return "".join([*heads, *body])
+        return text
+    heads = ["| |", *(f" {name} |" for name in PAPER), "\n|---|", *("--:|" for _ in PAPER), "\n"]
+    return "".join([text, f"\n{HEADING}\n{SAYING}\n", *heads, *dict.fromkeys(lines)])
 
 
-def cell(row: dict[str, Any]) -> str:
-    """A capacity, and what it was tuned to where there was a choice."""
-    rate = f"{row['capacity_rps_per_replica']:.3g}"
+def rows(base: str, found: Rows) -> Iterator[str]:
+    """Yield a line for each table in which the policy is asked about in the paper's scenarios."""
+    for part in PARTS.values():
+        named = {name.partition(ON_ENGINE)[0]: name for name in part.scenarios}
+        for policy in part.policies:
+            if base_policy(policy) == base and set(PAPER) & named.keys():
+                questions = [_question(named.get(name), policy, part.conditions) for name in PAPER]
+                cells = [_cell(question, found) for question in questions]
+                on_kernels = ", engine with kernel tables" if set(named) - set(part.scenarios) else ""
+                yield f"| {terms(policy, part.conditions)}{on_kernels} | {' | '.join(cells)} |\n"
+
+
+def terms(policy: str, asked: Conditions) -> str:
+    """Return what a row's figures have in common."""
+    drafting = "" if policy in {OURS, ORACLE} else ", no drafter"
+    if policy.endswith(SPECULATING):
+        drafting = ", with the drafter"
+    fleet = f", {asked.replicas} replicas" if asked.replicas > 1 else ""
+    samples = f"{asked.seeds} sample{'s' if asked.seeds > 1 else ''}"
+    return f"{asked.lengths.value} lengths, {asked.truth.value} timing{fleet}{drafting}; {samples}"
+
+
+def _question(scenario: str | None, policy: str, asked: Conditions) -> Question | None:
+    return None if scenario is None else Question(scenario, policy, asked)
+
+
+def _cell(question: Question | None, found: Rows) -> str:
+    if question is None:
+        return "–"
+    answer = found.answer(question)
+    return OPEN if answer is None else cell(answer)
+
+
+def cell(answer: Answer) -> str:
+    """Return a capacity, and what it was tuned to where there was a choice."""
+    policy, setting = answer.question.policy, answer.setting
     tuned = [
-        *([f"{row['batch_tokens']} tokens"] if base_policy(row["policy"]) in BUDGETS_TOKENS else []),
-        *([f"{row['drafts']} drafts"] if row["policy"].endswith(SPECULATING) else []),
-        *([row["prefill_decode_ratio"]] if "prefill_decode_ratio" in row else []),
+        *([f"{setting.batch_tokens} tokens"] if base_policy(policy) in BUDGETS_TOKENS else []),
+        *([f"{setting.drafts} drafts"] if policy.endswith(SPECULATING) else []),
+        *([str(setting.ratio)] if setting.ratio else []),
+        *([f"{setting.slots} slots"] if setting.slots else []),
     ]
+    rate = f"{capacity_rps(answer):.3g}"
     return f"{rate} ({', '.join(tuned)})" if tuned else rate
 
 

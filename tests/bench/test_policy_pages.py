@@ -2,50 +2,54 @@
 
 from pathlib import Path
 
-import orjson
 import pytest
+from capacity_parts import KNOWN, ONE_SAMPLE, PARTS
+from capacity_rows import Rows
+from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.setting import Setting, base_policy
 from policy_rows import HEADING, PAGES, TABLE, written
-
-FOUND = orjson.loads(TABLE.read_bytes())
-ROW = {
-    "replicas": 1,
-    "lengths": "known",
-    "truth": "exact",
-    "seeds": 3,
-    "scenario": "coder",
-    "capacity_rps_per_replica": 0.33119,
-    "batch_tokens": 4096,
-    "drafts": 2,
-}
-
 
 THEIRS = [page for page in PAGES.glob("*.md") if page.stem != "README"]
 
 
+def answer(policy: str, conditions: Conditions, setting: Setting) -> Answer:
+    return Answer(Question("coder", policy, conditions), setting, 0.33119, 0.34, 905, 90)
+
+
 def test_every_policy_of_the_table_has_a_page() -> None:
-    in_the_table = {row["policy"].removesuffix("-spec") for row in FOUND}
-    assert in_the_table
+    in_the_table = {base_policy(policy) for part in PARTS.values() for policy in part.policies}
     assert in_the_table == {page.stem for page in THEIRS if HEADING in page.read_text()}
 
 
 @pytest.mark.parametrize("page", THEIRS)
 def test_a_page_says_what_the_table_says(page: Path) -> None:
-    assert page.read_text() == written(page, FOUND)
+    assert page.read_text() == written(page, Rows(TABLE))
 
 
-def test_a_row_says_what_was_tuned(tmp_path: Path) -> None:
-    page = tmp_path / "vllm.md"
+def test_a_row_says_what_was_tuned_and_what_was_not_searched(tmp_path: Path) -> None:
+    page, found = tmp_path / "vllm.md", Rows(tmp_path / "capacity.json")
     page.write_text(f"# vllm\n\nIts idea.\n\n{HEADING}\nOld rows.\n")
-    text = written(page, [{**ROW, "policy": "vllm-spec"}, {**ROW, "policy": "sarathi"}])
+    found.add(answer("vllm-spec", ONE_SAMPLE, Setting(4096, 2)))
+    found.add(answer("sarathi", KNOWN, Setting(512)))
+    text = written(page, found)
     assert (
-        "| known lengths, exact truth, fixed drafts; 3 samples | – | 0.331 (4096 tokens, 2 drafts) | – |"
-        in text
-    )
+        "| known lengths, exact timing, with the drafter; 1 sample | not searched yet | "
+        "0.331 (4096 tokens, 2 drafts) | not searched yet |"
+    ) in text
+    assert "512" not in text
     assert "Old rows" not in text
     assert text.count(HEADING) == 1
 
 
-def test_a_page_whose_policy_is_not_in_the_table_has_no_rows(tmp_path: Path) -> None:
-    page = tmp_path / "vllm.md"
-    page.write_text("# vllm\n\nIts idea.\n")
-    assert written(page, []) == "# vllm\n\nIts idea.\n"
+def test_slots_are_told_where_they_are_tuned(tmp_path: Path) -> None:
+    page, found = tmp_path / "orca.md", Rows(tmp_path / "capacity.json")
+    page.write_text("# orca\n")
+    found.add(answer("orca", ONE_SAMPLE, Setting(2048, slots=16)))
+    assert "| 0.331 (2048 tokens, 16 slots) |" in written(page, found)
+
+
+def test_a_page_whose_policy_is_in_no_table_has_no_rows(tmp_path: Path) -> None:
+    page = tmp_path / "nobody.md"
+    page.write_text("# nobody\n\nIts idea.\n")
+    assert written(page, Rows(tmp_path / "none.json")) == "# nobody\n\nIts idea.\n"

@@ -65,7 +65,7 @@ def test_the_table_has_the_best_first_and_says_what_it_was_tuned_to(
 ) -> None:
     assert penstock("--scenario", "coder", "--policy", "vllm,oracle", "--lengths", "known") == 0
     out = capfd.readouterr().out
-    assert "90 % of requests keep every target: 1 replica, known lengths, measured truth" in " ".join(
+    assert "90 % of requests keep every target: 1 replica, known lengths, measured timing" in " ".join(
         out.split()
     )
     assert [line.split()[1] for line in out.splitlines() if line.startswith("coder")] == ["oracle", "vllm"]

@@ -8,7 +8,7 @@ from penstock_cli.replay.answer import Answer, StreamError
 from penstock_cli.replay.judging import promises_from
 from penstock_cli.replay.outcome import Ending, Outcome
 from penstock_cli.replay.promises import Promises
-from penstock_cli.replay.report import PlannerTimes, Report
+from penstock_cli.replay.report import PlannerTimes, Report, meaning, table
 from penstock_cli.replay.tally import Tally, percentile
 from penstock_core.domain.slo import Judge, Slo, Targets, judged_tpot_s
 from penstock_core.timing.time_model import Term, TimeModel
@@ -75,6 +75,33 @@ def test_a_slowdown_is_of_the_prompts_idle_prefill() -> None:
     assert promises.targets("unknown", 190) == Targets()
 
 
+def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> None:
+    """Whatever happens to its requests, they miss nothing: they would raise everybody's attainment."""
+    promises = Promises({"chat": Slo(tpot_s=0.1), "batch": Slo()}, "chat")
+    tally = Tally(promises.tiers_without_targets)
+    tally.add(outcome("chat", Ending.ADMITTED, kept=False), late_s=0.0)
+    tally.add(outcome("batch", Ending.BEST_EFFORT, kept=True), late_s=0.0)
+    report = Report("slos-serve", 2, span_s=10.0, tally=tally)
+    found = report.as_json()
+    assert (found["requests"], found["requests_with_targets"], found["rate"]) == (2, 1, 0.2)
+    assert (found["attainment"], found["goodput_rps"]) == (0.0, 0.0)
+    assert list(found["tiers"]) == ["chat", "batch"]  # the worst first; at the end what is not judged
+    assert found["tiers"]["batch"]["attainment"] is None
+    assert meaning(report) == (
+        "At 0.20 requests/s 0.0 % of 1 requests with targets got what their tier promises; "
+        "chat fares worst, with 0.0 %."
+    )
+
+
+def test_where_no_tier_has_a_target_nothing_is_judged() -> None:
+    tally = Tally(frozenset({"batch"}))
+    tally.add(outcome("batch", Ending.BEST_EFFORT, kept=True), late_s=0.0)
+    report = Report("slos-serve", 2, span_s=10.0, tally=tally)
+    assert report.as_json()["attainment"] is None
+    assert meaning(report) == "At 0.10 requests/s 1 requests; none has a target."
+    assert "all" not in [cell for cell in table(report, "").columns[0].cells]
+
+
 def outcome(tier: str, ending: Ending, kept: bool = False, ttft_s: float | None = None) -> Outcome:
     return Outcome(
         id="0",
@@ -106,13 +133,18 @@ def test_attainment_counts_everything_that_arrived() -> None:
         "replicas": 2,
         "rate": 0.5,
         "requests": 5,
+        "requests_with_targets": 5,
         "attainment": 2 / 5,
+        "attained_admitted": 1 / 5,
+        "attained_promoted": 1 / 5,
         "admitted_attainment": 1 / 2,
         "goodput_rps": 0.2,
         "tiers": {
             "coder": {
                 "requests": 1,
                 "attainment": 0.0,
+                "attained_admitted": 0.0,
+                "attained_promoted": 0.0,
                 "ttft_p50_s": None,
                 "ttft_p99_s": None,
                 "tpot_p50_s": None,
@@ -123,6 +155,8 @@ def test_attainment_counts_everything_that_arrived() -> None:
             "chat": {
                 "requests": 4,
                 "attainment": 2 / 4,
+                "attained_admitted": 1 / 4,
+                "attained_promoted": 1 / 4,
                 "ttft_p50_s": 0.3,
                 "ttft_p99_s": 0.9,
                 "tpot_p50_s": None,

@@ -356,6 +356,9 @@ async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_pat
         "goodput_rps",
         "tiers",
         "planner_ms",
+        "requests_with_targets",
+        "attained_admitted",
+        "attained_promoted",
     ]
     assert list(found["tiers"]["chat"]) == [
         "requests",
@@ -366,4 +369,6 @@ async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_pat
         "tpot_p99_s",
         "best_effort",
         "rejected",
+        "attained_admitted",
+        "attained_promoted",
     ]

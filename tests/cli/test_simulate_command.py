@@ -15,6 +15,8 @@ from rich.console import Console
 TIER_KEYS = {
     "requests",
     "attainment",
+    "attained_admitted",
+    "attained_promoted",
     "ttft_p50_s",
     "ttft_p99_s",
     "tpot_p50_s",
@@ -27,7 +29,10 @@ KEYS = {
     "replicas",
     "rate",
     "requests",
+    "requests_with_targets",
     "attainment",
+    "attained_admitted",
+    "attained_promoted",
     "admitted_attainment",
     "goodput_rps",
     "tiers",
@@ -87,6 +92,7 @@ def test_the_json_has_the_keys_that_a_replay_has(simulate: Simulate) -> None:
     assert set(found["tiers"]) == {"chat", "coder", "batch"}
     assert all(set(tier) == TIER_KEYS for tier in found["tiers"].values())
     assert (found["policy"], found["replicas"], found["requests"]) == ("slos-serve", 2, 60)
+    assert found["requests_with_targets"] == 40
     assert found["rate"] == pytest.approx(60 / 4.917)
     assert 0 < found["planner_ms"]["p50"] <= found["planner_ms"]["p99"] <= found["planner_ms"]["max"]
 

@@ -28,6 +28,7 @@ from penstock_cli.replay.report import (
     HEADS,
     Report,
     aligned,
+    all_label,
     cells,
     console_for_tables,
     lateness,
@@ -137,10 +138,11 @@ def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
     first = next(iter(reports.values()))
     for name, _ in worst_first(first.tally):
         for label, report in reports.items():
-            tier, *rest = cells(name, report.tally.tiers[name])
+            targeted = name not in report.tally.without_targets
+            tier, *rest = cells(name, report.tally.tiers[name], targeted)
             yield [tier, label, *rest]
     for label, report in reports.items():
-        tier, *rest = cells("all", report.tally.all)
+        tier, *rest = cells(all_label(report.tally), report.tally.all)
         yield [tier, label, *rest]
 
 

@@ -21,6 +21,7 @@ HEADS = (
     "capacity\nreq/s a replica",
     "not at\nreq/s",
     "attained there\n%",
+    "promoted\n%",
     "95 % sure\n%",
     "of the best\n%",
     "tuned to",
@@ -48,7 +49,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "capacity_rps_per_replica": capacity_rps(answer),
         "bracket_rps": [answer.low_rps, answer.high_rps],
         "attainment": _attained(answer),
-        "attained_promoted": round(answer.promoted / answer.requests, 4) if answer.low_rps > 0 else None,
+        "attained_promoted": _promoted(answer),
         "attainment_95": [round(sure.low, 4), round(sure.high, 4)] if answer.low_rps > 0 else None,
         "requests": answer.requests,
         "seeds": asked.seeds,
@@ -75,16 +76,22 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
     )
     ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
     setting = Setting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
-    missed, promoted = (
-        round(row["requests"] * (share or 0.0))
-        for share in (1 - (row["attainment"] or 0.0), row.get("attained_promoted"))
-    )
+    missed = round(row["requests"] * (1 - (1.0 if row["attainment"] is None else row["attainment"])))
+    share = row.get("attained_promoted")
+    promoted = None if share is None else round(row["requests"] * share)
     question = Question(row["scenario"], row["policy"], asked)
     return Answer(question, setting, *row["bracket_rps"], row["requests"], missed, promoted)
 
 
 def _attained(answer: Answer) -> float | None:
     return round(1 - answer.missed / answer.requests, 4) if answer.low_rps > 0 else None
+
+
+def _promoted(answer: Answer) -> float | None:
+    """Share of all requests that attained after a first answer of "best effort"."""
+    if answer.promoted is None or answer.low_rps == 0:
+        return None
+    return round(answer.promoted / answer.requests, 4)
 
 
 def table(answers: Sequence[Answer], conditions: Conditions) -> Table:
@@ -100,7 +107,7 @@ def table(answers: Sequence[Answer], conditions: Conditions) -> Table:
     share = number(conditions.attainment, 100, 0)
     title = (
         f"Highest rates at which {share} % of requests keep every target: {replicas}, "
-        f"{conditions.lengths.value} lengths, {conditions.truth.value} truth"
+        f"{conditions.lengths.value} lengths, {conditions.truth.value} timing"
     )
     return aligned(title, HEADS, lines, left=2)
 
@@ -114,14 +121,18 @@ def _best_rps(answers: Sequence[Answer]) -> float:
 def _cells(answer: Answer, best_rps: float) -> list[str]:
     question, rate_rps = answer.question, capacity_rps(answer)
     sure = wilson(answer.requests - answer.missed, answer.requests)
-    attained = [number(_attained(answer), 100, 1), f"{100 * sure.low:.1f}–{100 * sure.high:.1f}"]
+    attained = [
+        number(_attained(answer), 100, 1),
+        number(_promoted(answer), 100, 1),
+        f"{100 * sure.low:.1f}–{100 * sure.high:.1f}",
+    ]
     tuned = not grid_of(question.policy, scenario(question.scenario)).single
     return [
         question.scenario,
         question.policy,
         number(rate_rps, 1, 3),
         number(answer.high_rps, 1, 3),
-        *(attained if answer.low_rps > 0 else ["–", "–"]),
+        *(attained if answer.low_rps > 0 else ["–", "–", "–"]),
         number(rate_rps / best_rps if best_rps > 0 else None, 100, 0),
         str(answer.setting) if tuned else "–",
     ]

@@ -62,7 +62,8 @@ class Answer:
 
     low_rps: the highest rate found to attain; 0 where none did.
     high_rps: the lowest found not to.
-    requests, missed, promoted: at `low_rps`, in all samples together.
+    requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None where nobody
+        counted them.
     """
 
     question: Question
@@ -71,7 +72,7 @@ class Answer:
     high_rps: float
     requests: int
     missed: int
-    promoted: int = 0
+    promoted: int | None = None
 
 
 Found = TypeVar("Found")

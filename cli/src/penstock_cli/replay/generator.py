@@ -45,7 +45,10 @@ class Generator:
     max_in_flight: int
     on_outcome: Callable[[Outcome], None]
     progress: Progress = field(default_factory=Progress)
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.client.promises.tiers_without_targets)
 
     async def run(self, requests: Iterable[TraceRequest]) -> Tally:
         """Send every request in its time, wait until all have ended, and give what was counted."""

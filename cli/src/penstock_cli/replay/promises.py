@@ -23,6 +23,11 @@ class Promises:
     default_tier: str = ""
     time_model: TimeModel | None = None
 
+    @property
+    def tiers_without_targets(self) -> frozenset[str]:
+        """Tiers that are known to have no target. Their requests cannot attain anything."""
+        return tiers_without_targets(self.slos)
+
     def targets(self, tier: str, prompt_tokens: int) -> Targets:
         """Targets of one request. None at all where its tier promises nothing or is not known."""
         slo = self.slos.get(tier, Slo())
@@ -31,3 +36,8 @@ class Promises:
         if self.time_model is None:
             raise ValueError(f"tier {tier} has a slowdown, and no time model tells what it is of")
         return slo.targets(self.time_model.prefill_seconds(prompt_tokens))
+
+
+def tiers_without_targets(slos: Mapping[str, Slo]) -> frozenset[str]:
+    """Return the names of those tiers."""
+    return frozenset(name for name, slo in slos.items() if slo == Slo(judge=slo.judge))

@@ -41,11 +41,11 @@ class Report:
     @property
     def rate_rps(self) -> float | None:
         """Requests offered a second."""
-        return self.tally.all.requests / self.span_s if self.span_s > 0 else None
+        return self.tally.requests / self.span_s if self.span_s > 0 else None
 
     @property
     def goodput_rps(self) -> float | None:
-        """Requests a second whose promise was kept."""
+        """Requests a second that met every target of their tier."""
         return self.tally.all.met / self.span_s if self.span_s > 0 else None
 
     def as_json(self) -> dict[str, Any]:
@@ -54,43 +54,55 @@ class Report:
             "policy": self.policy,
             "replicas": self.replicas,
             "rate": self.rate_rps,
-            "requests": self.tally.all.requests,
+            "requests": self.tally.requests,
             "attainment": self.tally.all.attainment,
             "admitted_attainment": self.tally.all.admitted_attainment,
             "goodput_rps": self.goodput_rps,
-            "tiers": {name: _tier_json(tier) for name, tier in worst_first(self.tally)},
+            "tiers": {
+                name: _tier_json(tier, name not in self.tally.without_targets)
+                for name, tier in worst_first(self.tally)
+            },
             "planner_ms": {
                 "p50": self.planner.p50_ms,
                 "p99": self.planner.p99_ms,
                 "max": self.planner.max_ms,
             },
+            "requests_with_targets": self.tally.all.requests,
+            "attained_admitted": self.tally.all.attained_admitted,
+            "attained_promoted": self.tally.all.attained_promoted,
             **self.more,
         }
 
 
-def _tier_json(tier: TierTally) -> dict[str, Any]:
+def _tier_json(tier: TierTally, targeted: bool) -> dict[str, Any]:
     ttft_s, tpot_s = sorted(tier.ttft_s), sorted(tier.tpot_s)
     return {
         "requests": tier.requests,
-        "attainment": tier.attainment,
+        "attainment": tier.attainment if targeted else None,
         "ttft_p50_s": percentile(ttft_s, 0.5),
         "ttft_p99_s": percentile(ttft_s, 0.99),
         "tpot_p50_s": percentile(tpot_s, 0.5),
         "tpot_p99_s": percentile(tpot_s, 0.99),
         "best_effort": tier.endings[Ending.BEST_EFFORT],
         "rejected": tier.endings[Ending.REJECTED],
+        "attained_admitted": tier.attained_admitted if targeted else None,
+        "attained_promoted": tier.attained_promoted if targeted else None,
     }
 
 
 def worst_first(tally: Tally) -> list[tuple[str, TierTally]]:
-    """Tiers by attainment, the lowest first."""
-    return sorted(tally.tiers.items(), key=lambda item: (item[1].attainment or 0.0, item[0]))
+    """Tiers by attainment, the lowest first; last those without targets."""
+    return sorted(
+        tally.tiers.items(),
+        key=lambda item: (item[0] in tally.without_targets, item[1].attainment or 0.0, item[0]),
+    )
 
 
 HEADS = (
     "tier",
     "requests",
     "attained\n%",
+    "promoted\n%",
     "of admitted\n%",
     "TTFT\np50 s",
     "TTFT\np99 s",
@@ -102,7 +114,7 @@ HEADS = (
     "hops",
 )
 
-NARROWEST = 120
+NARROWEST = 130
 """Columns that the widest table needs. A narrower terminal wraps its lines, which loses nothing."""
 
 
@@ -112,14 +124,14 @@ def console_for_tables(stderr: bool = False) -> Console:
     return console if console.width >= NARROWEST else Console(stderr=stderr, width=NARROWEST)
 
 
-def cells(name: str, tier: TierTally) -> list[str]:
-    """One tier's line, under `HEADS`."""
+def cells(name: str, tier: TierTally, targeted: bool = True) -> list[str]:
+    """One tier's line, under `HEADS`. targeted: whether the tier sets a target."""
+    shares = (tier.attainment, tier.attained_promoted, tier.admitted_attainment) if targeted else [None] * 3
     ttft_s, tpot_s = sorted(tier.ttft_s), sorted(tier.tpot_s)
     return [
         name or "(none)",
         str(tier.requests),
-        number(tier.attainment, 100, 1),
-        number(tier.admitted_attainment, 100, 1),
+        *(number(share, 100, 1) for share in shares),
         number(percentile(ttft_s, 0.5), 1, 3),
         number(percentile(ttft_s, 0.99), 1, 3),
         number(percentile(tpot_s, 0.5), 1000, 1),
@@ -147,19 +159,28 @@ def aligned(title: str, heads: Iterable[str], lines: Iterable[list[str]], left: 
 
 
 def table(report: Report, title: str) -> Table:
-    """Every tier, the worst first, and all of them together where there are several."""
-    lines = [cells(name, tier) for name, tier in worst_first(report.tally)]
-    if len(lines) > 1:
-        lines.append(cells("all", report.tally.all))
+    """Every tier, the worst first, and all that have targets together where there are several tiers."""
+    tally = report.tally
+    lines = [cells(name, tier, name not in tally.without_targets) for name, tier in worst_first(tally)]
+    if len(lines) > 1 and tally.all.requests:
+        lines.append(cells(all_label(tally), tally.all))
     return aligned(title, HEADS, lines)
+
+
+def all_label(tally: Tally) -> str:
+    """The name of the line that counts all tiers: it says so where it leaves some out."""
+    return "all with targets" if tally.without_targets & tally.tiers.keys() else "all"
 
 
 def meaning(report: Report) -> str:
     """One line that says what the table means."""
     tally = report.tally
+    if not tally.all.requests:
+        return f"At {number(report.rate_rps, 1, 2)} requests/s {tally.requests} requests; none has a target."
     worst_name, worst = worst_first(tally)[0]
     rate, attained = number(report.rate_rps, 1, 2), number(tally.all.attainment, 100, 1)
-    kept = f"{attained} % of {tally.all.requests} requests got what their tier promises"
+    requests = f"{tally.all.requests} requests{all_label(tally).removeprefix('all')}"
+    kept = f"{attained} % of {requests} got what their tier promises"
     if len(tally.tiers) == 1:
         return f"At {rate} requests/s {kept}."
     return (

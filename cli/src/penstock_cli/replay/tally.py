@@ -24,6 +24,7 @@ class TierTally:
 
     requests: int = 0
     met: int = 0
+    promoted: int = 0
     admitted: int = 0
     admitted_met: int = 0
     hops: int = 0
@@ -37,6 +38,7 @@ class TierTally:
         self.met += outcome.met
         self.hops += outcome.hops
         self.endings[outcome.ending] += 1
+        self.promoted += outcome.met and outcome.ending is Ending.BEST_EFFORT
         if outcome.ending is Ending.ADMITTED:
             self.admitted += 1
             self.admitted_met += outcome.met
@@ -47,12 +49,22 @@ class TierTally:
 
     @property
     def attainment(self) -> float | None:
-        """Share of all that arrived whose promise was kept."""
+        """Share of all requests that met every target: the admitted ones and the promoted ones."""
         return self.met / self.requests if self.requests else None
 
     @property
+    def attained_admitted(self) -> float | None:
+        """Share of all requests that were admitted at once and met every target."""
+        return self.admitted_met / self.requests if self.requests else None
+
+    @property
+    def attained_promoted(self) -> float | None:
+        """Share of all requests that were answered "best effort" and met every target all the same."""
+        return self.promoted / self.requests if self.requests else None
+
+    @property
     def admitted_attainment(self) -> float | None:
-        """The same among those that were admitted."""
+        """Share of admitted requests that met every target."""
         return self.admitted_met / self.admitted if self.admitted else None
 
     @property
@@ -63,8 +75,14 @@ class TierTally:
 
 @dataclass(slots=True)
 class Tally:
-    """A replay's tiers, its failures by reason, and how late the client itself was."""
+    """A replay's tiers, its failures by reason, and how late the client itself was.
 
+    without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
+    requests: of all tiers.
+    """
+
+    without_targets: frozenset[str] = frozenset()
+    requests: int = 0
     all: TierTally = field(default_factory=TierTally)
     tiers: dict[str, TierTally] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -72,7 +90,9 @@ class Tally:
 
     def add(self, outcome: Outcome, late_s: float) -> None:
         """Count one request. late_s: from its planned arrival until it was sent."""
-        self.all.add(outcome)
+        self.requests += 1
+        if outcome.tier not in self.without_targets:
+            self.all.add(outcome)
         self.tiers.setdefault(outcome.tier, TierTally()).add(outcome)
         self.late_s.append(late_s)
         if outcome.ending is Ending.FAILED:

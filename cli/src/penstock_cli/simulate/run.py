@@ -16,6 +16,7 @@ from rich.console import Console
 from penstock_cli.failure import Failure
 from penstock_cli.plots.requests import Requests
 from penstock_cli.replay.outcome import Ending, Outcome
+from penstock_cli.replay.promises import tiers_without_targets
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
 from penstock_cli.replay.run import count
@@ -58,7 +59,8 @@ def run(
     seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
     """
     requests, span_s = count(schedule)
-    tally, clock = Tally(), PlannerClock()
+    slos = {name: tier.slo for name, tier in fleet.tiers.items()}
+    tally, clock = Tally(tiers_without_targets(slos)), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
         rehearse(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:

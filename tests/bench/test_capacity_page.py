@@ -1,0 +1,72 @@
+"""The page of the capacity tables: ratios over the best rival, and what was not searched."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from capacity_page import geometric_mean, page_of, versus
+from capacity_parts import ONE_SAMPLE, PARTS, Part
+from capacity_rows import Rows
+from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.setting import Setting
+
+PART = Part("Rivals", ONE_SAMPLE, ("chatbot", "toolllm"), ("slos-serve", "vllm-spec", "distserve-spec"), True)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    found = Rows(tmp_path / "capacity.json")
+    for scenario, policy, rate_rps in (
+        ("chatbot", "slos-serve", 6.0),
+        ("chatbot", "vllm", 3.0),
+        ("chatbot", "vllm-spec", 5.0),
+        ("toolllm", "slos-serve", 0.3),
+        ("toolllm", "vllm", 0.1),
+        ("toolllm", "distserve-spec", 0.4),
+    ):
+        found.add(answer(scenario, policy, rate_rps))
+    return found
+
+
+def answer(scenario: str, policy: str, rate_rps: float) -> Answer:
+    return Answer(Question(scenario, policy, ONE_SAMPLE), Setting(2048), rate_rps, rate_rps * 1.02, 900, 88)
+
+
+def test_the_best_of_all_others_is_with_a_drafter_or_without(rows: Rows) -> None:
+    chatbot, toolllm = versus(PART, rows)
+    assert (chatbot.best, chatbot.best_rps, chatbot.ratio) == ("vllm-spec", 5.0, pytest.approx(1.2))
+    assert (toolllm.best, toolllm.ratio) == ("vllm", pytest.approx(3.0))
+
+
+def test_several_gpus_that_work_as_one_are_compared_apart(rows: Rows) -> None:
+    chatbot, toolllm = versus(PART, rows)
+    assert (chatbot.distserve_rps, toolllm.distserve_rps) == (None, 0.4)
+    assert toolllm.ratio_to_all == pytest.approx(0.75)
+    text = page_of({"best": PART}, rows)
+    assert "Geometric mean of 2: 1.90×; 0.95× where distserve counts by its rate per GPU." in text
+
+
+def test_what_was_not_searched_is_named(rows: Rows) -> None:
+    text = page_of({"best": PART}, rows)
+    assert "Not searched yet: distserve-spec in chatbot; vllm-spec in toolllm." in text
+
+
+def test_of_other_samples_nothing_is_compared(rows: Rows) -> None:
+    assert versus(replace(PART, conditions=replace(ONE_SAMPLE, seeds=3)), rows) == []
+
+
+def test_a_row_is_on_the_disk_as_soon_as_it_is_found(rows: Rows, tmp_path: Path) -> None:
+    rows.add(answer("chatbot", "vllm", 3.5))
+    again = Rows(tmp_path / "capacity.json")
+    assert again.answer(Question("chatbot", "vllm", ONE_SAMPLE)) == answer("chatbot", "vllm", 3.5)
+    assert again.answer(Question("coder", "vllm", ONE_SAMPLE)) is None
+
+
+def test_the_committed_page_is_the_committed_tables() -> None:
+    results = Path(__file__).resolve().parents[2] / "bench" / "results"
+    assert (results / "capacity.md").read_text() == page_of(PARTS, Rows(results / "capacity.json"))
+
+
+def test_ratios_have_a_geometric_mean() -> None:
+    assert geometric_mean(iter((0.5, 2.0, 8.0))) == pytest.approx(2.0)
