@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from penstock_core.compilation.arrays import Ints
 from penstock_core.compilation.jit import FLOAT, INT, compiled, interpreted
-from penstock_core.forecast.decode_load import Ints
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside, Prospects, prospects
 from penstock_core.policies.annealing.search import (

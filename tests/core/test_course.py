@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock_core.compilation.jit import interpreted
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job, preempted
-from penstock_core.domain.slo import WINDOW_TOKENS, Judge, Targets
+from penstock_core.domain.slo import Judge, Targets
+from penstock_core.domain.token_window import WINDOW_TOKENS
 from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, course
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rules, carry_out
 from penstock_core.timing.builtin_models import time_model

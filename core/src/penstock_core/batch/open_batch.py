@@ -123,7 +123,10 @@ class OpenBatch:
         return self.free_blocks >= blocks and self.free_seats >= seats
 
     def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
-        """Preempt victims in their order until this much is free, or none is left; whether it is free."""
+        """Preempt victims in their order until this much is free, or none is left; whether it is free.
+
+        victims: an iterator goes on where the call before stopped, so that each job is looked at once a step.
+        """
         if self.has_room(blocks, seats):
             return True  # looking for the first victim may be work
         for job in victims:

@@ -8,7 +8,7 @@ prefill first, decode first and anything between are orders; nobody behind the l
 Two questions are left, and both are about memory:
 
 - A running job that needs a block which is not there takes it from whoever would be served last, and gives
-  way itself where that is none but itself (`Victims`). So runs vLLM.
+  way itself where that is none but itself (`victims`). So runs vLLM.
 - A newcomer starts where all that it has pending fits into free blocks, also where it is computed in chunks,
   as in vLLM. Where prompts go `whole` it also has to fit into the batch, unless no batch is long enough. The
   first that does not fit ends the batch, so that nobody is overtaken.
@@ -24,31 +24,11 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 
 
-class Victims:
-    """Who gives way for blocks, one after the other: whoever would be served last goes first.
-
-    served: running jobs in the order in which they are served. Within a step nobody becomes eligible who was
-    not, since jobs in the batch stay in it, so each is looked at once.
-    """
-
-    def __init__(self, served: Sequence[Job]) -> None:
-        self._last_first: Iterator[Job] = reversed(served)
-
-    def make_room(self, batch: OpenBatch, blocks: int, seats: int = 0) -> bool:
-        """Preempt until so much is free or nobody is left; whether it is free."""
-        while not batch.has_room(blocks, seats):
-            job = next(self._last_first, None)
-            if job is None:
-                return False
-            batch.preempt_idle(job)
-        return True
-
-
-def run_on(batch: OpenBatch, running: Sequence[Job], victims: Victims | None = None) -> None:
+def run_on(batch: OpenBatch, running: Sequence[Job], victims: Iterator[Job] | None = None) -> None:
     """All that is pending of running jobs, in their order, as far as tokens go."""
     if not batch.preempted and all([job.decoding for job in running]) and add_all_decodes(batch, running):
         return
-    victims = victims or Victims(running)
+    victims = reversed(running) if victims is None else victims
     for job in running:
         if not batch.left_tokens:
             return
@@ -56,16 +36,16 @@ def run_on(batch: OpenBatch, running: Sequence[Job], victims: Victims | None = N
             add_running(batch, job, victims)
 
 
-def add_running(batch: OpenBatch, job: Job, victims: Victims) -> None:
+def add_running(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> None:
     """One running job's tokens and drafts, as far as tokens go."""
     add_chunk(batch, job, min(job.pending_tokens, batch.left_tokens), victims)
     if job.decoding and job.request.id in batch.tokens:
         batch.draft(job, _drafts(batch, job))
 
 
-def add_chunk(batch: OpenBatch, job: Job, tokens: int, victims: Victims) -> None:
+def add_chunk(batch: OpenBatch, job: Job, tokens: int, victims: Iterator[Job]) -> None:
     """So many of a running job's tokens; out of blocks with nobody to take them from, it gives way."""
-    if not victims.make_room(batch, batch.blocks_wanted(job, tokens)):
+    if not batch.make_room(batch.blocks_wanted(job, tokens), 0, victims):
         batch.preempt_idle(job)
     if job.request.id not in batch.preempted:
         batch.add(job, tokens)
@@ -111,7 +91,7 @@ def prompts_or_decodes(view: ReplicaView, waiting: Iterable[Job], spare_blocks: 
     if prompts.tokens:
         return prompts
     decodes, running = OpenBatch(view), decodes_first(view.running)
-    run_on(decodes, [job for job in running if job.decoding], Victims(running))
+    run_on(decodes, [job for job in running if job.decoding], reversed(running))
     return decodes
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId
-from penstock_core.domain.slo import WINDOW_TOKENS, Judge
+from penstock_core.domain.slo import NO_ANCHOR
+from penstock_core.domain.token_window import tokens_until_judged
 from penstock_core.timing.speculation import tokens_expected
 from penstock_core.timing.time_model import BatchWork, chunk_work
 
@@ -91,16 +92,8 @@ def _keeps_pace(job: Job, now_s: float, decodes: Beat) -> bool:
     """Whether batches of decodes alone would bring it back on its pace before it is judged."""
     if job.pace_s is None or job.due_s >= now_s + decodes.seconds:
         return True
-    tokens = _tokens_until_judged(job)
+    since = job.generated_tokens - (job.anchor or NO_ANCHOR).tokens
+    tokens = tokens_until_judged(job.request.targets.judge.window, since, job.output_tokens_left)
     return job.due_s + (tokens - 1) * job.pace_s >= now_s + decodes.seconds * max(
         tokens / decodes.tokens, 1.0
     )
-
-
-def _tokens_until_judged(job: Job) -> int:
-    judge = job.request.targets.judge
-    if judge is Judge.MAX:
-        return 1
-    if judge is Judge.WINDOW and job.anchor is not None:
-        return min(WINDOW_TOKENS - job.generated_tokens + job.anchor.tokens, job.output_tokens_left)
-    return job.output_tokens_left

@@ -8,12 +8,12 @@ Who has no promise left to keep comes after all others: decodes and then prompts
 in time, prompts only while nobody else's waits. Where others lack blocks or a seat they give theirs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import Victims, add_chunk, add_running, run_on
+from penstock_core.batch.ordered_batch import add_chunk, add_running, run_on
 from penstock_core.batch.relegation import Beat, Work
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -30,8 +30,8 @@ class Bounds(NamedTuple):
 
     limit_s: float
     batch_tokens: int
-    victims: Victims
-    givers: Victims
+    victims: Iterator[Job]
+    givers: Iterator[Job]
 
 
 def everybody(job: Job) -> bool:
@@ -51,10 +51,10 @@ def slack_batch(
     """Decodes, then prompts in the order given while the batch ends in time; then those behind."""
     batch = OpenBatch(view)
     served = [*live.decodes, *live.prefills, *behind.decodes, *behind.prefills]
-    victims = Victims([job for job in served if job.computed_tokens])
+    victims = reversed([job for job in served if job.computed_tokens])
     run_on(batch, live.decodes, victims)
     limit_s = decodes.slack_s(live.decodes, view.now_s) if batch.tokens else inf
-    givers = Victims([job for jobs in behind for job in jobs if job.computed_tokens])
+    givers = reversed([job for jobs in behind for job in jobs if job.computed_tokens])
     bounds = Bounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, givers)
     all_served = _add_prompts(batch, live.prefills, bounds, may_start)
     tokens = batch.work.tokens
@@ -64,7 +64,7 @@ def slack_batch(
             add_running(batch, job, victims)
     if all_served:
         most_tokens = bounds.batch_tokens + batch.work.tokens - tokens
-        _add_prompts(batch, behind.prefills, Bounds(limit_s, most_tokens, victims, Victims(())), everybody)
+        _add_prompts(batch, behind.prefills, Bounds(limit_s, most_tokens, victims, iter(())), everybody)
     return batch
 
 
@@ -85,7 +85,7 @@ def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: Bounds, may_star
         elif not may_start(job):
             all_served = False
             continue
-        elif bounds.givers.make_room(batch, batch.blocks_wanted(job, job.pending_tokens), 1):
+        elif batch.make_room(batch.blocks_wanted(job, job.pending_tokens), 1, bounds.givers):
             batch.add(job, tokens)
         else:
             return False

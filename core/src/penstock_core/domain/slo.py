@@ -19,8 +19,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-WINDOW_TOKENS = 10
-"""Tokens in a window, for tiers judged by windows [SLOs-Serve, App. D]."""
+from penstock_core.domain.token_window import WINDOW_TOKENS, closed_tokens
 
 NO_DEADLINE_S = float("inf")
 """The due time of a token nobody waits for."""
@@ -32,6 +31,14 @@ class Judge(StrEnum):
     MEAN = "mean"  # (last token − first token) / (n − 1)
     WINDOW = "window"  # the slowest mean over consecutive windows of ten tokens
     MAX = "max"  # the longest single gap
+
+    @property
+    def window(self) -> int:
+        """Tokens that are judged together; 0 for all of the answer (`token_window`)."""
+        return _WINDOWS[self]
+
+
+_WINDOWS = {Judge.MEAN: 0, Judge.WINDOW: WINDOW_TOKENS, Judge.MAX: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +105,11 @@ NO_ANCHOR = Anchor(0.0, 0)
 
 def anchor_after(judge: Judge, anchor: Anchor | None, generated_tokens: int, now_s: float) -> Anchor:
     """The anchor once token number `generated_tokens` (1 for the first) has come out at `now_s`."""
-    if anchor is None or judge is Judge.MAX:
+    if anchor is None:
         return Anchor(now_s, generated_tokens)
-    windows = (generated_tokens - anchor.tokens) // WINDOW_TOKENS
-    if judge is Judge.WINDOW and windows:  # tokens past the window's last came out with it: they are ahead
-        return Anchor(now_s, anchor.tokens + windows * WINDOW_TOKENS)
-    return anchor
+    closed = closed_tokens(judge.window, generated_tokens - anchor.tokens)
+    # tokens past the window's last came out with it: they are ahead
+    return Anchor(now_s, anchor.tokens + closed) if closed else anchor
 
 
 def anchor_after_each(
@@ -111,14 +117,11 @@ def anchor_after_each(
 ) -> Anchor:
     """The anchor once a token has come out at each of these times, the last number `generated_tokens`."""
     before_tokens = generated_tokens - len(ends_s)
-    if judge is Judge.MAX:
-        return Anchor(ends_s[-1], generated_tokens)
     if anchor is None:
         anchor = Anchor(ends_s[0], before_tokens + 1)
-    if judge is Judge.WINDOW:
-        tokens = anchor.tokens + (generated_tokens - anchor.tokens) // WINDOW_TOKENS * WINDOW_TOKENS
-        if tokens > max(before_tokens, anchor.tokens):
-            return Anchor(ends_s[tokens - before_tokens - 1], tokens)
+    tokens = anchor.tokens + closed_tokens(judge.window, generated_tokens - anchor.tokens)
+    if tokens > max(before_tokens, anchor.tokens):
+        return Anchor(ends_s[tokens - before_tokens - 1], tokens)
     return anchor
 
 
@@ -151,10 +154,8 @@ def judged_tpot_s(token_times_s: list[float], judge: Judge) -> float | None:
     """The pace of a finished request as its tier judges it; None with fewer than two tokens."""
     if len(token_times_s) < 2:
         return None
-    if judge is Judge.MEAN:
-        return (token_times_s[-1] - token_times_s[0]) / (len(token_times_s) - 1)
-    step = 1 if judge is Judge.MAX else WINDOW_TOKENS
-    ends = [*range(0, len(token_times_s) - 1, step), len(token_times_s) - 1]
+    last = len(token_times_s) - 1
+    ends = [*range(0, last, judge.window or last), last]
     spans: list[float] = [
         (token_times_s[end] - token_times_s[start]) / (end - start) for start, end in pairwise(ends)
     ]

@@ -24,13 +24,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock_core.compilation.arrays import Bools, Floats, Ints
+from penstock_core.timing.batch_length import DECODE_STRETCH, ORDINARY_BATCH_S
 from penstock_core.timing.time_model import SHORTEST_CHUNK_TOKENS, TimeModel, chunk_work, line_seconds
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +37,8 @@ class Pacing:
     floor_s: always allowed. stretch: or this many times what its decodes alone take.
     """
 
-    floor_s: float = 0.060
-    stretch: float = 2.0
-
-    def longest_s(self, decodes_s: float) -> float:
-        """Longest batch beside decodes that take `decodes_s` alone."""
-        return max(self.floor_s, self.stretch * decodes_s)
+    floor_s: float = ORDINARY_BATCH_S
+    stretch: float = DECODE_STRETCH
 
 
 @dataclass(frozen=True, slots=True)

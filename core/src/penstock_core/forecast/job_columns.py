@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Bools, Floats, Ints
 from penstock_core.domain.request import Job
-from penstock_core.forecast.decode_load import Bools, Floats, Ints
 
 
 class JobColumns(NamedTuple):

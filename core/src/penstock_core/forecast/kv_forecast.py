@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Ints
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
-from penstock_core.forecast.decode_load import Ints
 from penstock_core.forecast.job_columns import columns
 
 MOST_BUCKETS = 64

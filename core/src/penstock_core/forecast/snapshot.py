@@ -5,10 +5,9 @@ what is there. The forecast says what that means for a newcomer, in the planner'
 wait for its prefill, how fast that would go, how long an iteration takes, how much memory is left at the
 future peak. It is a forecast, not a promise; admission still decides.
 
-The prefill queue is a fluid, as in `admission`: prefills one after the other by deadline, at the rate that is
-left beside the decodes which run by then. A forecast may take this rate as what one period's batch has room
-for; where the engine speculates, with as many drafts as leave most. Best effort is counted and not forecast,
-since it gives way. Durations count from the moment of the snapshot, so they cross to another clock unharmed.
+The prefill queue is a fluid (`prefill_rate`): prefills one after the other by deadline, at the rate that is
+left beside the decodes which run by then. Best effort is counted and not forecast, since it is preempted.
+Durations count from the moment of the snapshot, so they cross to another clock unharmed.
 
 Sidecar and simulated replicas make theirs here, in one pass over columns.
 """
@@ -19,15 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Bools
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.forecast.decode_load import Bools, Floats, Pacing
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
-from penstock_core.timing.speculation import tokens_expected
+from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_works
-
-ORDINARY = Pacing()
-"""How long batches are taken to be, whatever the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +90,17 @@ def snapshot(view: ReplicaView) -> Snapshot:
         work_s=free_in_s + _work_s(view.model, jobs),
         prefill_wait_s=queue.wait_s,
         prefill_slack_s=queue.slack_s,
-        prefill_tokens_s=queue.pace.prefill_tokens_s,
+        prefill_tokens_s=queue.rate.tokens_s,
         step_s=view.model.seconds(_decodes(jobs, decoding & promised)),
         tightest_pace_s=queue.tightest_pace_s,
         kv_tokens_headroom=_headroom_blocks(view, jobs.of(promised), queue) * view.kv.block_tokens,
     )
 
 
-class _Pace(NamedTuple):
-    """Periods beside some decodes, and prompt tokens a second in them."""
-
-    period_s: float
-    prefill_tokens_s: float
-
-
 class _Queue(NamedTuple):
     """The prefills with a promise, one after the other by deadline."""
 
-    pace: _Pace
+    rate: PrefillRate
     tightest_pace_s: float
     wait_s: float
     slack_s: float
@@ -125,41 +114,18 @@ def _queue(view: ReplicaView, jobs: JobColumns, promised: Bools, free_in_s: floa
     kept_s = paces_s[paces_s >= view.model.seconds(BatchWork(1))]  # of the others nobody can be kept
     tightest_s = float(kept_s.min(initial=inf))
     by_then = _decodes(jobs, decoding)._replace(tokens=int(decoding.sum()) + len(prefills.due_s))
-    pace = _pace(view, by_then, tightest_s)
-    done_s = free_in_s + np.cumsum(_prefills_s(view.model, prefills, pace))
-    slack_s = prefills.due_s - view.now_s - pace.period_s - done_s
+    rate = prefill_rate(view, by_then, tightest_s)
+    pending = prefills.pending_tokens
+    works = chunk_works(pending, prefills.computed_tokens)
+    done_s = free_in_s + np.cumsum(rate.seconds(view.model, pending, works))
+    slack_s = prefills.due_s - view.now_s - rate.period_s - done_s
     wait_s = float(done_s[-1]) if len(done_s) else free_in_s
-    return _Queue(pace, tightest_s, wait_s, max(float(slack_s.min(initial=inf)), 0.0))
+    return _Queue(rate, tightest_s, wait_s, max(float(slack_s.min(initial=inf)), 0.0))
 
 
 def _decodes(jobs: JobColumns, decoding: Bools) -> BatchWork:
     count = int(decoding.sum())
     return BatchWork(count, int(jobs.computed_tokens[decoding].sum()) + count)
-
-
-def _pace(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> _Pace:
-    """Periods with most room for prefill, whatever number of drafts that takes."""
-    speculation = view.speculation
-    most = speculation.max_tokens if speculation is not None and decodes.tokens else 0
-    paces = []
-    for drafts in range(most + 1):
-        tokens = decodes.tokens * (1 + drafts)
-        alone_s = view.model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))
-        accepted = tokens_expected(speculation.acceptance, drafts) if speculation is not None else 1.0
-        period_s = min(tightest_s * accepted, ORDINARY.longest_s(alone_s))
-        fits = view.model.tokens_within(period_s, decodes.context_tokens, 0.0, drafts)
-        room = max(min(fits, view.limits.batch_tokens) - tokens, 0)
-        paces.append(_Pace(period_s, room / period_s))
-    return max(paces, key=lambda pace: pace.prefill_tokens_s)
-
-
-def _prefills_s(model: TimeModel, prefills: JobColumns, pace: _Pace) -> Floats:
-    """How long each takes; infinite where decodes leave nothing."""
-    pending = prefills.pending_tokens
-    work = chunk_works(pending, prefills.computed_tokens)
-    attention_s: Floats = model.scale * model.prefill_work_s * work
-    tokens_s = pace.prefill_tokens_s
-    return attention_s + (pending / tokens_s if tokens_s else inf)
 
 
 def _work_s(model: TimeModel, jobs: JobColumns) -> float:
@@ -171,7 +137,7 @@ def _work_s(model: TimeModel, jobs: JobColumns) -> float:
 
 def _headroom_blocks(view: ReplicaView, promised: JobColumns, queue: _Queue) -> int:
     """Blocks that stay free if nobody else comes. A prefill may start as late as the queue is long."""
-    step_s, queued = queue.pace.period_s, ~promised.decoding
+    step_s, queued = queue.rate.period_s, ~promised.decoding
     longest = queue.wait_s / step_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
     delay = np.where(queued, int(longest), 0)
     left = promised.output_tokens_left

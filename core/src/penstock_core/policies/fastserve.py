@@ -11,11 +11,11 @@ It knows no SLO and refuses nobody. Knobs: `queues`; `aging_s`, after which some
 starts again at the top; the engine's `limits.batch_tokens`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import Victims, newcomer_tokens, run_on
+from penstock_core.batch.ordered_batch import newcomer_tokens, run_on
 from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -59,7 +59,7 @@ def _by_queue(view: ReplicaView, queues: Queues, memory: Standings) -> list[tupl
 def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) -> OpenBatch:
     """Queue after queue until the batch is full; behind a newcomer that does not fit nobody else starts."""
     batch, starting = OpenBatch(view), True
-    victims = Victims([job for running, _ in by_queue for job in running])
+    victims = reversed([job for running, _ in by_queue for job in running])
     for running, waiting in by_queue:
         run_on(batch, running, victims)
         for job in waiting:
@@ -69,7 +69,7 @@ def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) ->
     return batch
 
 
-def _started(batch: OpenBatch, job: Job, victims: Victims) -> bool:
+def _started(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> bool:
     """Start a newcomer, at the cost of running jobs that are not in the batch, where that is enough.
 
     Those are all of lower queues, since running jobs of its own and of upper ones were served before it.
@@ -77,7 +77,7 @@ def _started(batch: OpenBatch, job: Job, victims: Victims) -> bool:
     blocks = batch.blocks_wanted(job, job.pending_tokens)
     if not batch.has_room(blocks, 1) and not _enough_idle(batch, blocks):
         return False
-    victims.make_room(batch, blocks, 1)
+    batch.make_room(blocks, 1, victims)
     batch.add(job, newcomer_tokens(batch, job, whole=False))
     return True
 

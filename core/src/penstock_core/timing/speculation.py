@@ -5,8 +5,10 @@ chance, the first that is not ends it, and one token of the model's own always c
 brings out (1 - chance^(d + 1)) / (1 - chance) tokens on average.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,22 @@ def tokens_expected(acceptance: float, drafts: int) -> float:
     if acceptance >= 1.0:
         return drafts + 1.0
     return (1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance)
+
+
+def fastest_length(
+    model: TimeModel, decodes: BatchWork, most: int, tokens: Callable[[int], float]
+) -> tuple[int, float]:
+    """Return the speculation length with the highest rate of generated tokens, and that rate.
+
+    decodes: a batch of them without drafts. tokens: how many they generate on average with so many drafts.
+    Those grow ever more slowly with the length and a batch's duration never does, so once the rate falls it
+    falls for good.
+    """
+    best, best_rate = 0, 0.0
+    for drafts in range(most + 1):
+        work = BatchWork(decodes.tokens * (1 + drafts), decodes.context_tokens, 0.0, drafts)
+        rate = tokens(drafts) / model.seconds(work)
+        if rate <= best_rate:
+            break
+        best, best_rate = drafts, rate
+    return best, best_rate

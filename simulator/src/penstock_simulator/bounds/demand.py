@@ -10,7 +10,8 @@ from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
-from penstock_core.domain.slo import WINDOW_TOKENS, Judge, Slo
+from penstock_core.domain.slo import Judge, Slo
+from penstock_core.domain.token_window import WINDOW_TOKENS
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.arrival import Arrival

@@ -21,7 +21,7 @@ from math import ceil, inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
-from penstock_core.domain.slo import WINDOW_TOKENS
+from penstock_core.domain.token_window import WINDOW_TOKENS
 
 from penstock_simulator.bounds.demand import Demand
 from penstock_simulator.bounds.linear_program import LinearProgram

@@ -24,7 +24,7 @@ from math import hypot
 from typing import NamedTuple
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import Victims, add_running
+from penstock_core.batch.ordered_batch import add_running
 from penstock_core.domain.request import Job, RequestId
 from penstock_core.policies.accelgen.remaining_time import Claim
 from penstock_core.policies.accelgen.token_budget import Budget
@@ -52,7 +52,7 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
     """
     in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
     idle = [job for job in best_effort if job.computed_tokens > 0]
-    victims = Victims([*(c.job for c in in_order if c.job.computed_tokens > 0), *idle])
+    victims = reversed([*(c.job for c in in_order if c.job.computed_tokens > 0), *idle])
     patient = [c.job for c in in_order if c.job.decoding and c.remaining_s > c.recompute_s]
     for claim in in_order:
         job, left = claim.job, room.tokens - batch.work.tokens

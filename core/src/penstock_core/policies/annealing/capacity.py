@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Floats
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
-from penstock_core.forecast.decode_load import Floats
 from penstock_core.forecast.kv_forecast import first_fit
 from penstock_core.policies.annealing.latency import BatchLatency
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside

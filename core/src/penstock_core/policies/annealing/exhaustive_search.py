@@ -12,8 +12,8 @@ requests on that may take many times as long.
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.compilation.jit import part
-from penstock_core.forecast.decode_load import Floats, Ints
 from penstock_core.policies.annealing.plan_tables import Prospects
 
 

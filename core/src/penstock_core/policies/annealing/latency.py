@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock_core.forecast.decode_load import Floats
+from penstock_core.compilation.arrays import Floats
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 Amount = TypeVar("Amount", float, Floats)

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Floats
 from penstock_core.compilation.jit import FLOATS, INT, TABLE, record
-from penstock_core.forecast.decode_load import Floats
 from penstock_core.policies.annealing.latency import BatchLatency
 
 

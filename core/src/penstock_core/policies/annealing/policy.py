@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import Victims, newcomer_tokens, run_on, start
+from penstock_core.batch.ordered_batch import newcomer_tokens, run_on, start
 from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -54,11 +54,11 @@ class Annealing:
         memory = seen(memory, view)
         batch = OpenBatch(view)
         promised, surplus = _in_two(view.running, memory.moving)
-        run_on(batch, promised, Victims([*promised, *surplus]))
+        run_on(batch, promised, reversed([*promised, *surplus]))
         if view.waiting and not batch.preempted:
             if memory.open or view.now_s >= memory.next_s:
                 memory = self._planned(view, memory, promised)
-            _start(batch, _in_turn(view.waiting, memory), Victims(surplus))
+            _start(batch, _in_turn(view.waiting, memory), reversed(surplus))
         run_on(batch, [job for job in surplus if job.request.id not in batch.preempted])
         offline = [job for job in view.waiting if job.best_effort and job.request.id != memory.moving]
         if len(offline) == len(view.waiting) and offline and not batch.preempted:
@@ -111,11 +111,11 @@ def _in_two(running: Sequence[Job], moving: str | None) -> tuple[list[Job], list
     return promised, surplus
 
 
-def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Victims) -> None:
+def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Iterator[Job]) -> None:
     """Newcomers until the first that does not fit, not even where best effort gives way."""
     for job in jobs:
         tokens = newcomer_tokens(batch, job, whole=False)
-        if not tokens or not victims.make_room(batch, batch.blocks_wanted(job, tokens), 1):
+        if not tokens or not batch.make_room(batch.blocks_wanted(job, tokens), 1, victims):
             return
         batch.add(job, tokens)
 

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Ints
 from penstock_core.compilation.jit import FLOAT, INT, INTS, compiled, part, results
-from penstock_core.forecast.decode_load import Ints
 from penstock_core.policies.annealing.exhaustive_search import improve
 from penstock_core.policies.annealing.plan_tables import TABLES, Prospects
 

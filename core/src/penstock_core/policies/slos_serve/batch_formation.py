@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from penstock_core.batch.best_effort import fill_surplus
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.preemption import GivingWay
+from penstock_core.batch.preemption import Victims
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
-from penstock_core.domain.slo import NO_ANCHOR, WINDOW_TOKENS, Judge
+from penstock_core.domain.slo import NO_ANCHOR
+from penstock_core.domain.token_window import closed_tokens
 from penstock_core.policies.slos_serve.batching_rules import Way, engines_way
 from penstock_core.policies.slos_serve.speculation_length import Drafting, fastest
 from penstock_core.timing.time_model import chunk_work
@@ -58,7 +59,7 @@ def form_batch(view: ReplicaView, protected: Job | None = None, way: Way | None 
             return alone
     batch = OpenBatch(view)
     mode, ahead, _ = way or engines_way(view, work.decodes, work.prefills)
-    others = GivingWay(work.surplus, [*work.decodes, *work.prefills])
+    others = Victims(work.surplus, [*work.decodes, *work.prefills])
     must = [job for i, job in enumerate(work.decodes) if i not in ahead.skipped]
     _decode(batch, must, others)
     _draft(batch, must, mode.drafting, ahead.limit_s)
@@ -139,7 +140,7 @@ def _all_fit(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
     return len(decodes) <= min(batch.left_tokens, batch.free_blocks)
 
 
-def _decode(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay) -> None:
+def _decode(batch: OpenBatch, decodes: Sequence[Job], others: Victims) -> None:
     """One token for each decode that has room, the most urgent first."""
     if _all_fit(batch, decodes):
         batch.add_decodes(decodes)
@@ -147,11 +148,11 @@ def _decode(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay) -> None
     for job in sorted(decodes, key=deadline_order):
         if job.request.id in batch.preempted or not batch.left_tokens:
             continue
-        if others.make_room(batch, job, batch.blocks_wanted(job, 1), 0):
+        if batch.make_room(batch.blocks_wanted(job, 1), 0, others.of(job)):
             batch.add(job, 1)
 
 
-def _decode_in_time(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay, limit_s: float) -> None:
+def _decode_in_time(batch: OpenBatch, decodes: Sequence[Job], others: Victims, limit_s: float) -> None:
     """One token for each decode with which the batch still ends in time, and that the token costs nothing."""
     decodes = [job for job in decodes if not _loses_lead(job)]
     shortest = min([job.computed_tokens for job in decodes], default=0) + 1
@@ -165,12 +166,11 @@ def _decode_in_time(batch: OpenBatch, decodes: Sequence[Job], others: GivingWay,
 def _loses_lead(job: Job) -> bool:
     """Whether its pace is judged anew from its next token on: what it is ahead by then is lost, so the course
     that left it out may count on that token coming later."""
-    judge = job.request.targets.judge
     since = job.generated_tokens + 1 - (job.anchor or NO_ANCHOR).tokens
-    return judge is Judge.MAX or (judge is Judge.WINDOW and since >= WINDOW_TOKENS)
+    return closed_tokens(job.request.targets.judge.window, since) > 0
 
 
-def _prefill(batch: OpenBatch, prefills: Sequence[Job], others: GivingWay, limit_s: float) -> float:
+def _prefill(batch: OpenBatch, prefills: Sequence[Job], others: Victims, limit_s: float) -> float:
     """Chunks of prefills by deadline, as the batch has room; and how long it may be after that."""
     for job in prefills:
         if job.request.id in batch.preempted:
@@ -184,7 +184,7 @@ def _prefill(batch: OpenBatch, prefills: Sequence[Job], others: GivingWay, limit
             break
         starts = job.computed_tokens == 0
         blocks = batch.blocks_wanted(job, job.pending_tokens if starts else chunk)
-        if others.make_room(batch, job, blocks, int(starts)):
+        if batch.make_room(blocks, int(starts), others.of(job)):
             batch.add(job, chunk)
         elif not starts and batch.room_tokens(job) > 0:
             batch.add(job, min(chunk, batch.room_tokens(job)))

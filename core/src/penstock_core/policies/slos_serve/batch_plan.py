@@ -42,14 +42,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId
-from penstock_core.domain.slo import NO_ANCHOR, Judge
-from penstock_core.forecast.decode_load import Ints
+from penstock_core.domain.slo import NO_ANCHOR
 from penstock_core.policies.slos_serve.kernel import (
-    MAX,
-    MEAN,
-    WINDOW,
     Engine,
     Prompts,
     Rows,
@@ -63,8 +60,6 @@ from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 LEISURE_S = 1e9
 """The pace of whoever was promised none, or one that by now not even a batch of one token keeps."""
 
-_JUDGES = {Judge.MEAN: MEAN, Judge.WINDOW: WINDOW, Judge.MAX: MAX}
-
 _NOBODY = np.zeros(0)
 _NO_WORST = Worst(*4 * [_NOBODY])
 
@@ -72,7 +67,7 @@ _NO_WORST = Worst(*4 * [_NOBODY])
 class Mode(NamedTuple):
     """What batches are allowed.
 
-    longest_s: of a batch in which some prompt is computed, unless `STRETCH` allows more.
+    longest_s: of a batch in which some prompt is computed, unless `longest_batch_s` allows more.
     drafting: of the decodes.
     skips: decodes that can wait may be left out of a batch, for the prompts in it.
     reserve: what batches have to spare beside long answers, of their own time (`overload_margin`).
@@ -169,7 +164,7 @@ def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
     return Rows(
         live=live,
         under_way=np.zeros_like(live),
-        judge=np.array([_JUDGES[target.judge] for target in targets], np.int64),
+        window=np.array([target.judge.window for target in targets], np.int64),
         due_s=np.array(due_s, np.float64),
         pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
         gap_s=gaps_s,

@@ -14,10 +14,8 @@ from penstock_core.domain.request import Job
 from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, course
 from penstock_core.policies.slos_serve.overload_margin import RESERVE, in_reserve
 from penstock_core.policies.slos_serve.speculation_length import NO_DRAFTS, fastest
+from penstock_core.timing.batch_length import ORDINARY_BATCH_S
 from penstock_core.timing.time_model import BatchWork
-
-ORDINARY_LEAST_S = 0.060
-"""A batch this long is never too long."""
 
 ORDINARY_STEPS = 4.0
 """How many times the shortest batch an ordinary one may last: its fixed cost is then a quarter."""
@@ -39,7 +37,7 @@ class Way(NamedTuple):
 
 def ordinary_s(view: ReplicaView) -> float:
     """Longest batch that arrivals may have to wait for."""
-    return max(ORDINARY_LEAST_S, ORDINARY_STEPS * view.model.seconds(BatchWork(1)))
+    return max(ORDINARY_BATCH_S, ORDINARY_STEPS * view.model.seconds(BatchWork(1)))
 
 
 def modes(

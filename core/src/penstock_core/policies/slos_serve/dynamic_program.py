@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_core.forecast.decode_load import Bools, Floats, Ints, Rates, prefill_s
+from penstock_core.compilation.arrays import Bools, Floats, Ints
+from penstock_core.forecast.decode_load import Rates, prefill_s
 
 EXACT_ITEMS = 10
 """Newcomers up to which binding memory and unequal values are solved exactly; hopeless ones do not count."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Ints
 from penstock_core.domain.replica_view import KvCache, ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
-from penstock_core.forecast.decode_load import Ints
 from penstock_core.forecast.kv_forecast import forecast
 from penstock_core.policies.slos_serve.batching_rules import Way, way
 from penstock_core.timing.time_model import BatchWork

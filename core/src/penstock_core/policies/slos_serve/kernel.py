@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.compilation.jit import FLOAT, FLOATS, INT, INTS, TABLE, compiled, part, record, results
-from penstock_core.domain.slo import WINDOW_TOKENS
-from penstock_core.forecast.decode_load import Floats, Ints
+from penstock_core.domain.token_window import WINDOW_TOKENS, closed_tokens, tokens_until_judged
 from penstock_core.policies.slos_serve.overload_margin import LONG_ANSWER_TOKENS
+from penstock_core.timing.batch_length import longest_batch_s
 from penstock_core.timing.time_model import (
     BatchWork,
     chunk_work,
@@ -25,9 +26,8 @@ from penstock_core.timing.time_model import (
 
 for formula in (line_seconds, chunk_work, iteration_seconds, with_chunk, largest_chunk):
     part(formula)
-
-STRETCH = 2.0
-"""A batch with prompts in it may last so many times what its decodes take alone, whatever the mode says."""
+for rule in (closed_tokens, tokens_until_judged, longest_batch_s):
+    part(rule)
 
 TIME_ERROR_S = 1e-9
 """Due times are sums of floats; two that are meant to be equal may differ by this."""
@@ -37,9 +37,6 @@ MOST_BATCHES = 256
 
 MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
 """Batches in a row without a token of any prompt, after which there will never be one."""
-
-MEAN, WINDOW, MAX = 0, 1, 2
-"""Judges, as numbers."""
 
 
 class Engine(NamedTuple):
@@ -72,6 +69,7 @@ class Rows(NamedTuple):
     """Decodes, then prompts, which decode once they are done.
 
     live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
+    window: of its judge (`token_window`).
     due_s: of the row's next token, `since` tokens after its window began.
     gap_s: a token has to come so soon after the one before, whatever its lead; infinite for most.
     again_s: when the next one has to, for that.
@@ -82,7 +80,7 @@ class Rows(NamedTuple):
 
     live: Ints
     under_way: Ints
-    judge: Ints
+    window: Ints
     due_s: Floats
     pace_s: Floats
     gap_s: Floats
@@ -146,9 +144,9 @@ def _decoding(rows: Rows, chosen: Ints) -> BatchWork:
 
 
 @part
-def _lent_s(since: float, sure: float, pace_s: float, catch_up_s: float) -> float:
+def _lent_s(window: int, since: float, sure: float, pace_s: float, catch_up_s: float) -> float:
     """From when its next token is due, how much later a batch may end for a row to reach its window's end."""
-    others = max(min(WINDOW_TOKENS - since, sure), 1.0) - 1.0
+    others = max(tokens_until_judged(window, since, sure), 1.0) - 1.0 if window else 0.0
     lent_s: float = others * max(pace_s - catch_up_s, 0.0)
     return lent_s
 
@@ -156,7 +154,7 @@ def _lent_s(since: float, sure: float, pace_s: float, catch_up_s: float) -> floa
 @part
 def _latest_ends_s(rows: Rows, catch_up_s: float) -> Floats:
     """When a batch may end for each row to reach its milestone, its other tokens taking so long each."""
-    judge, drafts, pace_s, again_s, worst = rows.judge, rows.drafts, rows.pace_s, rows.again_s, rows.worst
+    window, drafts, pace_s, again_s, worst = rows.window, rows.drafts, rows.pace_s, rows.again_s, rows.worst
     since, sure, worst_due_s, worst_since, worst_sure = (
         rows.since,
         rows.sure,
@@ -166,10 +164,10 @@ def _latest_ends_s(rows: Rows, catch_up_s: float) -> Floats:
     )
     ends_s = rows.due_s.copy()
     for row in range(len(ends_s)):
-        if judge[row] == WINDOW and drafts[row] == 0.0:
-            ends_s[row] += _lent_s(since[row], sure[row], pace_s[row], catch_up_s)
-        elif judge[row] == WINDOW:
-            lent_s = _lent_s(worst_since[row], worst_sure[row], pace_s[row], catch_up_s)
+        if drafts[row] == 0.0 or window[row] <= 1:
+            ends_s[row] += _lent_s(window[row], since[row], sure[row], pace_s[row], catch_up_s)
+        else:
+            lent_s = _lent_s(window[row], worst_since[row], worst_sure[row], pace_s[row], catch_up_s)
             ends_s[row] = worst_due_s[row] + lent_s
         ends_s[row] = min(ends_s[row], again_s[row])
     return ends_s
@@ -178,7 +176,7 @@ def _latest_ends_s(rows: Rows, catch_up_s: float) -> Floats:
 @part
 def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
     """A token of each of these rows, of the batch that ends now."""
-    live, judge, due_s, pace_s, again_s = rows.live, rows.judge, rows.due_s, rows.pace_s, rows.again_s
+    live, window, due_s, pace_s, again_s = rows.live, rows.window, rows.due_s, rows.pace_s, rows.again_s
     gap_s, since, sure, left, context = rows.gap_s, rows.since, rows.sure, rows.left, rows.context
     for row in range(len(chosen)):
         if not chosen[row]:
@@ -189,11 +187,9 @@ def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> Non
         sure[row] -= 1.0
         left[row] -= 1.0
         context[row] += 1.0
-        if judge[row] == MAX:
-            since[row] = 0.0
-            due_s[row] = now_s + pace_s[row]
-        elif judge[row] == WINDOW and since[row] >= WINDOW_TOKENS:
-            since[row] = since[row] % WINDOW_TOKENS
+        closed = closed_tokens(window[row], since[row])
+        if closed > 0.0:
+            since[row] -= closed
             due_s[row] = now_s + (since[row] + 1.0) * pace_s[row]
         if left[row] <= 0:
             live[row] = 0
@@ -206,21 +202,22 @@ def _fill_early(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> No
 
     `sure` counts one token all the same: an answer that is nearly over is hardly ever ahead by much.
     """
-    judge, drafts, pace_s, again_s, worst = rows.judge, rows.drafts, rows.pace_s, rows.again_s, rows.worst
+    window, drafts, pace_s, again_s, worst = rows.window, rows.drafts, rows.pace_s, rows.again_s, rows.worst
     due_s, since, sure, most = worst.due_s, worst.since, worst.sure, worst.most
     for row in range(len(chosen)):
-        if not chosen[row] or judge[row] != WINDOW or drafts[row] == 0.0:
+        if not chosen[row] or window[row] <= 1 or drafts[row] == 0.0:
             continue
         due_s[row] += pace_s[row]
         since[row] += 1.0
         sure[row] -= 1.0
         most[row] += 1.0 + drafts[row]
-        if most[row] < WINDOW_TOKENS:
+        if most[row] < window[row]:
             continue
         ended_s = now_s + pace_s[row]
-        early_s = ended_s + _lent_s(0.0, sure[row], pace_s[row], catch_up_s)
-        end_s = min(due_s[row] + _lent_s(since[row], sure[row], pace_s[row], catch_up_s), again_s[row])
-        if since[row] >= WINDOW_TOKENS or early_s < end_s:
+        early_s = ended_s + _lent_s(window[row], 0.0, sure[row], pace_s[row], catch_up_s)
+        lent_s = _lent_s(window[row], since[row], sure[row], pace_s[row], catch_up_s)
+        end_s = min(due_s[row] + lent_s, again_s[row])
+        if since[row] >= window[row] or early_s < end_s:
             due_s[row], since[row] = ended_s, 0.0
 
 
@@ -265,7 +262,7 @@ def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: I
             slack_s = min(slack_s, left_s)
             reserve = bounds.reserve if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
             lent_s = min(lent_s, left_s / (1.0 + reserve))
-    limit_s = min(max(bounds.longest_s, STRETCH * decodes_s), max(lent_s, decodes_s))
+    limit_s = min(longest_batch_s(bounds.longest_s, decodes_s), max(lent_s, decodes_s))
     if slack_s < decodes_s - TIME_ERROR_S:
         return False, limit_s
     if bounds.skips:
@@ -282,7 +279,7 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
     rows.left[row] -= 1.0
     rows.sure[row] -= 1.0
     rows.live[row] = 1 if rows.left[row] > 0 else 0
-    if rows.since[row] > 0 and rows.judge[row] != MAX:
+    if rows.since[row] > 0 and rows.window[row] != 1:
         rows.due_s[row] += rows.pace_s[row]
         rows.since[row] += 1.0
     else:
@@ -344,7 +341,7 @@ def _in_mode(rows: Rows, drafts: Floats) -> Rows:
     return Rows(
         rows.live.copy(),
         rows.under_way,
-        rows.judge,
+        rows.window,
         rows.due_s.copy(),
         rows.pace_s,
         rows.gap_s.copy(),

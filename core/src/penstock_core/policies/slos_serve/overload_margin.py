@@ -18,7 +18,8 @@ it: where the engine finds no way with it, it goes without (`batching_rules.engi
 from itertools import chain, islice
 
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.slo import NO_DEADLINE_S, WINDOW_TOKENS
+from penstock_core.domain.slo import NO_DEADLINE_S
+from penstock_core.domain.token_window import WINDOW_TOKENS
 
 RESERVE = 0.2
 """Of a batch's planned time, for it to last longer."""

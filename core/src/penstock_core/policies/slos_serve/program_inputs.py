@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Bools, Floats, Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
-from penstock_core.forecast.decode_load import Bools, Floats, Ints, Load, Pacing, rates, work_s
+from penstock_core.forecast.decode_load import Load, Pacing, rates, work_s
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.policies.slos_serve.dynamic_program import Item, Program

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock_core.domain.request import Job
-from penstock_core.timing.speculation import Speculation, tokens_expected
+from penstock_core.timing.speculation import Speculation, fastest_length, tokens_expected
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 Drafting = Mapping[str, int]
@@ -29,13 +29,11 @@ def fastest(speculation: Speculation | None, model: TimeModel, decodes: Sequence
         return NO_DRAFTS
     tiers = Counter([job.request.tier for job in decodes])
     context = sum([job.computed_tokens for job in decodes]) + len(decodes)
-    best, best_rate = 0, 0.0
-    for cap in range(speculation.max_tokens + 1):
-        rate = _tokens(speculation, tiers, cap) / _seconds(model, tiers, context, cap)
-        if rate <= best_rate:
-            break
-        best, best_rate = cap, rate
-    token_s = _seconds(model, {"": 2}, context, 0) - _seconds(model, {"": 1}, context, 0)
+    together = BatchWork(len(decodes), context)
+    best, best_rate = fastest_length(
+        model, together, speculation.max_tokens, lambda drafts: _tokens(speculation, tiers, drafts)
+    )
+    token_s = model.seconds(BatchWork(2, context)) - model.seconds(BatchWork(1, context))
     return {
         tier: drafts
         for tier in tiers
@@ -47,10 +45,6 @@ def _tokens(speculation: Speculation, tiers: Mapping[str, int], drafts: int) -> 
     return sum(
         count * tokens_expected(speculation.acceptance_of(tier), drafts) for tier, count in tiers.items()
     )
-
-
-def _seconds(model: TimeModel, tiers: Mapping[str, int], context: int, drafts: int) -> float:
-    return model.seconds(BatchWork(sum(tiers.values()) * (1 + drafts), context, 0.0, drafts))
 
 
 def _worth(acceptance: float, most: int, least_tokens: float) -> int:

@@ -12,7 +12,7 @@ from math import inf, prod
 
 import numpy as np
 
-from penstock_core.forecast.decode_load import Floats, Ints
+from penstock_core.compilation.arrays import Floats, Ints
 
 MOST_CLASSES = 4
 

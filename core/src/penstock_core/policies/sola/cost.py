@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import RequestId
-from penstock_core.forecast.decode_load import Floats, Ints
 from penstock_core.timing.time_model import BatchWork, TimeModel, line_seconds
 
 CONFIDENCE = 0.1

@@ -12,7 +12,7 @@ window, the next token for single gaps.
 from collections.abc import Sequence
 
 from penstock_core.domain.request import Job
-from penstock_core.domain.slo import WINDOW_TOKENS, Judge
+from penstock_core.domain.token_window import tokens_until_judged
 
 
 def worst_first(decodes: Sequence[Job], now_s: float, decode_s: float) -> list[Job]:
@@ -25,15 +25,6 @@ def predicted_ratio(job: Job, now_s: float, decode_s: float) -> float:
     if not job.pace_s or job.anchor is None:
         return 0.0
     out_tokens = job.generated_tokens - job.anchor.tokens
-    left_tokens = _judged_tokens_left(job, out_tokens)
+    left_tokens = tokens_until_judged(job.request.targets.judge.window, out_tokens, job.output_tokens_left)
     elapsed_s = now_s - job.anchor.at_s
     return (elapsed_s + decode_s * left_tokens) / ((out_tokens + left_tokens) * job.pace_s)
-
-
-def _judged_tokens_left(job: Job, out_tokens: int) -> int:
-    judge = job.request.targets.judge
-    if judge is Judge.MAX:
-        return 1
-    if judge is Judge.WINDOW:
-        return min(job.output_tokens_left, WINDOW_TOKENS - out_tokens)
-    return job.output_tokens_left

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from penstock_core.batch.best_effort import newest_first, oldest_waiting_too_long
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import Victims, add_running, run_on
+from penstock_core.batch.ordered_batch import add_running, run_on
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.policies.sola.cost import Costs
@@ -110,11 +110,11 @@ def _add_decodes(batch: OpenBatch, people: Phases, most_tokens: int, costs: Cost
     waiting = (*people.prompts, *people.unhurried, *people.best_effort)
     others = [job for job in waiting if job.computed_tokens > 0]
     if batch.work.tokens + (1 + drafts) * len(decodes) <= most_tokens:
-        run_on(batch, decodes, Victims([*decodes, *others]))
+        run_on(batch, decodes, reversed([*decodes, *others]))
         return
     context = sum([job.computed_tokens + 1 for job in decodes])
     in_order = worst_first(decodes, view.now_s, costs.decode_s(BatchWork(len(decodes), context)))
-    victims = Victims([*in_order, *others])
+    victims = reversed([*in_order, *others])
     for job in in_order:
         if batch.work.tokens >= most_tokens:
             return

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.request import Job
-from penstock_core.forecast.decode_load import Floats, Ints
 from penstock_core.policies.sola.cost import Costs
 from penstock_core.policies.sola.monitor import LEAST_S, since_s
 from penstock_core.timing.time_model import BatchWork, chunk_works

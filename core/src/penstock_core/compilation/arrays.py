@@ -1,0 +1,8 @@
+"""Types of NumPy arrays, as annotations name them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]

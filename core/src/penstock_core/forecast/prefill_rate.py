@@ -1,0 +1,41 @@
+"""How fast prefill goes beside decodes, as a fluid [SLOs-Serve, §3.2.2, PB*].
+
+While decodes run, the engine works in periods: one batch each, every decode with its token (and drafts) in
+it. A period is no longer than the tightest TPOT target, times the tokens that a decode generates in it, and
+than the longest batch (`batch_length`). What it has left beside the decodes is prefill.
+"""
+
+from math import inf
+from typing import Any, NamedTuple
+
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.timing.batch_length import ORDINARY_BATCH_S, longest_batch_s
+from penstock_core.timing.speculation import fastest_length, tokens_expected
+from penstock_core.timing.time_model import BatchWork, TimeModel
+
+
+class PrefillRate(NamedTuple):
+    """Duration of a period, and prompt tokens a second; 0 where decodes leave nothing."""
+
+    period_s: float
+    tokens_s: float
+
+    def seconds(self, model: TimeModel, tokens: Any, work: Any) -> Any:
+        """Return how long prefills of so many tokens and so much attention take: of one, or of arrays."""
+        attention_s = model.scale * model.prefill_work_s * work
+        return attention_s + (tokens / self.tokens_s if self.tokens_s else inf)
+
+
+def prefill_rate(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> PrefillRate:
+    """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets."""
+    model, drafts, generated = view.model, 0, 1.0
+    told = view.speculation
+    if told is not None and decodes.tokens:
+        acceptance = told.acceptance
+        drafts, _ = fastest_length(model, decodes, told.max_tokens, lambda n: tokens_expected(acceptance, n))
+        generated = tokens_expected(acceptance, drafts)
+    tokens = decodes.tokens * (1 + drafts)
+    alone_s = model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))
+    period_s = min(tightest_s * generated, longest_batch_s(ORDINARY_BATCH_S, alone_s))
+    fitting = model.tokens_within(period_s, decodes.context_tokens, 0.0, drafts)
+    return PrefillRate(period_s, max(min(fitting, view.limits.batch_tokens) - tokens, 0) / period_s)
