@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import orjson
 import uvloop
 from penstock_pool import load_pool
@@ -124,7 +124,7 @@ def read_reports(folder: str) -> socket.socket:
 
 
 async def counted(port: int, name: str) -> float:
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
         text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{"))
 

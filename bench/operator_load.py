@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
         return lines
 
 
-def made(api: httpx.Client, running: "Running", pools: int) -> str:
+def made(api: httpx2.Client, running: "Running", pools: int) -> str:
     """Makes the pools, and waits until all are Ready."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
@@ -80,7 +80,7 @@ def made(api: httpx.Client, running: "Running", pools: int) -> str:
     return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
 
 
-def changed(api: httpx.Client, running: "Running", pools: int) -> str:
+def changed(api: httpx2.Client, running: "Running", pools: int) -> str:
     """Changes every pool, and waits until all their pods are new."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
@@ -140,7 +140,7 @@ class Running:
 
     def histogram(self) -> dict[float, float]:
         """Looks by their longest time, in seconds."""
-        page = httpx.get(f"http://{self._address}/metrics", timeout=30, trust_env=False).text
+        page = httpx2.get(f"http://{self._address}/metrics", timeout=30, trust_env=False).text
         found = re.findall(rf'{LOOKS}_bucket{{le="([^"]+)"}} (\S+)', page)
         return {float(bound): float(number) for bound, number in found}
 
@@ -191,11 +191,11 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[Running]:
         process.wait(30)
 
 
-def administrator(kubeconfig: Path) -> httpx.Client:
+def administrator(kubeconfig: Path) -> httpx2.Client:
     """HTTP to the API server."""
     config: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
     server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    return httpx.Client(
+    return httpx2.Client(
         base_url=server["server"],
         headers={"authorization": f"Bearer {user['token']}"},
         verify=server["certificate-authority"],
@@ -219,12 +219,12 @@ def document(name: str) -> dict[str, Any]:
     }
 
 
-def statuses(api: httpx.Client) -> list[dict[str, Any]]:
+def statuses(api: httpx2.Client) -> list[dict[str, Any]]:
     """Every pool's."""
     return [pool.get("status", {}) for pool in api.get(POOLS).raise_for_status().json()["items"]]
 
 
-def count(api: httpx.Client, type_: str, status: str) -> int:
+def count(api: httpx2.Client, type_: str, status: str) -> int:
     """Pools of which a condition is so."""
     return sum(
         (condition["type"], condition["status"]) == (type_, status)
@@ -233,7 +233,7 @@ def count(api: httpx.Client, type_: str, status: str) -> int:
     )
 
 
-def policies(api: httpx.Client) -> set[str]:
+def policies(api: httpx2.Client) -> set[str]:
     """What pools say that they run."""
     return {told.get("policy", "") for told in statuses(api)}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from containment.report import Row, row
 from live.pool import LivePool
 from live.redis import PROGRAM, RedisServer
@@ -67,7 +67,7 @@ def _share(pool: LivePool, redis: RedisServer, folder: Path) -> None:
 def _revocation(pool: LivePool, keys: Path) -> Row:
     """Take the key away and give it back, a few times; the longest that it still worked."""
     took_s = []
-    with httpx.Client(headers={"authorization": "Bearer key-revoked"}, timeout=60) as client:
+    with httpx2.Client(headers={"authorization": "Bearer key-revoked"}, timeout=60) as client:
 
         def status() -> int:
             return client.get(f"{pool.url()}/v1/models").status_code
@@ -98,7 +98,7 @@ async def _statuses(pool: LivePool, routers: Sequence[str], key: str) -> Counter
     """Send as many at once to the routers in turn. Each takes longer than all of them take to arrive."""
     body = {"model": pool.model, "prompt": "hello", "max_tokens": 600, "ignore_eos": True}
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(headers=headers, timeout=120, limits=httpx.Limits()) as client:
+    async with httpx2.AsyncClient(headers=headers, timeout=120, limits=httpx2.Limits()) as client:
         urls = [f"{pool.url(routers[number % len(routers)])}/v1/completions" for number in range(SENT)]
         answers = await asyncio.gather(*(client.post(url, json=body) for url in urls))
     return Counter(answer.status_code for answer in answers)

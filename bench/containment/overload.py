@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
+import httpx2
 from containment.report import Row, row
 from live.pool import Kind, LivePool
 from live.process import Started
@@ -192,6 +192,6 @@ async def _capacity(pool: LivePool, address: tuple[str, int]) -> float:
 
 
 def _demand(pool: LivePool) -> dict[str, int]:
-    answer = httpx.get(f"{pool.admin_url()}/penstock/v1/demand", timeout=60)
+    answer = httpx2.get(f"{pool.admin_url()}/penstock/v1/demand", timeout=60)
     demand: dict[str, int] = answer.json()["tiers"]["chat"]
     return demand

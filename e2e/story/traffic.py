@@ -15,7 +15,7 @@ from time import time
 from types import TracebackType
 from typing import Self
 
-import httpx
+import httpx2
 import openai
 
 from story.waiting import until
@@ -119,7 +119,7 @@ class Traffic:
             await stream(client, self._model, asked)
         except openai.RateLimitError:
             asked.refused = True
-        except (openai.OpenAIError, httpx.HTTPError, AssertionError) as error:
+        except (openai.OpenAIError, httpx2.HTTPError, AssertionError) as error:
             asked.problem = f"{type(error).__name__}: {error}"
         asked.ended_s = time()
         self._ended.append(asked)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from kube.api import Pools, administrator
 from kube.api_server import DEFINITION, api_server, binaries
@@ -29,14 +29,14 @@ def apiserver() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def client(apiserver: Path) -> Iterator[httpx.Client]:
+def client(apiserver: Path) -> Iterator[httpx2.Client]:
     """HTTP to the API server, as the administrator."""
     with administrator(apiserver) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def definition(apiserver: Path, client: httpx.Client) -> None:
+def definition(apiserver: Path, client: httpx2.Client) -> None:
     """The API server knows ServingPools, and says what they are."""
     kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
     kubectl.out("apply", "--server-side", "--filename", DEFINITION)
@@ -45,7 +45,7 @@ def definition(apiserver: Path, client: httpx.Client) -> None:
 
 
 @pytest.fixture
-def namespace(client: httpx.Client) -> Iterator[str]:
+def namespace(client: httpx2.Client) -> Iterator[str]:
     """A fresh namespace; it goes with what is in it."""
     made = client.post("/api/v1/namespaces", json={"metadata": {"generateName": "test-"}}).raise_for_status()
     name = made.json()["metadata"]["name"]
@@ -60,20 +60,20 @@ def kubectl(apiserver: Path, namespace: str) -> Kubectl:
 
 
 @pytest.fixture
-def pools(client: httpx.Client, namespace: str, definition: None) -> Pools:
+def pools(client: httpx2.Client, namespace: str, definition: None) -> Pools:
     """ServingPools in the test's namespace."""
     return Pools(client, namespace)
 
 
 @pytest.fixture
-def world(client: httpx.Client, namespace: str, definition: None) -> World:
+def world(client: httpx2.Client, namespace: str, definition: None) -> World:
     """The test's namespace, with what tests of the operator do there."""
     return World(client, namespace)
 
 
 @pytest.fixture(scope="module")
 def operator(
-    apiserver: Path, client: httpx.Client, definition: None, tmp_path_factory: pytest.TempPathFactory
+    apiserver: Path, client: httpx2.Client, definition: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
     """An operator of all namespaces with exactly the rights of its table; none may turn out to be missing."""
     folder = tmp_path_factory.mktemp("operator")

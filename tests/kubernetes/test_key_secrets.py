@@ -4,7 +4,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from penstock_router.applications.key_sources import KeySecrets, SecretName, Unreadable
@@ -15,12 +15,12 @@ def written(name: str, keys: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "data": {"keys": base64.b64encode(keys.encode()).decode()}}
 
 
-def send(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+def send(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
     return client.request(method, path, json=body).raise_for_status().json()
 
 
 @pytest.fixture
-def router(client: httpx.Client, namespace: str, apiserver: Path, tmp_path: Path) -> Path:
+def router(client: httpx2.Client, namespace: str, apiserver: Path, tmp_path: Path) -> Path:
     """The kubeconfig of an account with a router's right on one Secret."""
     core, rbac = f"/api/v1/namespaces/{namespace}", "rbac.authorization.k8s.io"
     roles = f"/apis/{rbac}/v1/namespaces/{namespace}"
@@ -40,7 +40,7 @@ def router(client: httpx.Client, namespace: str, apiserver: Path, tmp_path: Path
 
 
 async def test_a_router_reads_its_secrets_as_they_change_and_no_others(
-    client: httpx.Client, namespace: str, router: Path
+    client: httpx2.Client, namespace: str, router: Path
 ) -> None:
     secrets = f"/api/v1/namespaces/{namespace}/secrets"
     source = KeySecrets({"ide": SecretName(namespace, "ide-keys")}, Access(router))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from kube.api_server import DEFINITION, SCRIPTS
 from kube.kubectl import Kubectl
@@ -19,7 +19,7 @@ Start = Callable[..., OperatorProcess]
 
 
 @pytest.fixture
-def home(client: httpx.Client) -> Iterator[str]:
+def home(client: httpx2.Client) -> Iterator[str]:
     with operator_home(client) as home:
         yield home
 
@@ -88,7 +88,7 @@ def test_what_happens_while_no_operator_runs_is_made_up_for(world: World, start:
 
 
 def test_namespaced_operator_minds_its_own_namespace(
-    world: World, start: Start, client: httpx.Client
+    world: World, start: Start, client: httpx2.Client
 ) -> None:
     operator = start()
     body = {"metadata": {"generateName": "elsewhere-"}}
@@ -156,7 +156,7 @@ def versions(world: World, kind: str) -> dict[str, object]:
     return {each["name"]: each.get("generation", each["resourceVersion"]) for each in metadata}
 
 
-def test_operator_that_stops_gives_the_lease_back(start: Start, home: str, client: httpx.Client) -> None:
+def test_operator_that_stops_gives_the_lease_back(start: Start, home: str, client: httpx2.Client) -> None:
     first = start(f"--lease-namespace={home}")
     eventually(lambda: first.metric("penstock_operator_leading") == 1)
     assert first.stop() == 0

@@ -4,7 +4,7 @@ import json
 import socket
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -304,7 +304,7 @@ def test_any_field_may_hold_anything(bounded: LivePool, path: str, changes: dict
     good = {"model": bounded.model, "prompt": "hello", "messages": [{"role": "user", "content": "hello"}]}
     body = json.dumps({**good, "max_tokens": 2, **changes}).encode()
     with (
-        httpx.Client(base_url=bounded.url("bounded"), timeout=raw_http.PATIENCE_S) as client,
+        httpx2.Client(base_url=bounded.url("bounded"), timeout=raw_http.PATIENCE_S) as client,
         client.stream("POST", path, content=body) as response,
     ):
         assert response.status_code in ALLOWED, response.read()

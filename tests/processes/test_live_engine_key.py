@@ -1,6 +1,6 @@
 """An engine with an API key serves its sidecar, and nobody who comes around it."""
 
-import httpx
+import httpx2
 import pytest
 from live.open_pool import OpenPool
 from live.pool import LivePool
@@ -23,10 +23,10 @@ def test_only_the_sidecar_gets_in_and_the_key_stands_in_no_log(keyed: LivePool) 
     host, port = keyed.address("engine", "r0")
     engine = f"http://{host}:{port}"
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
-    assert httpx.post(f"{engine}/v1/completions", json=body).status_code == 401
+    assert httpx2.post(f"{engine}/v1/completions", json=body).status_code == 401
     for key in ("", "another"):
         headers = {"authorization": f"Bearer {key}".rstrip()}
-        assert httpx.get(f"{engine}/v1/models", headers=headers).status_code == 401
-    assert httpx.get(f"{engine}/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
-    assert httpx.get(f"{engine}/health").status_code == 200
+        assert httpx2.get(f"{engine}/v1/models", headers=headers).status_code == 401
+    assert httpx2.get(f"{engine}/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+    assert httpx2.get(f"{engine}/health").status_code == 200
     assert not [name for name, text in keyed.logs() if KEY in text]

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from live.pool import LivePool
 from live.pool_file import TIERS, write_pool
@@ -113,8 +113,8 @@ def test_engine_that_comes_late_is_waited_for(pool: LivePool) -> None:
 
 
 def test_router_without_replicas_is_alive_but_not_ready(pool: LivePool) -> None:
-    assert httpx.get(f"{pool.url()}/ready").status_code == 200
+    assert httpx2.get(f"{pool.url()}/ready").status_code == 200
     for name in pool.replicas:
         pool.kill("sidecar", name)
-    until(lambda: httpx.get(f"{pool.url()}/ready").status_code == 503, "not ready")
-    assert httpx.get(f"{pool.url()}/health").status_code == 200
+    until(lambda: httpx2.get(f"{pool.url()}/ready").status_code == 503, "not ready")
+    assert httpx2.get(f"{pool.url()}/health").status_code == 200

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 from live.pool_file import MODEL, write_pool
@@ -47,16 +47,16 @@ def make_certificates(folder: Path, name: str = "IP:127.0.0.1") -> None:
             file.rename(folder / file.name)
 
 
-def complete(router: Process, status: int = 200) -> httpx.Response:
+def complete(router: Process, status: int = 200) -> httpx2.Response:
     """One short completion, which has to end like this."""
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
-    answer = httpx.post(f"http://{router.address}/v1/completions", json=body, timeout=30)
+    answer = httpx2.post(f"http://{router.address}/v1/completions", json=body, timeout=30)
     assert answer.status_code == status
     return answer
 
 
 def connected(router: Process) -> None:
-    until(lambda: httpx.get(f"http://{router.address}/ready").status_code == 200, "a session under TLS")
+    until(lambda: httpx2.get(f"http://{router.address}/ready").status_code == 200, "a session under TLS")
 
 
 def test_a_router_with_our_certificate_is_served_and_one_without_is_not(start: Start, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: St
     there = f"--replica=r0={start('sidecar', *beside).address}"
     identity = ["--tls-cert", str(cert), "--tls-key", str(key)]
     router = start("router", "--port", "0", "--admin-port", "0", there, *identity)
-    until(lambda: httpx.get(f"http://{router.admin}/ready").status_code == 200, "a session")
+    until(lambda: httpx2.get(f"http://{router.admin}/ready").status_code == 200, "a session")
 
     def text() -> str:
         """A whole stream by the official client, which trusts the authority of now and no other."""
@@ -128,5 +128,5 @@ def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: St
     make_certificates(tmp_path)
     assert text()
     assert "files renewed" in router.said
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://{router.address}/health")
+    with pytest.raises(httpx2.TransportError):
+        httpx2.get(f"http://{router.address}/health")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-import httpx
+import httpx2
 import openai
 import pytest
 from live.pool import LivePool
@@ -45,5 +45,5 @@ async def test_one_dies_and_the_others_streams_go_on(pool: LivePool) -> None:
         pool.kill("router", "main")
         assert [words for _, words in await asyncio.gather(*going_on)] == [150] * 4
         for error in await asyncio.gather(*doomed, return_exceptions=True):
-            assert isinstance(error, openai.APIError | httpx.HTTPError)
+            assert isinstance(error, openai.APIError | httpx2.HTTPError)
     await asyncio.to_thread(until, lambda: pool.running() == 0, "what the dead router carried was cancelled")

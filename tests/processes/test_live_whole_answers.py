@@ -2,7 +2,7 @@
 
 import asyncio
 
-import httpx
+import httpx2
 import pytest
 from live.open_pool import OpenPool
 from live.pool import LivePool
@@ -39,5 +39,5 @@ def test_whole_answers_on_an_idle_pool_keep_their_slos(timed: LivePool) -> None:
     assert value("penstock_router_ttft_seconds_sum") / ANSWERS < TTFT_S
     assert value("penstock_router_tpot_seconds_sum") > 0
     assert value("penstock_router_untimed_answers_total") == 0
-    demand = httpx.get(f"{timed.admin_url()}/penstock/v1/demand").json()["tiers"]["chat"]
+    demand = httpx2.get(f"{timed.admin_url()}/penstock/v1/demand").json()["tiers"]["chat"]
     assert (demand["all_judged"], demand["all_met"], demand["met"]) == (20, 20, 20)

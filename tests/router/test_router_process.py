@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from penstock_runtime.serving import listen
 from scripted.house import MODEL
@@ -85,7 +85,7 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
     async with (
         running(ScriptedReplica("r0", ends_when_told)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
-        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+        httpx2.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
         await status_of_ready(http, 200)
         body = {"model": MODEL, "messages": [], "stream": True}
@@ -98,7 +98,7 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
-async def status_of_ready(http: httpx.AsyncClient, wanted: int, url: str = "") -> httpx.Response:
+async def status_of_ready(http: httpx2.AsyncClient, wanted: int, url: str = "") -> httpx2.Response:
     async with asyncio.timeout(20):
         while (reply := await http.get(f"{url}/ready")).status_code != wanted:  # noqa: ASYNC110  as probes do
             await asyncio.sleep(0.01)
@@ -112,7 +112,7 @@ async def test_a_lame_duck_serves_while_ready_says_no(pool_file: Path) -> None:
             *("-f", str(pool_file), "--port", "0"),
             *("--replica", f"r0={replica.address}", "--lame-duck-s", "20"),
         ) as process,
-        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+        httpx2.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
         await status_of_ready(http, 200)
         process.terminate()
@@ -138,7 +138,7 @@ async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file:
     async with (
         running(ScriptedReplica("r0", ends_when_told)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
-        httpx.AsyncClient(timeout=20) as http,
+        httpx2.AsyncClient(timeout=20) as http,
     ):
         address, admin = await ready_addresses(process)
         (model,) = (await http.get(f"http://{address}/v1/models")).json()["data"]
@@ -218,7 +218,7 @@ async def test_a_running_router_refuses_a_key_that_left_its_file(pool_file: Path
     await asyncio.to_thread(pool_file.write_text, pool)
     async with (
         running_router("-f", str(pool_file), "--port", "0", "--replica", "r0=127.0.0.1:1") as process,
-        httpx.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
+        httpx2.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
 
         async def status(key: str) -> int:

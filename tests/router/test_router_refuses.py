@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import pytest
 from openai import AuthenticationError, PermissionDeniedError
@@ -22,7 +22,7 @@ def body(**fields: Any) -> bytes:
     return orjson.dumps({"model": MODEL, "messages": HI, **fields})
 
 
-def assert_error(reply: httpx.Response, status: int, param: str | None, words: str) -> None:
+def assert_error(reply: httpx2.Response, status: int, param: str | None, words: str) -> None:
     assert reply.status_code == status
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import RateLimitError
 from penstock_proto import replica_pb2 as wire
@@ -26,7 +26,7 @@ def limited(**limits: int) -> dict[str, Any]:
     return {"pool": pool, "keys": {"ide-key": ide, "ide-key-too": ide, "web-key": web}}
 
 
-def rate_headers(reply: httpx.Response) -> dict[str, str]:
+def rate_headers(reply: httpx2.Response) -> dict[str, str]:
     return {k.removeprefix("x-ratelimit-"): v for k, v in reply.headers.items() if "ratelimit" in k}
 
 

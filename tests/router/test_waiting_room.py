@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_router.routing import waiting_room
@@ -163,5 +163,5 @@ async def test_where_a_pool_always_has_replicas_nobody_waits() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica, autoscaling={**MAY_BE_NONE, "minReplicas": 1}) as the_house:
         assert (await the_house.http.get("/ready")).status_code == 503
-        answer: httpx.Response = await the_house.chat()
+        answer: httpx2.Response = await the_house.chat()
         assert answer.status_code == 503

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 import uvloop
@@ -77,7 +77,7 @@ async def none_left(server: Server) -> None:
 @pytest.mark.parametrize(("path", "status"), [("/early", 401), ("/close", 413)])
 def test_a_client_that_still_sends_reads_its_refusal_once(run: Run, path: str, status: int) -> None:
     async def story() -> None:
-        async with served(App()) as (_, (host, port)), httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        async with served(App()) as (_, (host, port)), httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             for _ in range(3):
                 reply = await client.post(f"http://{host}:{port}{path}", content=b"x" * MANY_BYTES)
                 assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")

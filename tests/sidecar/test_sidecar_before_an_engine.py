@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.sidecar.conftest import Router
 from tests.sidecar.test_sidecar_process import logged, ready, started
@@ -52,7 +52,7 @@ async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: 
             line = await logged(sidecar, "ready")
             address, metrics = re.findall(r"=(127\.0\.0\.1:\d+)", line)
             await logged(sidecar, "engine up")
-            async with Router(address) as router, httpx.AsyncClient() as http:
+            async with Router(address) as router, httpx2.AsyncClient() as http:
                 for id, tokens in ((1, 300), (2, 600)):
                     await router.submit(id, body(tokens))
                     await until_output(router, id)
@@ -69,7 +69,7 @@ async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: 
                 assert not any(b'"usage"' in router.data(id) for id in (1, 2, 3, 4))
 
 
-async def most_inside(http: httpx.AsyncClient, engine: str, over: Callable[[], bool]) -> float:
+async def most_inside(http: httpx2.AsyncClient, engine: str, over: Callable[[], bool]) -> float:
     """Requests that the engine has at once, running or waiting, until it is over."""
     most = 0.0
     async with asyncio.timeout(60):

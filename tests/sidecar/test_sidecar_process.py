@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
-import httpx
+import httpx2
 import pytest
 from patience import PATIENCE_S
 from penstock_proto import replica_pb2 as wire
@@ -100,7 +100,7 @@ async def test_it_carries_requests_drains_on_a_signal_and_exits_clean(pool: Path
                 assert router.kinds(1)[0] == "admitted"
                 assert (finished.prompt_tokens, finished.completion_tokens) == (50, TOKENS)
                 assert router.data(1).endswith(b"data: [DONE]\n\n")
-                async with httpx.AsyncClient(base_url=f"http://{metrics_at}") as http:
+                async with httpx2.AsyncClient(base_url=f"http://{metrics_at}") as http:
                     told = (await http.get("/metrics")).text
                     assert (await http.get("/ready")).status_code == 200
                     assert (await http.get("/nowhere")).status_code == 404

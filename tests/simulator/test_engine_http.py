@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -67,7 +67,7 @@ async def test_a_word_is_a_token_streamed_or_not(real_time: RealTime) -> None:
 
 
 async def test_one_token_is_a_whole_stream(real_time: RealTime) -> None:
-    async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         body = {"prompt": "hi", "max_tokens": 1, "stream": True, "ignore_eos": True}
         reply = await http.post("/v1/completions", json=body)
     events = reply.text.split("\n\n")
@@ -135,7 +135,7 @@ async def test_a_completion_is_the_raw_text_thinking_and_all(real_time: RealTime
 
 
 async def test_tokenizing_counts_as_completing_does(real_time: RealTime) -> None:
-    async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         text = (await http.post("/tokenize", json={"prompt": "grüße"})).json()
         chat = (await http.post("/tokenize", json={"model": "tiny", "messages": HI})).json()
     assert (text["count"], len(text["tokens"]), text["max_model_len"]) == (2, 2, 1000)
@@ -143,7 +143,7 @@ async def test_tokenizing_counts_as_completing_does(real_time: RealTime) -> None
 
 
 async def test_models_health_and_version(real_time: RealTime) -> None:
-    async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         (model,) = (await http.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("tiny", 1000)
         assert (await http.get("/health")).status_code == 200
@@ -220,7 +220,7 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
 async def test_bad_input_is_told_what_is_wrong(
     real_time: RealTime, path: str, body: Any, status: int, param: str | None
 ) -> None:
-    async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         sent = {"content": body} if isinstance(body, bytes) else {"json": body}
         reply = await http.post(path, **sent)
         error = reply.json()["error"]
@@ -241,7 +241,7 @@ async def test_the_official_client_raises_what_it_should(real_time: RealTime) ->
 async def test_a_client_that_goes_away_frees_its_memory(real_time: RealTime, stream: bool) -> None:
     body = {"prompt": "hi", "max_tokens": 900, "ignore_eos": True, "stream": stream}
     async with real_time(step_s=0.02) as engine:
-        async with httpx.AsyncClient(base_url=engine.url) as http:
+        async with httpx2.AsyncClient(base_url=engine.url) as http:
             request = http.build_request("POST", "/v1/completions", json=body)
             if stream:
                 reply = await http.send(request, stream=True)
@@ -249,7 +249,7 @@ async def test_a_client_that_goes_away_frees_its_memory(real_time: RealTime, str
                 assert engine.loop.state.running_count == 1
                 await reply.aclose()
             else:
-                with pytest.raises(httpx.ReadTimeout):
+                with pytest.raises(httpx2.ReadTimeout):
                     await http.send(http.build_request("POST", "/v1/completions", json=body, timeout=0.1))
         await engine.until(lambda state: state.running_count == 0)
         assert engine.loop.state.free_blocks == engine.loop.state.total_blocks
@@ -265,7 +265,7 @@ async def test_an_id_under_way_is_refused(real_time: RealTime) -> None:
     }
     async with (
         real_time(step_s=0.01) as engine,
-        httpx.AsyncClient(base_url=engine.url) as http,
+        httpx2.AsyncClient(base_url=engine.url) as http,
         http.stream("POST", "/v1/completions", json=body),
     ):
         again = await http.post("/v1/completions", json=body)
@@ -273,7 +273,7 @@ async def test_an_id_under_way_is_refused(real_time: RealTime) -> None:
 
 
 async def test_metrics_have_vllms_names_and_count(real_time: RealTime) -> None:
-    async with real_time() as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         await engine.client.completions.create(
             model="tiny", prompt="12345678", max_tokens=5, extra_body=NO_EOS
         )

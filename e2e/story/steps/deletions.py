@@ -4,7 +4,7 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-import httpx
+import httpx2
 import lightkube
 from lightkube.resources.core_v1 import Pod
 from penstock_operator.manifests.names import ADMIN_PORT
@@ -39,7 +39,7 @@ def replicas(world: World) -> None:
 def _until_heard_s(world: World, name: str) -> float:
     """Seconds from the API server's word that a pod goes to a router that knows."""
     address = world.pods("router")[0]["status"]["podIP"]
-    with httpx.Client(base_url=f"http://{world.place.forward(f'{address}:{ADMIN_PORT}')}") as router:
+    with httpx2.Client(base_url=f"http://{world.place.forward(f'{address}:{ADMIN_PORT}')}") as router:
         assert _state(router, name) == "ready"
         api = lightkube.Client(config=lightkube.KubeConfig.from_file(world.tools.kubeconfig))
         api.delete(Pod, name, namespace=NAMESPACE)
@@ -48,7 +48,7 @@ def _until_heard_s(world: World, name: str) -> float:
         return monotonic() - deleted_s
 
 
-def _state(router: httpx.Client, name: str) -> Any:
+def _state(router: httpx2.Client, name: str) -> Any:
     known = router.get("/penstock/v1/demand").raise_for_status().json()["replicas"]
     return next((replica["state"] for replica in known if replica["name"] == name), None)
 

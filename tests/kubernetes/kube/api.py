@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 from patience import PATIENCE_S
 
@@ -12,11 +12,11 @@ NOT_CHECKED = "some validation rules were not checked"
 """A cause that only says that there may be more, once the others are mended."""
 
 
-def administrator(kubeconfig: Path) -> httpx.Client:
+def administrator(kubeconfig: Path) -> httpx2.Client:
     """A client with the kubeconfig's rights. The caller closes it."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    return httpx.Client(
+    return httpx2.Client(
         base_url=cluster["server"],
         headers={"authorization": f"Bearer {user['token']}"},
         verify=ssl.create_default_context(cafile=cluster["certificate-authority"]),
@@ -28,16 +28,16 @@ def administrator(kubeconfig: Path) -> httpx.Client:
 class Pools:
     """ServingPools of one namespace."""
 
-    def __init__(self, client: httpx.Client, namespace: str) -> None:
+    def __init__(self, client: httpx2.Client, namespace: str) -> None:
         self._client = client
         self._path = f"/apis/penstock.dev/v1alpha1/namespaces/{namespace}/servingpools"
 
-    def create(self, document: dict[str, Any], *, dry: bool = False) -> httpx.Response:
+    def create(self, document: dict[str, Any], *, dry: bool = False) -> httpx2.Response:
         """Asks for a new one; unknown fields are errors, as with kubectl. dry: only whether it could be."""
         flags = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry else {})
         return self._client.post(self._path, params=flags, json=document)
 
-    def change(self, name: str, patch: dict[str, Any], part: str = "") -> httpx.Response:
+    def change(self, name: str, patch: dict[str, Any], part: str = "") -> httpx2.Response:
         """Merges a change into one. part: a subresource."""
         return self._client.patch(
             self.path_of(name, part),
@@ -62,7 +62,7 @@ class Pools:
         return refusals_in(answer)
 
 
-def refusals_in(answer: httpx.Response) -> list[str]:
+def refusals_in(answer: httpx2.Response) -> list[str]:
     """Every cause of a refusal as `field: message`, or the message where it has none."""
     status = answer.json()
     causes = status.get("details", {}).get("causes", ())

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 from penstock_operator.cluster.permissions import CLUSTER, LEASE, POOLS, Rule, manifest_rules
 
@@ -14,7 +14,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @contextmanager
-def operator_home(client: httpx.Client) -> Iterator[str]:
+def operator_home(client: httpx2.Client) -> Iterator[str]:
     """A namespace for an operator's account and Lease."""
     body = {"metadata": {"generateName": "penstock-"}}
     home = _maker(client)("/api/v1/namespaces", body)["metadata"]["name"]
@@ -25,7 +25,7 @@ def operator_home(client: httpx.Client) -> Iterator[str]:
 
 
 def operator_account(
-    client: httpx.Client, administrator: Path, home: str, folder: Path, namespaces: tuple[str, ...] = ()
+    client: httpx2.Client, administrator: Path, home: str, folder: Path, namespaces: tuple[str, ...] = ()
 ) -> Path:
     """Makes the account in the namespace `home`; its kubeconfig. namespaces: that it may serve; none: all."""
     make = _maker(client)
@@ -58,7 +58,7 @@ def _binding(name: str, role: str, home: str) -> dict[str, Any]:
     }
 
 
-def _maker(client: httpx.Client) -> Any:
+def _maker(client: httpx2.Client) -> Any:
     def make(path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = client.post(path, json=body)
         assert answer.is_success, answer.text

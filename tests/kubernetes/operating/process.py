@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 from operating.eventually import eventually
 
 IMAGES = {
@@ -46,9 +46,9 @@ class OperatorProcess:
         eventually(self._address)
         return self
 
-    def page(self, path: str) -> httpx.Response:
+    def page(self, path: str) -> httpx2.Response:
         """One of its pages."""
-        return httpx.get(f"http://{self._address()}{path}", timeout=STOP_S, trust_env=False)
+        return httpx2.get(f"http://{self._address()}{path}", timeout=STOP_S, trust_env=False)
 
     def metric(self, name: str) -> float:
         """A metric's value, over all its labels; 0 where it has none yet."""

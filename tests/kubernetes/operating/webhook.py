@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,7 +24,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 
 @contextmanager
 def mutating_webhook(
-    client: httpx.Client, namespace: str, folder: Path, change: Callable[[dict[str, Any]], Patch]
+    client: httpx2.Client, namespace: str, folder: Path, change: Callable[[dict[str, Any]], Patch]
 ) -> Iterator[None]:
     """StatefulSets and Deployments that are written in the namespace are changed. change: a JSON patch."""
     certificate = _certificate(folder)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 from operating.eventually import eventually
 from penstock_operator.cluster.kinds import EVENT, POD, POOL, WATCHED, Kind
 
@@ -40,7 +40,7 @@ def pool_document(name: str = "chat", **spec: Any) -> Object:
 class World:
     """One namespace, as its administrator."""
 
-    client: httpx.Client
+    client: httpx2.Client
     namespace: str
 
     def make(self, kind: str, body: Object) -> Object:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
+import httpx2
 import openai
 from live.pool_file import MODEL, write_pool
 from live.process import Process, Started
@@ -203,7 +203,7 @@ class LivePool:
 def _samples(url: str, metric: str) -> list[tuple[str, float]]:
     """(labels as text, value) of every sample of one metric."""
     found = []
-    for line in httpx.get(url, timeout=10).text.splitlines():
+    for line in httpx2.get(url, timeout=10).text.splitlines():
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
         if name == metric:
             labels, _, value = rest.rpartition(" ")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-import httpx
+import httpx2
 from live.pool_file import MODEL
 from patience import PATIENCE_S
 from penstock_simulator.words import WORDS, say
@@ -64,9 +64,9 @@ class Victims:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Victims"]:
         """Streams run until the block ends, and each is read to its own end."""
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx2.Limits(max_connections=None)
         async with (
-            httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client,
+            httpx2.AsyncClient(timeout=PATIENCE_S, limits=limits) as client,
             asyncio.TaskGroup() as group,
         ):
             for url in self.urls:
@@ -77,7 +77,7 @@ class Victims:
             finally:
                 self._over.set()
 
-    async def _stream_on(self, client: httpx.AsyncClient, url: str) -> None:
+    async def _stream_on(self, client: httpx2.AsyncClient, url: str) -> None:
         while not self._over.is_set() and not self.harmed:
             id = f"victim-{next(self._ids)}"
             problem = await self._problem(client, url, id)
@@ -86,7 +86,7 @@ class Victims:
             else:
                 self.harmed.append(f"{id} {problem}")
 
-    async def _problem(self, client: httpx.AsyncClient, url: str, id: str) -> str | None:
+    async def _problem(self, client: httpx2.AsyncClient, url: str, id: str) -> str | None:
         body = {
             "model": MODEL,
             "prompt": "hello",
@@ -96,7 +96,7 @@ class Victims:
         }
         try:
             answer = await client.post(f"{url}/v1/completions", json=body, headers={"x-request-id": id})
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return f"was cut: {error!r}"
         if answer.status_code != 200:
             return f"was answered {answer.status_code} {answer.text}"

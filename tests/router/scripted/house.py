@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import grpc
-import httpx
+import httpx2
 from openai import AsyncOpenAI, OpenAI
 from penstock_pool import Application, Pool, parse_pool
 from penstock_router.applications.api_keys import Keys
@@ -67,8 +67,8 @@ class House:
     address: str
     app: RouterApp
     replica_set: ReplicaSet
-    http: httpx.AsyncClient
-    admin: httpx.AsyncClient
+    http: httpx2.AsyncClient
+    admin: httpx2.AsyncClient
     openai: AsyncOpenAI
 
     def sync_openai(self) -> OpenAI:
@@ -77,7 +77,7 @@ class House:
     async def all_in(self, state: LinkState = LinkState.READY) -> None:
         await until(lambda: all(link.state is state for link in self.replica_set.links))
 
-    async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+    async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx2.Response:
         """A plain request for a chat completion."""
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
         return await self.http.post("/v1/chat/completions", json=asked, headers=headers)
@@ -125,9 +125,9 @@ async def house(
         address = address_of(listener)
         await stack.enter_async_context(serving(admin_app(app, "tests"), admin_listener, PAGES_DRAIN_S))
         await stack.enter_async_context(serving(app, listener, 5.0, bounds))
-        http = httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S)
+        http = httpx2.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S)
         await stack.enter_async_context(http)
-        admin = httpx.AsyncClient(base_url=f"http://{address_of(admin_listener)}", timeout=PATIENCE_S)
+        admin = httpx2.AsyncClient(base_url=f"http://{address_of(admin_listener)}", timeout=PATIENCE_S)
         await stack.enter_async_context(admin)
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from served import python
 
 NAME = "tiny"
@@ -60,7 +60,7 @@ class Server:
 
     def counted(self, name: str) -> float:
         """A counter of its metrics, over all labels."""
-        page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
+        page = httpx2.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
         return sum(float(found) for found in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE))
 
     async def complete(self, **body: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Server:
         """The data of every event of a streamed completion, `[DONE]` too."""
         asked = {"model": NAME, "stream": True, "temperature": 0, **body}
         async with (
-            httpx.AsyncClient(timeout=PATIENCE_S) as client,
+            httpx2.AsyncClient(timeout=PATIENCE_S) as client,
             client.stream("POST", f"{self.url}/v1/completions", json=asked) as answer,
         ):
             async for line in answer.aiter_lines():
@@ -88,7 +88,7 @@ class Server:
                     yield line.removeprefix("data: ")
 
     async def _post(self, path: str, body: Body) -> dict[str, Any]:
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             answer = await client.post(f"{self.url}{path}", json={"model": NAME, "temperature": 0, **body})
         assert answer.status_code == 200, answer.text
         page: dict[str, Any] = answer.json()
@@ -146,9 +146,9 @@ def _wait_ready(server: Server, process: "subprocess.Popen[bytes]") -> None:
         assert process.poll() is None, f"exit code {process.returncode}:\n{server.said}"
         assert time.monotonic() < give_up_s, f"never ready:\n{server.said}"
         try:
-            if httpx.get(f"{server.url}/health", timeout=5.0).status_code == 200:
+            if httpx2.get(f"{server.url}/health", timeout=5.0).status_code == 200:
                 return
-        except httpx.TransportError:
+        except httpx2.TransportError:
             time.sleep(0.2)
 
 

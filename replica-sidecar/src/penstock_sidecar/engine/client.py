@@ -1,9 +1,6 @@
-"""The engine, over HTTP: one answer at a time, its bytes untouched.
+"""The engine over HTTP. An answer's bytes are passed on untouched.
 
-httpx's interface on aiohttp's transport, which reads a chunk in a third of the time of httpx's own. Answers
-are asked of the transport itself: they need nothing of what httpx's client does (redirects, cookies, joined
-URLs), and it takes longer than the transport. Every way in which an engine can be missing becomes
-`EngineGone`; an error status is an answer like any other.
+Every way in which an engine can be missing becomes `EngineGone`; an error status is an answer like any other.
 """
 
 import contextlib
@@ -13,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-from httpx_aiohttp import AiohttpTransport
+import aiohttp
+import orjson
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine_key import VARIABLE, bearer
 
@@ -32,13 +29,15 @@ EVENT_STREAM = "text/event-stream"
 HEADERS = {"accept-encoding": "identity", "user-agent": "penstock-sidecar"}
 """Sent with everything. Bytes are passed on as they come, so they must not come compressed."""
 
+UNANSWERED = (aiohttp.ClientError, TimeoutError)
+"""What a probe raises without a whole answer in time."""
+
 
 class EngineGone(Exception):
     """No connection to the engine, or it broke."""
 
     def __init__(self, cause: Exception) -> None:
-        told = cause.__cause__ or cause  # the transport's own word is truer than httpx's
-        super().__init__(f"{type(told).__name__}: {told}")
+        super().__init__(f"{type(cause).__name__}: {cause}")
 
 
 class AnswerTooLong(Exception):
@@ -51,17 +50,14 @@ class Answer:
 
     status: int
     streamed: bool
-    body: httpx.AsyncByteStream
+    body: AsyncIterator[bytes]
 
     async def whole(self, most_bytes: int) -> bytes:
-        """The whole body. Raises AnswerTooLong."""
-        parts, size = [], 0
-        async for data in self.body:
-            parts.append(data)
-            size += len(data)
-            if size > most_bytes:
-                raise AnswerTooLong(f"the engine's answer is over the bound of {most_bytes} bytes")
-        return b"".join(parts)
+        """Return the whole body. Raises AnswerTooLong."""
+        body = await _within(most_bytes, self.body)
+        if body is None:
+            raise AnswerTooLong(f"the engine's answer is over the bound of {most_bytes} bytes")
+        return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +88,21 @@ class EngineClient:
     takes_stream_options = True
 
     def __init__(self, url: str, bounds: Bounds, served: str = "", api_key: str = "") -> None:
-        self._served = served
-        self._headers = {**HEADERS, **bearer(api_key)}
-        self._urls = {endpoint: httpx.URL(url.rstrip("/") + path) for endpoint, path in PATHS.items()}
-        self._timeout = {"timeout": httpx.Timeout(None, connect=bounds.connect_s).as_dict()}
-        self._answers = AiohttpTransport(
-            limits=httpx.Limits(max_connections=bounds.carried, keepalive_expiry=bounds.idle_connection_s)
+        self._served, self._url = served, url.rstrip("/")
+        self._urls = {endpoint: self._url + path for endpoint, path in PATHS.items()}
+        headers = {**HEADERS, **bearer(api_key)}
+        self._answers = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=bounds.carried, keepalive_timeout=bounds.idle_connection_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=bounds.connect_s),
+            headers={**headers, "content-type": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
-        self._probes = httpx.AsyncClient(
-            base_url=url,
-            # a connection for each: one that is there may be to an engine that is gone
-            transport=AiohttpTransport(limits=httpx.Limits(max_connections=2, keepalive_expiry=0)),
-            timeout=httpx.Timeout(bounds.probe_timeout_s),
-            headers=self._headers,
+        self._probes = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),  # a connection may be to an engine that is gone
+            timeout=aiohttp.ClientTimeout(total=bounds.probe_timeout_s),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def __aenter__(self) -> Self:
@@ -113,68 +111,64 @@ class EngineClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._answers.aclose()
-        await self._probes.aclose()
+        await self._answers.close()
+        await self._probes.close()
 
     @contextlib.asynccontextmanager
     async def answer(
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AsyncIterator[Answer]:
         """Send a body; the answer closes with the block, whole or not. Raises EngineGone, inside too."""
-        headers = {**self._headers, "content-type": "application/json", "x-request-id": request_id}
-        request = httpx.Request(
-            "POST", self._urls[endpoint], headers=headers, content=body, extensions=self._timeout
-        )
+        url, headers = self._urls[endpoint], {"x-request-id": request_id}
         try:
-            response = await self._answers.handle_async_request(request)
-            try:
+            async with self._answers.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 streamed = response.headers.get("content-type", "").startswith(EVENT_STREAM)
-                stream = response.stream
-                assert isinstance(stream, httpx.AsyncByteStream)
-                yield Answer(response.status_code, streamed, stream)
-            finally:
-                await response.aclose()
-        except httpx.TransportError as error:
+                yield Answer(response.status, streamed, response.content.iter_any())
+        except aiohttp.ClientError as error:
             raise EngineGone(error) from error
 
     async def load(self) -> EngineLoad | None:
-        """What the engine says of its load; None where it does not."""
+        """Return the engine's load by its own metrics; None where it does not tell."""
         try:
-            async with self._probes.stream("GET", "/metrics") as response:
-                if response.status_code != 200:
-                    return None
-                page = b""
-                async for data in response.aiter_raw():
-                    page += data
-                    if len(page) > MOST_BYTES:
-                        return None
-                return load_of(page)
-        except httpx.TransportError:
+            async with self._probes.get(self._url + "/metrics") as response:
+                page = await _within(MOST_BYTES, response.content.iter_any())
+        except UNANSWERED:
             return None
+        return load_of(page) if response.status == 200 and page is not None else None
 
     async def probe(self) -> Probe:
         """Ask the engine whether it serves, and how long a context its model has."""
         try:
-            health = await self._probes.get("/health")
-            if health.status_code != 200:
-                return Probe(ready=False, cause=f"/health answers {health.status_code}")
-            models = await self._probes.get("/v1/models")
-            if models.status_code == 401:
-                return Probe(ready=False, cause=f"it wants another API key: set {VARIABLE}")
-            if models.status_code != 200:
-                return Probe(ready=False, cause=f"/v1/models answers {models.status_code}")
-            cards = _cards(models)
-            if other := other_model(cards, self._served):
-                return Probe(ready=False, cause=other)
-            return Probe(ready=True, max_model_len=_max_model_len(cards))
-        except httpx.TransportError as error:
-            refused = _refused(error)
+            async with self._probes.get(self._url + "/health") as health:
+                if health.status != 200:
+                    return Probe(ready=False, cause=f"/health answers {health.status}")
+            async with self._probes.get(self._url + "/v1/models") as models:
+                return self._judged(models.status, await models.read())
+        except UNANSWERED as error:
+            refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
             return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
 
+    def _judged(self, status: int, models: bytes) -> Probe:
+        """Return what an answer about the engine's models says."""
+        if status == 401:
+            return Probe(ready=False, cause=f"it wants another API key: set {VARIABLE}")
+        if status != 200:
+            return Probe(ready=False, cause=f"/v1/models answers {status}")
+        cards = _cards(models)
+        if other := other_model(cards, self._served):
+            return Probe(ready=False, cause=other)
+        return Probe(ready=True, max_model_len=_max_model_len(cards))
 
-def _refused(error: httpx.TransportError) -> bool:
-    """Whether nobody listens there. The transport calls that a timeout, and keeps the truth as the cause."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
+
+async def _within(most_bytes: int, body: AsyncIterator[bytes]) -> bytes | None:
+    """Return a whole body; None where it is longer."""
+    parts, size = [], 0
+    async for data in body:
+        parts.append(data)
+        size += len(data)
+        if size > most_bytes:
+            return None
+    return b"".join(parts)
 
 
 def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
@@ -191,10 +185,10 @@ def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
     )
 
 
-def _cards(models: httpx.Response) -> list[Mapping[str, Any]]:
-    """What an engine says of its models; none where that is no answer."""
+def _cards(models: bytes) -> list[Mapping[str, Any]]:
+    """Return what an engine says of its models; nothing where that is no answer."""
     try:
-        return [card for card in models.json()["data"] if isinstance(card, dict)]
+        return [card for card in orjson.loads(models)["data"] if isinstance(card, dict)]
     except (ValueError, LookupError, TypeError):
         return []
 
