@@ -27,10 +27,12 @@ from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.options import Address
-from penstock_sidecar.release.gate import Gate
-from penstock_sidecar.replica.replica import Replica, Serving
+from penstock_sidecar.release.gate import ReleaseGate
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.service.grpc_server import grpc_serving
+from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.step_reports import StepReports
 from prometheus_client import CollectorRegistry
@@ -294,12 +296,12 @@ class Rig:
         self.metrics = Metrics(self.registry)
         self.learned = Learned(MODEL)
         self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
-        self.gate: Gate | None = None
+        self.gate: ReleaseGate | None = None
         if held_by is not None:
             self.mirror = holding = HoldingMirror(
                 KvCache(1000, 1000, 16), Limits(running=SEATS), self.learned.longer
             )
-            self.gate = Gate(held_by, holding, self.learned, bounds=bounds, metrics=self.metrics)
+            self.gate = ReleaseGate(held_by, holding, self.learned, bounds=bounds, metrics=self.metrics)
         self.address = ""
         self.replica: Replica
         self.client: EngineClient
@@ -316,6 +318,8 @@ class Rig:
         async with EngineClient(f"http://127.0.0.1:{self.engine.port}", self.bounds) as client:
             serving = Serving(self.policy, TIERS, self.reads_fields, 8192)
             self.client = client
+            watch = EngineWatch(client.probe, heard_s=lambda: self.mirror.heard_s, bounds=self.bounds)
+            health = Health()
             self.replica = Replica(
                 serving,
                 self.mirror,
@@ -324,23 +328,19 @@ class Rig:
                 metrics=self.metrics,
                 bounds=self.bounds,
                 gate=self.gate,
+                engine_lost=watch.suspect,
+                serves_changed=health.tell,
             )
-            self.reports = StepReports(self.mirror, self.learned, self.metrics, self.replica.prompt_known)
-            watch = EngineWatch(
-                client.probe,
-                self.replica.engine_up,
-                self.replica.engine_down,
-                heard_s=lambda: self.mirror.heard_s,
-                bounds=self.bounds,
+            self.reports = StepReports(
+                self.mirror, self.learned, self.metrics, self.replica.accepted.prompt_known
             )
-            self.replica.engine_lost = watch.suspect
             service = ReplicaService(
                 Identity("r0", "m", "everybody"), self.replica, self.mirror, self.learned, self.metrics
             )
-            watching = asyncio.create_task(watch.run())
-            async with grpc_serving(service, self.replica, Address("127.0.0.1", 0), None) as address:
+            watching = asyncio.create_task(watch.run(self.replica.engine_up, self.replica.engine_down))
+            async with grpc_serving(service, health, Address("127.0.0.1", 0), None) as address:
                 self.address = str(address)
-                await until(lambda: self.replica.engine_ready)
+                await until(lambda: self.replica.state.engine_ready)
                 yield
                 await self.replica.close()
             watching.cancel()

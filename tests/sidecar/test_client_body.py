@@ -4,7 +4,7 @@ import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.requests.client_body import ClientBody, over_context, read_body
+from penstock_sidecar.requests.client_body import ClientBody, check_context, read_body
 
 CHAT = wire.ENDPOINT_CHAT_COMPLETIONS
 COMPLETIONS = wire.ENDPOINT_COMPLETIONS
@@ -133,11 +133,12 @@ def test_empty_extra_arguments_are_filled() -> None:
 
 def test_a_prompt_is_over_the_context_only_where_that_is_certain() -> None:
     full = completion(prompt=[1] * 100)
-    assert over_context(full, 101) is None
-    error = over_context(full, 100)
-    assert error is not None and (error.status, error.param) == (400, "prompt")
-    assert over_context(full, 0) is None
-    assert over_context(completion(prompt="a" * 10000), 100) is None
+    check_context(full, 101)
+    with pytest.raises(ApiError) as refused:
+        check_context(full, 100)
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+    check_context(full, 0)
+    check_context(completion(prompt="a" * 10000), 100)
 
 
 @pytest.mark.parametrize(

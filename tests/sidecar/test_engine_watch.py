@@ -27,14 +27,10 @@ async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
             await asyncio.Event().wait()
         return left.pop(0)
 
-    watch = EngineWatch(
-        probe,
-        lambda _: told.append("up"),
-        lambda all_lost: told.append("lost" if all_lost else "down"),
-        heard_s=lambda: inf if heard else -inf,
-        bounds=bounds,
+    watch = EngineWatch(probe, heard_s=lambda: inf if heard else -inf, bounds=bounds)
+    watching = asyncio.create_task(
+        watch.run(lambda _: told.append("up"), lambda all_lost: told.append("lost" if all_lost else "down"))
     )
-    watching = asyncio.create_task(watch.run())
     async with asyncio.timeout(20):
         await over.wait()
     watching.cancel()
@@ -72,8 +68,8 @@ async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
         return UP
 
     bounds = replace(Bounds(), probe_s=1e6)
-    watch = EngineWatch(probe, lambda _: None, lambda _: None, heard_s=lambda: -inf, bounds=bounds)
-    watching = asyncio.create_task(watch.run())
+    watch = EngineWatch(probe, heard_s=lambda: -inf, bounds=bounds)
+    watching = asyncio.create_task(watch.run(lambda _: None, lambda _: None))
     await until(lambda: asked == 1)
     watch.suspect()
     await until(lambda: asked == 2)

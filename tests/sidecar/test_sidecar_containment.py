@@ -108,7 +108,7 @@ async def test_a_policy_that_forgets_somebody_fails_only_those_it_was_asked_abou
 async def test_a_request_whose_carrying_breaks_does_not_wait_for_ever(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rig.replica, "_sending", lambda body, job: 1 // 0)
+    monkeypatch.setattr(rig.client, "answer", lambda *request: 1 // 0)
     await router.submit(1)
     assert (await router.ended(1)).failed.failure == wire.FAILURE_INTERNAL
     assert router.kinds(1) == ["admitted", "failed"]

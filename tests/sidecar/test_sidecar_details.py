@@ -15,7 +15,7 @@ from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.release import gate as gate_module
-from penstock_sidecar.release.gate import Gate
+from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
@@ -49,7 +49,7 @@ async def test_an_engine_that_is_down_takes_its_last_report_along(
     rig.reports.receive([held])
     assert rig.mirror.view(0.0, MODEL).running
     engine.healthy = False
-    await until(lambda: not rig.replica.engine_ready)
+    await until(lambda: not rig.replica.state.engine_ready)
     view = rig.mirror.view(0.0, MODEL)
     assert (view.running, view.busy_until_s) == ((), 0.0)
 
@@ -88,11 +88,11 @@ def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() 
         assert view.kv.total_blocks == 90
 
 
-def gate_before(bounds: Bounds) -> tuple[Gate, HoldingMirror]:
+def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:
     """Before an engine with one seat."""
     learned = Learned(MODEL)
     mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), learned.longer)
-    gate = Gate(build("fcfs"), mirror, learned, bounds=bounds, metrics=Metrics(CollectorRegistry()))
+    gate = ReleaseGate(build("fcfs"), mirror, learned, bounds=bounds, metrics=Metrics(CollectorRegistry()))
     return gate, mirror
 
 

@@ -19,7 +19,7 @@ def bounds() -> Bounds:
     return replace(
         Bounds(),
         probe_s=0.02,
-        carried=8,
+        requests=8,
         best_effort=2,
         answer_bytes=4096,
         outbox_bytes=1 << 20,
@@ -141,12 +141,12 @@ async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
     await until(lambda: "output" in router.kinds(2))
     await engine.kill()
     assert lost(await router.ended(1)) and lost(await router.ended(2))
-    await until(lambda: not rig.replica.engine_ready)
+    await until(lambda: not rig.replica.state.engine_ready)
     await router.submit(3)
     assert (await router.ended(3)).rejected.reason == wire.REASON_ENGINE_DOWN
     assert rig.metric("verdicts_total", tier="chat", verdict="rejected", reason=Reason.ENGINE_DOWN.value) == 1
     await engine.start()
-    await until(lambda: rig.replica.engine_ready)
+    await until(lambda: rig.replica.state.engine_ready)
     await router.submit(4)
     exchange = await streaming(engine, 3)
     await exchange.send(DONE)
@@ -161,7 +161,7 @@ async def test_an_engine_that_stops_listening_may_finish_what_it_has(
     await router.submit(1)
     exchange = await streaming(engine)
     engine.stop_listening()
-    await until(lambda: not rig.replica.engine_ready)
+    await until(lambda: not rig.replica.state.engine_ready)
     await exchange.send(DONE)
     await exchange.end()
     assert (await router.ended(1)).HasField("finished")
@@ -218,7 +218,7 @@ async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: 
     await router.submit(1)
     exchange = await streaming(engine)
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
-    await until(lambda: rig.replica.draining)
+    await until(lambda: rig.replica.state.draining)
     await router.submit(2)
     assert (await router.ended(2)).rejected.reason == wire.REASON_DRAINING
     await until(lambda: router.frames[-1].snapshot.draining)
@@ -293,7 +293,7 @@ async def test_a_replica_resumes(engine: Engine, rig: Rig, router: Router) -> No
     exchange = await streaming(engine)
     await until(lambda: "output" in router.kinds(1))
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
-    await until(lambda: rig.replica.draining)
+    await until(lambda: rig.replica.state.draining)
     await router.stub.Resume(wire.ResumeRequest())
     assert (await draining).unfinished == 1
     await until(lambda: not router.frames[-1].snapshot.draining)
@@ -309,12 +309,12 @@ async def test_a_replica_resumes(engine: Engine, rig: Rig, router: Router) -> No
 
 
 async def test_a_replica_that_stops_does_not_resume(rig: Rig, router: Router) -> None:
-    rig.replica.stopping = True
+    rig.replica.state.stopping = True
     await rig.replica.drain(0.0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await router.stub.Resume(wire.ResumeRequest())
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert rig.replica.draining
+    assert rig.replica.state.draining
 
 
 async def test_a_replica_that_closes_hands_back_what_has_not_begun(
@@ -357,7 +357,7 @@ async def test_only_its_own_machine_may_drain_a_replica(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call()
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert not rig.replica.draining
+    assert not rig.replica.state.draining
     assert (rig.metric("drains_total") == 1) is local
 
 

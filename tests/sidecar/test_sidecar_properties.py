@@ -21,8 +21,9 @@ from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
-from penstock_sidecar.release.gate import Gate
-from penstock_sidecar.replica.replica import Replica, Serving
+from penstock_sidecar.release.gate import ReleaseGate
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
@@ -40,7 +41,7 @@ PUTS = st.lists(
 )
 
 
-async def _carried(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, UpstreamRequest]:
+async def _framed(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, UpstreamRequest]:
     """What reaches a router's exchanges of what is put, when frames are taken at any point between."""
     bounds = replace(Bounds(), frame_bytes=256, step_s=0.0, unhurried_s=0.0)
     outbox = Outbox(bounds, wire.Snapshot, lambda: 99)
@@ -63,7 +64,7 @@ async def _carried(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int,
 
 @given(PUTS)
 def test_bytes_and_tokens_arrive_whole_and_in_order_however_they_are_framed(puts: Any) -> None:
-    for id, exchange in asyncio.run(_carried(puts)).items():
+    for id, exchange in asyncio.run(_framed(puts)).items():
         news = exchange.take()
         assert news.data == b"".join(data for to, data, *_ in puts if to == id)
         assert news.tokens == sum(tokens for to, _, tokens, *_ in puts if to == id)
@@ -147,7 +148,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
     learned = Learned(MODEL)
     mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=2), learned.longer)
     metrics = Metrics(CollectorRegistry())
-    gate = Gate(build("fcfs"), mirror, learned, bounds=bounds, metrics=metrics)
+    gate = ReleaseGate(build("fcfs"), mirror, learned, bounds=bounds, metrics=metrics)
     came: list[str] = []
     inside: list[str] = []
 
@@ -239,7 +240,7 @@ class Interleaving:
             metrics=self.metrics,
             bounds=Bounds(),
         )
-        self.replica.engine_ready = True
+        self.replica.state.engine_ready = True
         self.session = self.replica.open_session()
         self.frames: asyncio.Queue[wire.RouterFrame | None] = asyncio.Queue()
         self.seen: dict[int, list[str]] = {}
@@ -268,7 +269,7 @@ class Interleaving:
             self.replica.resume()
         elif does == "down":
             self.replica.engine_down(all_lost=bool(number % 2))
-            self.replica.engine_ready = True
+            self.replica.state.engine_ready = True
         elif does == "tick":
             self.replica.tick()
         elif answer is not None:
@@ -278,7 +279,8 @@ class Interleaving:
 
     def check(self) -> None:
         assert self.replica.unfinished == 0
-        assert not self.session._carried and not self.replica._tasks
+        assert not self.session._requests
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         view = self.mirror.view(0.0, MODEL)
         assert not view.waiting and not view.running
         assert self.client.closed == set(self.client.answers)

@@ -19,7 +19,7 @@ BODY: dict[str, Any] = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 40, "st
 
 @pytest.fixture
 def bounds() -> Bounds:
-    return replace(Bounds(), probe_s=0.05, carried=8, best_effort=3)
+    return replace(Bounds(), probe_s=0.05, requests=8, best_effort=3)
 
 
 async def test_each_answer_is_a_job(engine: Engine, rig: Rig, router: Router) -> None:

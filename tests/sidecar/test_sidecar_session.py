@@ -10,7 +10,7 @@ from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.replica.session import BadRouter, Session
-from penstock_sidecar.requests.carried import Carried
+from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
 
@@ -328,7 +328,7 @@ class Held:
 async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> None:
     """gRPC sends no status behind a write that was cancelled: the router would wait for ever."""
     writes, may_end, written = asyncio.Event(), asyncio.Event(), list[wire.ReplicaFrame]()
-    held = cast(Carried, Held(may_end.set))
+    held = cast(ReplicaRequest, Held(may_end.set))
     session = Session(lambda submit, session: held, wire.Snapshot, Bounds())
 
     async def write(frame: wire.ReplicaFrame) -> None:

@@ -10,9 +10,9 @@ class Bounds:
     """What one sidecar will hold and how long it will wait. The pool sets those its users must know;
     request bodies are bounded by the router and by gRPC's largest message."""
 
-    carried: int = 4096
-    """Requests carried at once, over all sessions. Sixteen times what an engine runs at once: more than can
-    be admitted by any SLO, so whatever is above it could only time out. Also the engine connections."""
+    requests: int = 4096
+    """Requests at once, over all sessions. Sixteen times what an engine runs at once: more than any SLO lets
+    in, so whatever is above it could only time out. Also the engine connections."""
 
     best_effort: int = 1024
     """Best-effort requests accepted and not yet ended. Four engines' worth of surplus; past it a request
@@ -93,4 +93,4 @@ class Bounds:
     @property
     def holds(self) -> Holds:
         """What admission has to keep to."""
-        return Holds(self.carried, self.best_effort)
+        return Holds(self.requests, self.best_effort)

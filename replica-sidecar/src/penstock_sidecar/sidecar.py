@@ -26,11 +26,13 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.options import Options
 from penstock_sidecar.pages import inspection_app
 from penstock_sidecar.rehearsal import rehearse
-from penstock_sidecar.release.gate import Gate
-from penstock_sidecar.replica.replica import Replica, Serving
+from penstock_sidecar.release.gate import ReleaseGate
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.service.grpc_server import grpc_serving
+from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.socket import TelemetrySocket
 from penstock_sidecar.telemetry.step_reports import StepReports
@@ -43,9 +45,9 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     bounds = bounds_of(pool)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    standing: list[Replica] = []  # none, until the engine is known
+    replicas: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
-        inspected = _inspected(options, registry, lambda: any(there.serves for there in standing))
+        inspected = _inspected(options, registry, lambda: any(replica.state.serves for replica in replicas))
         metrics_address = await stack.enter_async_context(inspected)
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
         engine = await stack.enter_async_context(client)
@@ -58,20 +60,33 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
         rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
         gate = gate_of(serves, mirror, learned, bounds, metrics)
-        replica = Replica(serves, mirror, learned, engine, metrics=metrics, bounds=bounds, gate=gate)
-        standing.append(replica)
+        watch, health = EngineWatch(engine.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
+        replica = Replica(
+            serves,
+            mirror,
+            learned,
+            engine,
+            metrics=metrics,
+            bounds=bounds,
+            gate=gate,
+            engine_lost=watch.suspect,
+            serves_changed=health.tell,
+        )
+        replicas.append(replica)
         ticks = [replica.tick]
         if options.telemetry is not None:
-            reports = StepReports(mirror, learned, metrics, replica.prompt_known, str(options.telemetry))
+            reports = StepReports(
+                mirror, learned, metrics, replica.accepted.prompt_known, str(options.telemetry)
+            )
             telemetry = TelemetrySocket(options.telemetry, reports.receive)
             stack.callback(telemetry.close)
-            ticks += [telemetry.renew, lambda: reports.look(replica.engine_ready)]
+            ticks += [telemetry.renew, lambda: reports.look(replica.state.engine_ready)]
         identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
-        address = await stack.enter_async_context(grpc_serving(service, replica, options.listen, options.tls))
+        address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
         await stack.enter_async_context(
             _background(
-                replica, engine, mirror, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
+                watch, replica, engine, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
             )
         )
         log.info(
@@ -83,7 +98,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
-        replica.stopping = True
+        replica.state.stopping = True
         unfinished = await replica.drain(drain_s)
         log.info("stopped", unfinished=unfinished)
         await replica.close()
@@ -104,7 +119,7 @@ def bounds_of(pool: Pool) -> Bounds:
     scheduling, engine = pool.spec.scheduling, pool.spec.engine
     return replace(
         Bounds(),
-        carried=scheduling.max_running + scheduling.max_waiting,
+        requests=scheduling.max_running + scheduling.max_waiting,
         best_effort=scheduling.max_waiting,
         connect_s=engine.connect_timeout_s,
         silence_s=engine.silence_timeout_s,
@@ -136,11 +151,11 @@ def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> Repl
 
 def gate_of(
     serves: Serving, mirror: ReplicaMirror, learned: Learned, bounds: Bounds, metrics: Metrics
-) -> Gate | None:
+) -> ReleaseGate | None:
     """The gate before an engine that has no policy of its own."""
     if not isinstance(mirror, HoldingMirror):
         return None
-    return Gate(serves.policy, mirror, learned, bounds=bounds, metrics=metrics)
+    return ReleaseGate(serves.policy, mirror, learned, bounds=bounds, metrics=metrics)
 
 
 @contextlib.asynccontextmanager
@@ -158,10 +173,10 @@ async def _inspected(
 
 @contextlib.asynccontextmanager
 async def _background(
+    watch: EngineWatch,
     replica: Replica,
     engine: EngineClient,
-    mirror: ReplicaMirror,
-    gate: Gate | None,
+    gate: ReleaseGate | None,
     *,
     bounds: Bounds,
     ticks: Sequence[Callable[[], None]],
@@ -171,17 +186,12 @@ async def _background(
 
     ticks: called every second or so.
     """
-    watch = EngineWatch(
-        engine.probe,
-        replica.engine_up,
-        replica.engine_down,
-        heard_s=lambda: mirror.heard_s,
-        bounds=bounds,
-    )
-    replica.engine_lost = watch.suspect
     async with asyncio.TaskGroup() as tasks:
         ticking = _ticking(ticks, bounds.snapshot_s, faults)
-        going_on = [tasks.create_task(watch.run()), tasks.create_task(ticking)]
+        going_on = [
+            tasks.create_task(watch.run(replica.engine_up, replica.engine_down)),
+            tasks.create_task(ticking),
+        ]
         if gate is not None:
             going_on.append(tasks.create_task(_asking_load(engine, gate, bounds.probe_s)))
         yield
@@ -189,7 +199,7 @@ async def _background(
             task.cancel()
 
 
-async def _asking_load(engine: EngineClient, gate: Gate, every_s: float) -> None:
+async def _asking_load(engine: EngineClient, gate: ReleaseGate, every_s: float) -> None:
     while True:
         await gate.hear(engine.load)
         await asyncio.sleep(every_s)

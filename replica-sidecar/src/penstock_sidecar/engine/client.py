@@ -92,7 +92,7 @@ class EngineClient:
         self._urls = {endpoint: self._url + path for endpoint, path in PATHS.items()}
         headers = {**HEADERS, **bearer(api_key)}
         self._answers = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=bounds.carried, keepalive_timeout=bounds.idle_connection_s),
+            connector=aiohttp.TCPConnector(limit=bounds.requests, keepalive_timeout=bounds.idle_connection_s),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=bounds.connect_s),
             headers={**headers, "content-type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),

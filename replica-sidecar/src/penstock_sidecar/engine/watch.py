@@ -1,12 +1,11 @@
-"""Whether the engine serves, found out by asking it.
+"""The engine's health, by probes.
 
-It is asked every second, and at once when a request loses it. Nobody listening there means down at once. An
-answer that is late, or that says no, means it when several in a row are; and a late one means nothing while
-the engine is heard to work, because a busy engine may be slow to say that it is well.
+The engine is probed every second, and at once when a request has lost it. A refused connection means that it
+is down. A probe that is late or answered with an error counts only when several in a row are; a late one
+counts not at all while output or reports still come, because a busy engine may be slow to answer.
 
-An engine that is down takes no new work. What it already works on is another matter: one that stops listening
-may be finishing it, and one that was killed resets its connections by itself. One that hangs or says no takes
-what it holds with it.
+An engine that is down gets no new requests. One that refuses connections may be finishing those it has, and
+one that was killed resets their connections by itself. One that hangs or answers with errors has lost them.
 """
 
 import asyncio
@@ -22,48 +21,46 @@ log = structlog.get_logger()
 
 
 class EngineWatch:
-    """Asks for ever. `up` and `down` are called on changes.
+    """Probes the engine until cancelled.
 
-    up: gets the probe that found it. down: gets whether what it holds is lost.
-
-    heard_s: when output or a report last came from the engine.
+    heard_s: returns when output or a report last came from the engine.
     """
 
     def __init__(
         self,
         probe: Callable[[], Awaitable[Probe]],
-        up: Callable[[Probe], None],
-        down: Callable[[bool], None],
         *,
         heard_s: Callable[[], float],
         bounds: Bounds,
     ) -> None:
-        self._probe, self._up, self._down = probe, up, down
-        self._heard_s, self._bounds = heard_s, bounds
-        self._asked = asyncio.Event()
+        self._probe, self._heard_s, self._bounds = probe, heard_s, bounds
+        self._suspected = asyncio.Event()
         self._serves = False
         self._failed = 0
         self._cause = ""
 
     def suspect(self) -> None:
-        """A request has lost the engine: ask now."""
-        self._asked.set()
+        """Probe now: a request has lost the engine."""
+        self._suspected.set()
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run(self, up: Callable[[Probe], None], down: Callable[[bool], None]) -> None:
+        """Probe until cancelled, and call these when the engine comes up and goes down.
+
+        up: gets the probe that found it. down: gets whether requests at the engine are lost.
+        """
         while True:
             asked_s = monotonic()
             probe = await self._probe()
             if not (probe.late and self._heard_s() > asked_s):
-                self._judge(probe)
+                self._judge(probe, up, down)
             try:
                 async with asyncio.timeout(self._bounds.probe_s):
-                    await self._asked.wait()
+                    await self._suspected.wait()
             except TimeoutError:
                 continue
-            self._asked.clear()
+            self._suspected.clear()
 
-    def _judge(self, probe: Probe) -> None:
+    def _judge(self, probe: Probe, up: Callable[[Probe], None], down: Callable[[bool], None]) -> None:
         self._failed = 0 if probe.ready else self._failed + 1
         if self._serves and not probe.ready:
             log.warning("probe failed", cause=probe.cause, in_a_row=self._failed)
@@ -72,7 +69,7 @@ class EngineWatch:
         self._cause = probe.cause
         if probe.ready and not self._serves:
             self._serves = True
-            self._up(probe)
+            up(probe)
         elif self._serves and (probe.refused or self._failed >= self._bounds.probes_failed):
             self._serves = False
-            self._down(not probe.refused)
+            down(not probe.refused)

@@ -30,7 +30,7 @@ from penstock_sidecar.requests.learned import Learned
 log = structlog.get_logger()
 
 
-class Gate:
+class ReleaseGate:
     """Holds and lets in."""
 
     def __init__(

@@ -1,1 +1,1 @@
-"""One replica: what its sessions share, each session, and the requests that wait for a verdict."""
+"""One replica: its sessions, intake, admission, and the requests that it has accepted."""

@@ -1,7 +1,7 @@
 """One router's session: submits and cancels in, frames out, and nothing left behind when it ends.
 
 A reader and a writer run side by side. Whichever of them ends first ends the session: the router closed its
-half or is gone, or it does not read. What the session carried is cancelled then, at the engine too.
+half or is gone, or it does not read. Its requests are cancelled then, at the engine too.
 
 gRPC sends a call's status behind what is being written. Where a write was cancelled it sends none, and the
 router would never hear that the session is over; so the frame that is under way is given a moment to go.
@@ -15,11 +15,11 @@ from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.frames.outbox import Outbox
-from penstock_sidecar.requests.carried import Carried
+from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 log = structlog.get_logger()
 
-Submit = Callable[[wire.Submit, "Session"], Carried]
+Submit = Callable[[wire.Submit, "Session"], ReplicaRequest]
 Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
 
 
@@ -36,8 +36,8 @@ class Session:
 
     def __init__(self, submit: Submit, snapshot: Callable[[], wire.Snapshot], bounds: Bounds) -> None:
         self._submit = submit
-        self._carried: dict[int, Carried] = {}
-        self.outbox = Outbox(bounds, snapshot, lambda: len(self._carried))
+        self._requests: dict[int, ReplicaRequest] = {}
+        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests))
 
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
         """Until the router ends it, falls behind, or `close` was called and everything is written.
@@ -60,24 +60,24 @@ class Session:
         """End it once what there is has been written."""
         self.outbox.close()
 
-    def forget(self, carried: Carried) -> None:
+    def forget(self, request: ReplicaRequest) -> None:
         """It has ended; its id may be used again."""
-        self._carried.pop(carried.id, None)
+        self._requests.pop(request.id, None)
 
     async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
         async for frame in frames:
             for submit in frame.submits:
                 self._take(submit)
             for id in frame.cancels:
-                if carried := self._carried.get(id):  # else it has ended, and the cancel crossed that
-                    carried.cancelled()
+                if request := self._requests.get(id):  # else it has ended, and the cancel crossed that
+                    request.cancelled()
 
     def _take(self, submit: wire.Submit) -> None:
-        if submit.id in self._carried:
+        if submit.id in self._requests:
             raise BadRouter(f"submit id {submit.id} is in use")
-        carried = self._submit(submit, self)
-        if not carried.ended:
-            self._carried[submit.id] = carried
+        request = self._submit(submit, self)
+        if not request.ended:
+            self._requests[submit.id] = request
 
     async def _write(self, write: Write) -> None:
         while (frame := await self.outbox.frame()) is not None:
@@ -87,14 +87,14 @@ class Session:
         self.outbox.drop()
         for part in parts - {writing}:
             part.cancel()
-        left = list(self._carried.values())
-        for carried in left:
-            carried.cancelled()
+        left = list(self._requests.values())
+        for request in left:
+            request.cancelled()
         await asyncio.wait({writing}, timeout=LAST_FRAME_S)
         writing.cancel()
         await asyncio.wait(parts)
         for part in parts:
             if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
                 log.warning("session broke", error=repr(error))
-        for carried in left:
-            await carried.closed()
+        for request in left:
+            await request.closed()

@@ -112,17 +112,17 @@ def read_body(
     )
 
 
-def over_context(body: ClientBody, max_model_len: int) -> ApiError | None:
-    """The error for a prompt that certainly does not fit into the model's context; None where it may."""
-    if not max_model_len or body.prompt_token_ids is None or body.prompt_token_ids < max_model_len:
-        return None
-    return ApiError(
-        400,
-        f"the prompt has {body.prompt_token_ids} tokens; with an answer at most {max_model_len} fit into the "
-        "model's context",
-        param="prompt",
-        code="context_length_exceeded",
-    )
+def check_context(body: ClientBody, max_model_len: int) -> None:
+    """Raise ApiError where a prompt certainly does not fit into the model's context. 0: it is not known."""
+    tokens = body.prompt_token_ids
+    if max_model_len and tokens is not None and tokens >= max_model_len:
+        raise ApiError(
+            400,
+            f"the prompt has {tokens} tokens; with an answer at most {max_model_len} fit into the "
+            "model's context",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 _Count = Annotated[int, Meta(ge=1)]

@@ -1,4 +1,4 @@
-"""The gRPC server around a replica: its address, its identity, its health."""
+"""The gRPC server of the replica service and its health."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -9,26 +9,22 @@ from penstock_runtime.grpc_options import SERVER_OPTIONS
 from penstock_runtime.serving import StartError, listen
 
 from penstock_sidecar.options import Address, Tls
-from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.renewed_certificate import server_credentials
 from penstock_sidecar.service.replica_service import ReplicaService
 
 GOODBYE_S = 1.0
-"""For sessions to take their last frame when the server stops."""
+"""Time for sessions to take their last frame when the server stops."""
 
 
 @contextlib.asynccontextmanager
 async def grpc_serving(
-    service: ReplicaService, replica: Replica, wanted: Address, tls: Tls | None
+    service: ReplicaService, health: Health, wanted: Address, tls: Tls | None
 ) -> AsyncIterator[Address]:
     """Serve inside the block, on the address that it gives. Raises StartError."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     replica_pb2_grpc.add_ReplicaServicer_to_server(service, server)
-    health = Health()
     health.add_to(server)
-    replica.standing_changed = lambda: health.tell(replica.serves)
-    health.tell(replica.serves)
     address = _bind(server, wanted, tls)
     await server.start()
     try:

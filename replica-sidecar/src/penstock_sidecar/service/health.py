@@ -8,18 +8,19 @@ SERVICE = "penstock.v1.Replica"
 
 
 class Health:
-    """Answers for the process (empty name) and for the replica service alike."""
+    """Answers for the process (empty name) and for the replica service alike. At first nothing is served."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
         self._telling: set[asyncio.Task[None]] = set()
+        self.tell(False)
 
     def add_to(self, server: object) -> None:
-        """Serve it."""
+        """Serve it from a gRPC server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def tell(self, serving: bool) -> None:
-        """Whether the replica serves, from now on."""
+        """Answer with this from now on."""
         task = asyncio.get_running_loop().create_task(self._set(serving))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)

@@ -70,12 +70,12 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         return wire.DescribeReply(
             replica=self._identity.name,
             model=self._identity.model,
-            max_model_len=self._replica.max_model_len,
+            max_model_len=self._replica.state.max_model_len,
             policy=self._identity.policy,
             time_model_json=orjson.dumps(to_json(self._learned.fitted)).decode(),
             kv_tokens_total=self._mirror.kv_tokens_total,
             version=version("penstock-sidecar"),
-            engine_ready=self._replica.engine_ready,
+            engine_ready=self._replica.state.engine_ready,
             metrics_url=self._identity.metrics_url,
         )
 
@@ -92,7 +92,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     ) -> wire.ResumeReply:
         """Take new work again."""
         await _only_from_here(context)
-        if self._replica.stopping:
+        if self._replica.state.stopping:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica stops")
         self._replica.resume()
         return wire.ResumeReply()

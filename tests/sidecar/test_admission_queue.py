@@ -5,10 +5,10 @@ from typing import cast
 
 from penstock_core.domain.request_lifecycle import State
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.replica.undecided_requests import Newcomers
-from penstock_sidecar.requests.carried import Carried
+from penstock_sidecar.replica.admission_queue import AdmissionQueue
+from penstock_sidecar.requests.replica_request import ReplicaRequest
 
-BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, carried=7)
+BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, requests=7)
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Planner:
         self.now_s, self.plan_s = 0.0, plan_s
         self.plans: list[str] = []
         self.breaks = False
-        self.queue = Newcomers(self.decide, BOUNDS, lambda: self.now_s)
+        self.queue = AdmissionQueue(self.decide, BOUNDS, lambda: self.now_s)
 
-    def decide(self, new: Sequence[Carried]) -> None:
+    def decide(self, new: Sequence[ReplicaRequest]) -> None:
         self.now_s += self.plan_s
         if self.breaks:
             raise ArithmeticError
@@ -36,7 +36,7 @@ class Planner:
 
     def add(self, *newcomers: Newcomer) -> None:
         for one in newcomers:
-            self.queue.add(cast(Carried, one))
+            self.queue.add(cast(ReplicaRequest, one))
 
 
 async def test_a_burst_is_decided_in_groups_and_in_order() -> None:
@@ -79,4 +79,4 @@ async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
 async def test_the_queue_tells_how_many_wait() -> None:
     planner = Planner(plan_s=0.0)
     planner.add(*map(Newcomer, "abcdef"))
-    assert planner.queue.waiting == 6
+    assert len(planner.queue) == 6

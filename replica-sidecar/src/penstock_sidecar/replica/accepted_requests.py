@@ -1,0 +1,159 @@
+"""Requests that this replica has accepted and that have not ended."""
+
+import structlog
+from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.verdict import Admitted
+from penstock_core.forecast.overdue import Expected, Signs, is_overdue
+from penstock_core.forecast.snapshot import Snapshot
+
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.gate import Gate
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+log = structlog.get_logger()
+
+
+class AcceptedRequests:
+    """Holds them by key, in the mirror too; learns from each that ends; ends those that the engine has lost.
+
+    sequences: how many answers they ask for.
+    """
+
+    def __init__(
+        self, mirror: ReplicaMirror, learned: Learned, gate: Gate, *, metrics: Metrics, faults: Faults
+    ) -> None:
+        self._mirror, self._learned, self._gate = mirror, learned, gate
+        self._metrics, self._faults = metrics, faults
+        self._requests: dict[str, ReplicaRequest] = {}
+        self._best_effort: set[str] = set()
+        self.sequences = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def best_effort(self) -> int:
+        """How many answers were accepted as best effort."""
+        return len(self._best_effort)
+
+    def add(self, request: ReplicaRequest, *, best_effort: bool, now_s: float) -> None:
+        """Add a request with its verdict."""
+        assert request.body is not None and request.job is not None
+        request.job = request.job._replace(best_effort=best_effort)
+        self._requests[request.key] = request
+        self.sequences += request.sequences
+        if best_effort:
+            self._best_effort.update(request.keys)
+        body = request.body
+        counted = body.prompt_token_ids is not None and body.prompts == 1  # of several, only the longest is
+        for job in request.jobs:
+            self._mirror.accept(job, now_s, prompt_known=counted, timed=not body.stream)
+
+    def discard(self, request: ReplicaRequest) -> bool:
+        """Free what a request held, and learn from it. Returns whether it had been accepted."""
+        if self._requests.pop(request.key, None) is None:
+            return False
+        with self._faults.within("end"):
+            self._free(request)
+            if request.state is State.FINISHED:
+                self._learn(request)
+        return True
+
+    def prompt_known(self, key: str, prompt_tokens: int) -> None:
+        """Learn how long a request's prompt is, as the engine reports it."""
+        request = self._requests.get(key)
+        if request is not None and request.body is not None and request.body.prompts == 1:
+            self._learned.prompt(request.body, prompt_tokens)
+            request.prompt_reported = True
+
+    def return_waiting(self) -> None:
+        """Return requests that the engine has not begun: another replica serves them sooner than a drain."""
+        for request in list(self._requests.values()):
+            if request.state is State.WAITING and not self._begun(request):
+                self._metrics.returned.inc()
+                with self._faults.of(request, "drain"):
+                    request.returned()
+
+    def engine_down(self, all_lost: bool) -> None:
+        """End requests that a missing engine will not serve: those that it has not been given, or all."""
+        self._mirror.lose_reports()
+        for request in list(self._requests.values()):
+            if all_lost or self._gate.holds(request.key):
+                with self._faults.of(request, "engine"):
+                    request.engine_lost()
+
+    def end_overdue(self, now: Snapshot, now_s: float, silence_s: float) -> bool:
+        """End requests that the engine makes no progress with. Returns whether there were any."""
+        overdue = [
+            (request, signs)
+            for request in self._requests.values()
+            if not self._gate.holds(request.key)
+            and (signs := self._overdue(request, now, now_s, silence_s)) is not None
+        ]
+        for request, signs in overdue:
+            log.warning(
+                "request lost in the engine",
+                request=request.request_id,
+                at=signs.where.value,
+                silent_s=round(now_s - signs.own_s, 1),
+            )
+            self._metrics.stalled.labels(request.tier, signs.where.value).inc()
+            with self._faults.of(request, "engine"):
+                request.engine_lost()
+        return bool(overdue)
+
+    def cancel_all(self) -> None:
+        """End all of them."""
+        for request in list(self._requests.values()):
+            request.cancelled()
+
+    def _begun(self, request: ReplicaRequest) -> bool:
+        """Return whether the engine computes a request, as far as is known."""
+        if self._gate.holds(request.key):
+            return False
+        return self._mirror.computes(request.key, shows_output=request.streams)
+
+    def _overdue(
+        self, request: ReplicaRequest, now: Snapshot, now_s: float, silence_s: float
+    ) -> Signs | None:
+        """Return the last signs of a request of whose answers each is overdue; None where one is not."""
+        expected, signs = _expected(request, now), None
+        for key in request.keys:
+            signs = self._mirror.signs(key, request.streams)
+            if signs is None or not is_overdue(signs, expected, now_s, silence_s):
+                return None
+        return signs
+
+    def _free(self, request: ReplicaRequest) -> None:
+        self._best_effort.difference_update(request.keys)
+        self.sequences -= request.sequences
+        for key in request.keys:
+            self._mirror.forget(key)
+        engine_full = request.state is State.REJECTED
+        if engine_full:
+            self._metrics.engine_full.inc()
+        self._gate.ended(request.key, engine_full)
+
+    def _learn(self, request: ReplicaRequest) -> None:
+        """Learn from a whole answer how long answers are, and how fast."""
+        self._metrics.ttft.labels(request.tier).observe(request.first_s - request.arrived_s)
+        if request.tokens > 1:
+            self._metrics.tpot.labels(request.tier).observe(request.tpot_s)
+        usage, body, job = request.usage, request.body, request.job
+        assert usage is not None and body is not None and job is not None
+        if not request.prompt_reported and body.prompts == 1:
+            self._learned.prompt(body, usage.prompt_tokens)
+        answer_tokens = usage.completion_tokens // request.sequences
+        self._learned.answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
+
+
+def _expected(request: ReplicaRequest, now: Snapshot) -> Expected:
+    """Return what the planner forecasts for an accepted request."""
+    assert request.job is not None
+    first_s, step_s = 0.0, now.step_s
+    if isinstance(verdict := request.verdict, Admitted):
+        first_s, step_s = verdict.ttft_predicted_s, max(step_s, verdict.tpot_predicted_s)
+    return Expected(first_s, step_s, now.work_s, request.job.request.max_output_tokens)

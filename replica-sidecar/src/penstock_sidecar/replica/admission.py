@@ -1,0 +1,113 @@
+"""Verdicts for requests, and what follows from them."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
+from typing import Any
+
+import structlog
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_admission import Standing, decide, for_all
+from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
+
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.frames.messages import verdict_words
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.replica.accepted_requests import AcceptedRequests
+from penstock_sidecar.replica.admission_queue import AdmissionQueue
+from penstock_sidecar.replica.serving import ServiceState
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.forwarding import Forwarder
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+log = structlog.get_logger()
+
+
+class Admission:
+    """Decides requests in groups, and hands those that are accepted to the forwarder.
+
+    accepted_some: called after a turn in which requests were accepted.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        mirror: ReplicaMirror,
+        accepted: AcceptedRequests,
+        forwarder: Forwarder,
+        *,
+        learned: Learned,
+        state: ServiceState,
+        metrics: Metrics,
+        faults: Faults,
+        bounds: Bounds,
+        accepted_some: Callable[[], None],
+    ) -> None:
+        self._policy, self._state, self._mirror, self._learned = policy, state, mirror, learned
+        self._accepted, self._forwarder = accepted, forwarder
+        self._metrics, self._faults, self._bounds = metrics, faults, bounds
+        self._accepted_some = accepted_some
+        self._queue = AdmissionQueue(self._decide, bounds)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their verdict."""
+        return len(self._queue)
+
+    def add(self, request: ReplicaRequest) -> None:
+        """Queue a request that has been planned."""
+        self._queue.add(request)
+
+    def tell(self, request: ReplicaRequest, verdict: Verdict) -> None:
+        """Give a request its verdict. One that is accepted stands in the mirror from here on."""
+        word, reason = verdict_words(verdict)
+        self._metrics.verdicts.labels(request.tier, word, reason).inc()
+        log.debug(word, request=request.request_id, tier=request.tier, reason=reason)
+        accepted = not isinstance(verdict, Rejected)
+        if accepted:
+            best_effort = isinstance(verdict, BestEffort)
+            self._accepted.add(request, best_effort=best_effort, now_s=monotonic())
+        request.decided(verdict)
+        if accepted:
+            self._forwarder.start(request)
+
+    def _decide(self, candidates: Sequence[ReplicaRequest]) -> None:
+        """Decide a group. A request for several answers is planned alone: all are accepted, or none."""
+        before = len(self._accepted)
+        self._decide_together([request for request in candidates if request.sequences == 1])
+        for request in candidates:
+            if request.sequences > 1:
+                self._decide_together([request])
+        if len(self._accepted) > before:
+            self._accepted_some()
+
+    def _decide_together(self, candidates: Sequence[ReplicaRequest]) -> None:
+        """Decide by one plan. Where planning fails, each is planned alone, and those that fail alone end."""
+        if not candidates:
+            return
+        try:
+            verdicts = self._verdicts(candidates)
+        except Exception:
+            if len(candidates) == 1:
+                self._faults.count("planning", candidates[0])
+            else:
+                for request in candidates:
+                    self._decide_together([request])
+            return
+        for request, verdict in zip(candidates, verdicts, strict=True):
+            with self._faults.of(request, "verdict"):
+                self.tell(request, verdict)
+
+    def _verdicts(self, candidates: Sequence[ReplicaRequest]) -> Sequence[Verdict]:
+        """Return a verdict for each of several requests for one answer, or for one request for several."""
+        jobs = [job for request in candidates for job in request.jobs]
+        state, held = self._state, self._accepted
+        standing = Standing(state.draining, state.engine_ready, held.sequences, held.best_effort)
+        began_s = perf_counter()
+        view = self._mirror.view(monotonic(), self._learned.model)
+        verdicts = decide(self._policy, view, jobs, standing, self._bounds.holds)
+        self._metrics.planned(perf_counter() - began_s)
+        if len(verdicts) != len(jobs):
+            raise ValueError(f"{len(verdicts)} verdicts for {len(jobs)} answers")
+        return verdicts if len(candidates) == len(jobs) else [for_all(verdicts)]

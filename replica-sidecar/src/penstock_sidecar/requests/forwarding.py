@@ -1,0 +1,186 @@
+"""Accepted requests on their way to the engine, and its answers on their way back.
+
+Each request has a task of its own. What the engine sends is counted, put into the session's outbox and noted
+in the mirror, in this order, within one turn of the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+from penstock_core.domain.engine_fields import to_fields
+from penstock_core.domain.request import Job
+from penstock_core.domain.request_lifecycle import State
+
+from penstock_sidecar.engine.client import Answer, AnswerTooLong, EngineClient, EngineGone
+from penstock_sidecar.engine.sse import DONE, TokenCount, Usage, usage_of_body
+from penstock_sidecar.engine.usage_strip import UsageStrip
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.requests.client_body import ClientBody
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.gate import Gate
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+log = structlog.get_logger()
+
+FULL = frozenset({429, 503})
+"""Statuses by which an engine says that it has no room: the next replica may have."""
+
+NOT_UNDERSTOOD = frozenset({400, 422})
+"""Statuses by which an engine says that it cannot read a body."""
+
+
+class CutShort(Exception):
+    """The engine closed an answer that was not whole."""
+
+
+class NotUnderstood(Exception):
+    """The engine refused a body that asks for usage. The client's own may be understood."""
+
+
+class Forwarder:
+    """Sends accepted requests to the engine and passes its answers on.
+
+    reads_fields: whether the engine reads SLO fields from a request's `vllm_xargs`.
+    answer_bytes: largest answer that is held whole.
+    engine_lost: called when a request has lost its connection to the engine.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        mirror: ReplicaMirror,
+        gate: Gate,
+        faults: Faults,
+        *,
+        reads_fields: bool,
+        answer_bytes: int,
+        engine_lost: Callable[[], None],
+    ) -> None:
+        self._engine, self._mirror, self._gate, self._faults = engine, mirror, gate, faults
+        self._reads_fields, self._answer_bytes = reads_fields, answer_bytes
+        self._engine_lost = engine_lost
+        self._now_s = monotonic
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, request: ReplicaRequest) -> None:
+        """Forward an accepted request in a task of its own."""
+        self._gate.hold(request.keys)
+        request.task = task = asyncio.create_task(self._forward(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def closed(self) -> None:
+        """Wait until every task has ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _forward(self, request: ReplicaRequest) -> None:
+        with self._faults.of(request, "carrying"):
+            assert request.body is not None and request.job is not None
+            await self._gate.turn(request.key)
+            try:
+                await self._exchange(request, request.body, request.job)
+            except EngineGone as gone:
+                request.engine_lost()
+                log.warning("engine lost", request=request.request_id, cause=str(gone))
+                self._engine_lost()
+            except CutShort:
+                log.warning("answer cut short", request=request.request_id)
+                request.engine_lost()
+            except AnswerTooLong as error:
+                log.error("answer too long", request=request.request_id, error=str(error))
+                request.broke()
+
+    async def _exchange(self, request: ReplicaRequest, body: ClientBody, job: Job) -> None:
+        """Send the body that the engine needs, or the client's own where that one is not understood."""
+        if self._reads_fields:
+            await self._send(request, body.with_fields(to_fields(job, self._now_s())))
+            return
+        asking = body.asking_usage() if self._engine.takes_stream_options else None
+        if asking is None:
+            await self._send(request, body.raw)
+            return
+        try:
+            await self._send(request, asking, UsageStrip())
+        except NotUnderstood:
+            await self._send(request, body.raw)
+            self._engine.takes_stream_options = request.state is not State.FINISHED
+
+    async def _send(self, request: ReplicaRequest, body: bytes, strip: UsageStrip | None = None) -> None:
+        """Send a body once. The request has ended on return. Raises NotUnderstood with `strip` only.
+
+        strip: takes out of the stream what `body` asks for beyond the client's own.
+        """
+        async with self._engine.answer(request.endpoint, body, request.request_id) as answer:
+            if answer.status in FULL:
+                request.engine_full()
+                return
+            if answer.status != 200:
+                if strip is not None and answer.status in NOT_UNDERSTOOD:
+                    raise NotUnderstood
+                request.engine_refused(answer.status, await answer.whole(self._answer_bytes))
+                return
+            read = self._stream(request, answer, strip) if answer.streamed else self._whole(request, answer)
+            usage = await read
+        self._finish(request, usage)
+
+    async def _stream(
+        self, request: ReplicaRequest, answer: Answer, strip: UsageStrip | None
+    ) -> Usage | None:
+        count, thinks = TokenCount(), True
+        async for data in answer.body:
+            tokens = count.feed(data)
+            passed = data if strip is None else strip.feed(data)
+            if passed or tokens:
+                self._pass_on(request, passed, tokens)
+            if thinks and count.thinking_tokens:
+                thinks = False
+                self._mirror.thinking_over(request.key, count.thinking_tokens, request.last_s)
+        if strip is not None and (rest := strip.end()):
+            self._pass_on(request, rest, 0)
+        if not count.done:
+            if not count.finished:
+                raise CutShort
+            self._pass_on(request, DONE + b"\n\n", 0)  # clients wait for it
+        return count.usage
+
+    async def _whole(self, request: ReplicaRequest, answer: Answer) -> Usage | None:
+        body = await answer.whole(self._answer_bytes)
+        if not body:
+            raise CutShort
+        usage = usage_of_body(body)
+        self._pass_on(request, body, usage.completion_tokens if usage else 0)
+        return usage
+
+    def _pass_on(self, request: ReplicaRequest, data: bytes, tokens: int) -> None:
+        """Send bytes of an answer to the router, and note what they show."""
+        now_s = self._now_s()
+        if request.sequences == 1:  # the usual case, once a token
+            new_tokens = request.output(data, tokens, self._mirror.tokens_out(request.key), now_s)
+            self._mirror.passed(request.key, new_tokens, now_s)
+        else:
+            reported_tokens = sum(map(self._mirror.tokens_out, request.keys))
+            new_tokens = request.output(data, tokens, reported_tokens, now_s)
+            for key, share in _shares(request, new_tokens):
+                self._mirror.passed(key, share, now_s)
+        self._gate.passed(request.key, new_tokens, now_s)
+
+    def _finish(self, request: ReplicaRequest, usage: Usage | None) -> None:
+        """End a request whose answer is whole. Without usage, tokens are those that were seen."""
+        assert request.job is not None
+        usage = usage or Usage(request.job.request.prompt_tokens, request.tokens)
+        tokens = max(request.tokens, usage.completion_tokens) // request.sequences
+        times_s = () if request.streams else self._mirror.token_times_s(request.key, tokens, request.last_s)
+        request.finished(usage, times_s, self._mirror.thinking_tokens(request.key))
+
+
+def _shares(request: ReplicaRequest, new_tokens: int) -> list[tuple[str, int]]:
+    """Divide the newest tokens among a request's answers, which take turns: the stream mixes them."""
+    after, keys = request.tokens, request.keys
+    before, last = after - new_tokens, len(keys) - 1
+    return [
+        (key, (after + last - at) // len(keys) - (before + last - at) // len(keys))
+        for at, key in enumerate(keys)
+    ]

@@ -1,0 +1,249 @@
+"""One request at this replica, from its submit to its last event.
+
+`penstock_core.domain.request_lifecycle` says what may happen to a request and what follows from it. This
+module does what follows: it puts events into the outbox of the request's session, and stops the task that
+forwards the request when something else ends it.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+
+from penstock_core.domain.engine_fields import sequence_ids
+from penstock_core.domain.request import Job
+from penstock_core.domain.request_lifecycle import ENDS, Event, State, after
+from penstock_core.domain.verdict import Reason, Rejected, Verdict
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.frames.messages import (
+    ENGINE_LOST,
+    INTERNAL,
+    RETURNED,
+    failed_event,
+    finished_event,
+    verdict_event,
+)
+from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.requests.client_body import ClientBody
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""Request ids that a header and a log line can hold; routers send no others."""
+
+
+class Owner(Protocol):
+    """The session that a request came by."""
+
+    outbox: Outbox
+
+    def forget(self, request: "ReplicaRequest") -> None:
+        """Drop a request that has ended."""
+
+
+class ReplicaRequest:
+    """A request between its router and the engine.
+
+    id: the router's, unique in its session.
+    request_id: the client's, where a header can hold it; else `key`.
+    key: this replica's own, unique in the engine. keys: one for each of the request's answers.
+    body, job: None until `planned`.
+    verdict: None until `decided`.
+    first_s, last_s: times of its first and its latest output; of an answer that is not streamed, of its first
+        and last token, where reports tell.
+    tokens: generated so far.
+    usage: the engine's own counts, once the answer is whole.
+    prompt_reported: whether the engine has reported how long the prompt is.
+    task: forwards it to the engine; None before it is accepted.
+    """
+
+    __slots__ = (
+        "_on_end",
+        "_owner",
+        "_seen_tokens",
+        "arrived_s",
+        "body",
+        "endpoint",
+        "first_s",
+        "id",
+        "job",
+        "key",
+        "keys",
+        "last_s",
+        "prompt_reported",
+        "request_id",
+        "state",
+        "task",
+        "tier",
+        "tokens",
+        "usage",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        submit: wire.Submit,
+        key: str,
+        owner: Owner,
+        on_end: "Callable[[ReplicaRequest], None]",
+        now_s: float,
+    ) -> None:
+        self.id, self.tier, self.endpoint = submit.id, submit.tier, submit.endpoint
+        self.request_id = submit.request_id if _REQUEST_ID.fullmatch(submit.request_id) else key
+        self.key, self.arrived_s = key, now_s
+        self.keys: tuple[str, ...] = (key,)
+        self.state = State.DECIDING
+        self.body: ClientBody | None = None
+        self.job: Job | None = None
+        self.verdict: Verdict | None = None
+        self.usage: Usage | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.first_s = self.last_s = 0.0
+        self.tokens = self._seen_tokens = 0
+        self.prompt_reported = False
+        self._owner, self._on_end = owner, on_end
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self.state in ENDS
+
+    @property
+    def sequences(self) -> int:
+        """How many answers it asks for."""
+        return len(self.keys)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """A job for each of its answers, as admission plans them."""
+        job = self.job
+        if job is None:
+            return []
+        if len(self.keys) == 1:
+            return [job]
+        return [job._replace(request=replace(job.request, id=key)) for key in self.keys]
+
+    @property
+    def streams(self) -> bool:
+        """Whether its client reads the answer while it is generated."""
+        return self.body is not None and self.body.stream
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap between its tokens so far; 0 with fewer than two."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def planned(self, body: ClientBody, job: Job) -> None:
+        """Take its body and its job."""
+        self.body, self.job = body, job
+        if body.sequences > 1:
+            self.keys = sequence_ids(self.key, body.sequences)
+
+    def invalid(self, error: ApiError) -> None:
+        """End it: its body cannot be served."""
+        self._fail(Event.INVALID, wire.FAILURE_BAD_REQUEST, error)
+
+    def decided(self, verdict: Verdict) -> None:
+        """Tell its router the verdict."""
+        self.verdict = verdict
+        rejected = isinstance(verdict, Rejected)  # then the router acts on it; else it waits for output
+        self._owner.outbox.put(
+            verdict_event(self.id, verdict), hurry=Hurry.AT_ONCE if rejected else Hurry.NONE
+        )
+        self._happens(Event.REFUSED if rejected else Event.ACCEPTED)
+
+    def output(self, data: bytes, tokens: int, reported_tokens: int, now_s: float) -> int:
+        """Pass on bytes of the answer. Returns how many tokens are new with them.
+
+        tokens: in these bytes, as far as they show. reported_tokens: of the whole answer so far, by the
+        engine's reports; 0 where they do not tell.
+        """
+        first = self.state is State.WAITING
+        if first:
+            self.first_s = now_s
+        self.last_s = now_s
+        self._seen_tokens += tokens
+        before, self.tokens = self.tokens, max(self._seen_tokens, reported_tokens, self.tokens)
+        new_tokens = self.tokens - before
+        hurry = Hurry.NONE if not self.streams else Hurry.AT_ONCE if first else Hurry.STEP
+        self._happens(Event.OUTPUT)
+        output = wire.Output(data=data, tokens=new_tokens)
+        self._owner.outbox.put(wire.Event(id=self.id, output=output), len(data), hurry)
+        return new_tokens
+
+    def finished(self, usage: Usage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
+        """End it: the answer is whole.
+
+        token_times_s: when its tokens were generated, of an answer that was not streamed; empty if unknown.
+        """
+        self.usage, self.tokens = usage, max(self.tokens, usage.completion_tokens)
+        if token_times_s:
+            self.first_s, self.last_s = token_times_s[0], token_times_s[-1]
+        event = finished_event(
+            self.id,
+            usage,
+            self.first_s - self.arrived_s,
+            self.tpot_s,
+            thinking_tokens=thinking_tokens,
+            token_gaps_us=self._gaps_us(token_times_s),
+        )
+        self._happens(Event.ENDED, event, hurry=Hurry.NONE if self.streams else Hurry.AT_ONCE)
+
+    def engine_refused(self, status: int, body: bytes) -> None:
+        """End it: the engine answered with an error status."""
+        failed = failed_event(self.id, wire.FAILURE_ENGINE_REFUSED, status, body)
+        self._happens(Event.ENGINE_REFUSED, failed, len(body))
+
+    def engine_full(self) -> None:
+        """End it: the engine has no room. The router tries the next replica, as after any rejection."""
+        self._happens(Event.REFUSED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
+
+    def engine_lost(self) -> None:
+        """End it: the connection broke, or the engine does not answer any more."""
+        self._fail(Event.ENGINE_LOST, wire.FAILURE_ENGINE_LOST, ENGINE_LOST)
+
+    def returned(self) -> None:
+        """End it: the replica drains before the engine has begun. The router tries the next replica."""
+        self._fail(Event.RETURNED, wire.FAILURE_RETURNED, RETURNED)
+
+    def broke(self) -> None:
+        """End it: a fault of the sidecar."""
+        self._fail(Event.BROKE, wire.FAILURE_INTERNAL, INTERNAL)
+
+    def cancelled(self) -> None:
+        """End it without an event: its client or its router is gone."""
+        self._happens(Event.CANCELLED)
+
+    async def closed(self) -> None:
+        """Wait until its connection to the engine is closed."""
+        if self.task is not None:
+            await asyncio.wait({self.task})
+
+    def _gaps_us(self, times_s: Sequence[float]) -> list[int]:
+        assert self.job is not None
+        from_s = self.job.request.arrival_s
+        return [max(round((at_s - before_s) * 1e6), 0) for before_s, at_s in pairwise((from_s, *times_s))]
+
+    def _fail(self, event: Event, failure: wire.Failure.ValueType, error: ApiError) -> None:
+        self._happens(event, failed_event(self.id, failure, error.status, error.body()))
+
+    def _happens(
+        self,
+        event: Event,
+        answer: wire.Event | None = None,
+        data_bytes: int = 0,
+        hurry: Hurry = Hurry.AT_ONCE,
+    ) -> None:
+        """Move to the next state and tell the router `answer`. Raises ImpossibleEvent."""
+        before = self.state
+        self.state, _ = after(before, event)
+        if answer is not None:
+            self._owner.outbox.put(answer, data_bytes, hurry)
+        if self.state in ENDS and before not in ENDS:
+            if self.task is not None and self.task is not asyncio.current_task():
+                self.task.cancel()
+            self._owner.forget(self)
+            self._on_end(self)
