@@ -117,8 +117,8 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
 	@$(BIN)/python bench/routing_orders.py scaling
 
-bench-capacity: setup ## how much every policy carries in every scenario, baselines at their best (46 minutes)
-	@$(BIN)/python bench/capacity.py
+bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; goes on where it was stopped)
+	@$(BIN)/python bench/capacity.py && $(BIN)/python bench/capacity_docs.py
 
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
 	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)

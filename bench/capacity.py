@@ -3,14 +3,15 @@
     python bench/capacity.py [--only best] [--scenario coder] [--policy sola-spec] [--missing] [--jobs 2]
     python bench/capacity.py --page
 
-Searches, and adds each row to `bench/results/capacity.json` as it is found; then writes the page
-`capacity.md`. Simulations are remembered in `.venv/capacity.jsonl`. So a run that was stopped goes on, and
-`--missing` completes a table that has open cells. Each search begins where the row before has it, and goes
-as far from there as it takes. `--page` only writes the page.
+Searches what has no row in `bench/results/capacity.json` yet, then what has one that was found with other
+code, and adds each row as it is found; then writes the page `capacity.md` and the picture of the lead.
+Simulations are remembered in `.venv/capacity.jsonl`. So a run that was stopped goes on. Each search begins
+where the row before has it, and goes as far from there as it takes. `--missing` leaves rows of other code as
+they are, `--page` all of them.
 
-With `--curves` the picture is drawn anew (a hundred simulations). vLLM's own scheduler takes the same steps
-as `vllm`, ten times slower. So it is not searched for: where it is installed (`make vllm-env`), `--curves`
-also runs it where each search of `vllm` ended, and prints what both attain there.
+With `--curves` the picture of attainment by rate is drawn anew (a hundred simulations). vLLM's own scheduler
+takes the same steps as `vllm`, ten times slower. So it is not searched for: where it is installed (`make
+vllm-env`), `--curves` also runs it where each search of `vllm` ended, and prints what both attain there.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from capacity_bars import draw_lead
 from capacity_page import page_of
 from capacity_parts import KNOWN, MAIN, PAPER, PARTS, PREDICTED, Part
 from capacity_rows import Rows
@@ -44,6 +46,7 @@ def main() -> None:
         searches = [capacity(question, where_it_ended(rows, question)) for question in asked]
         run.all(searches, "capacities", rows.add)
         (RESULTS / "capacity.md").write_text(page_of(PARTS, rows))
+        draw_lead(rows, RESULTS / "capacity-best.svg")
         if options.curves:
             draw_curves(run, rows)
             check_against_vllm(run, rows)
@@ -54,7 +57,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, action="append", help="this table; repeatable")
     parser.add_argument("--scenario", action="append", help="this scenario; repeatable")
     parser.add_argument("--policy", action="append", help="this policy; repeatable")
-    parser.add_argument("--missing", action="store_true", help="only what was not searched yet")
+    parser.add_argument("--missing", action="store_true", help="only what was never searched")
     parser.add_argument("--page", action="store_true", help="search nothing")
     parser.add_argument("--curves", action="store_true", help="draw the picture, run vLLM's own scheduler")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -62,16 +65,18 @@ def parsed() -> argparse.Namespace:
 
 
 def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
-    """What is to be searched, each once, policy by policy in the order of the tables."""
+    """What is to be searched, each once: first what has no row, then what has one of other code."""
     parts: list[Part] = [PARTS[name] for name in options.only or PARTS]
     asked = dict.fromkeys(question for part in parts for question in part.questions())
-    return [
+    wanted = [
         question
         for question in asked
         if (not options.scenario or question.scenario in options.scenario)
         and (not options.policy or question.policy in options.policy)
-        and not (options.missing and rows.answer(question))
     ]
+    missing = [question for question in wanted if rows.answer(question) is None]
+    stale = [question for question in wanted if rows.answer(question) and not rows.current(question)]
+    return missing if options.missing else [*missing, *stale]
 
 
 def where_it_ended(rows: Rows, question: Question) -> Probe | None:

@@ -22,13 +22,18 @@ WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """slos-serve in one scenario, the best other policy of one replica, and distserve's rate per GPU."""
+    """slos-serve in one scenario, the best other policy of one replica, and distserve's rate per GPU.
+
+    searched: how many rivals of the table were searched in it. of: how many there are.
+    """
 
     scenario: str
     ours_rps: float
     best: str
     best_rps: float
     distserve_rps: float | None
+    searched: int
+    of: int
 
     @property
     def ratio(self) -> float:
@@ -61,25 +66,30 @@ def section(part: Part, rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def versus(part: Part, rows: Rows) -> list[Versus]:
-    """Compare slos-serve with the best of all others, with a drafter or without, in each scenario."""
-    return [found for name in part.scenarios if (found := _versus(part, rows, name))]
+def versus(part: Part, rows: Rows, *, drafters: bool = True) -> list[Versus]:
+    """Compare slos-serve with the best of all others, in scenarios in which one was searched at its best.
+
+    A rival counts with the drafter or without, whichever carries more. drafters: False for without only.
+    """
+    return [found for name in part.scenarios if (found := _versus(part, rows, name, drafters))]
 
 
-def _versus(part: Part, rows: Rows, scenario: str) -> Versus | None:
+def _versus(part: Part, rows: Rows, scenario: str, drafters: bool) -> Versus | None:
     def rate_rps(policy: str) -> float | None:
         answer = rows.answer(Question(scenario, policy, part.conditions))
         return None if answer is None else capacity_rps(answer)
 
     rivals = {policy.removesuffix(SPECULATING) for policy in part.policies} - {OURS, ORACLE}
-    names = [*rivals, *(f"{name}{SPECULATING}" for name in rivals)]
+    names = [*rivals, *(f"{name}{SPECULATING}" for name in rivals if drafters)]
     rates = {name: rate for name in sorted(names) if (rate := rate_rps(name))}
     distserve = [rates.pop(name, 0.0) for name in (DISTSERVE, DISTSERVE.removesuffix(SPECULATING))]
+    at_best = [policy for policy in part.policies if policy not in {OURS, ORACLE}]
+    searched = sum(rate_rps(policy) is not None for policy in at_best)
     ours_rps = rate_rps(OURS)
-    if not ours_rps or not rates:
+    if not ours_rps or not rates or not searched:
         return None
     best = max(rates, key=rates.__getitem__)
-    return Versus(scenario, ours_rps, best, rates[best], max(distserve) or None)
+    return Versus(scenario, ours_rps, best, rates[best], max(distserve) or None, searched, len(at_best))
 
 
 def in_markdown(found: Sequence[Versus]) -> list[str]:
@@ -87,7 +97,9 @@ def in_markdown(found: Sequence[Versus]) -> list[str]:
     if not found:
         return ["Nothing to compare yet."]
     split = any(one.distserve_rps for one in found)
-    heads = ["scenario", "slos-serve", "best other", "its rate", "ratio", *(["distserve, per GPU"] * split)]
+    open_cells = any(one.searched < one.of for one in found)
+    heads = ["scenario", "slos-serve", "best other", "its rate", "ratio"]
+    heads += ["distserve, per GPU"] * split + ["rivals searched"] * open_cells
     cells = [
         [
             one.scenario,
@@ -96,10 +108,11 @@ def in_markdown(found: Sequence[Versus]) -> list[str]:
             f"{one.best_rps:.3g}",
             f"**{one.ratio:.2f}×**",
             *([f"{one.distserve_rps:.3g}" if one.distserve_rps else "–"] * split),
+            *([f"{one.searched} of {one.of}"] * open_cells),
         ]
         for one in found
     ]
-    lines = [heads, ["---", "--:", "---", "--:", "--:", *(["--:"] * split)], *cells]
+    lines = [heads, ["---", "--:", "---", "--:", "--:", *(["--:"] * (len(heads) - 5))], *cells]
     mean = f"Geometric mean of {len(found)}: {geometric_mean(one.ratio for one in found):.2f}×"
     to_all = geometric_mean(one.ratio_to_all for one in found)
     also = f"; {to_all:.2f}× where distserve counts by its rate per GPU" if split else ""

@@ -37,6 +37,7 @@ AS_IN_PAPERS = (
     "orca",
     "fcfs",
 )
+# sarathi decides as vllm does with the same budget, so it is not searched apart at its best.
 STRONGEST = ("fluidserve-spec", "qoserve-spec", "annealing-spec", "vllm-spec", "accelgen-spec")
 AT_BEST = (
     *STRONGEST,
@@ -45,7 +46,6 @@ AT_BEST = (
     "fastserve-spec",
     DISTSERVE,
     "orca-spec",
-    "sarathi-spec",
     "vllm-legacy-spec",
 )
 

@@ -30,6 +30,10 @@ class Rows:
         row = self._rows.get(question)
         return None if row is None else answer_of(row)
 
+    def current(self, question: Question) -> bool:
+        """Return whether its row was found with the code as it is now."""
+        return self._rows.get(question, {}).get("code") == self._code
+
     def add(self, answer: Answer) -> None:
         """Replace the row of the answer's question, on the disk too."""
         (row,) = as_json([answer])

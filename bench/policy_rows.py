@@ -1,13 +1,5 @@
-"""Every policy's rows of the capacity table, in its page of `docs/policies`.
+"""Every policy's rows of the capacity table, as the last section of its page in `docs/policies`."""
 
-    python bench/policy_rows.py [--check]
-
-Reads `bench/results/capacity.json` and writes the last section of each page anew. With `--check` it writes
-nothing, names the pages that say something else, and fails where there are any.
-"""
-
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,19 +23,9 @@ SAYING = (
 OPEN = "not searched yet"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say which pages differ")
-    options = parser.parse_args()
-    found = Rows(TABLE)
-    pages = {path: written(path, found) for path in sorted(PAGES.glob("*.md")) if path.stem != "README"}
-    stale = [path for path, text in pages.items() if path.read_text() != text]
-    if options.check:
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is not what {TABLE.relative_to(ROOT)} says: run {sys.argv[0]}")
-        sys.exit(bool(stale))
-    for path in stale:
-        path.write_text(pages[path])
+def pages() -> list[Path]:
+    """Return the policies' pages."""
+    return [path for path in sorted(PAGES.glob("*.md")) if path.stem != "README"]
 
 
 def written(page: Path, found: Rows) -> str:
@@ -100,7 +82,3 @@ def cell(answer: Answer) -> str:
     ]
     rate = f"{capacity_rps(answer):.3g}"
     return f"{rate} ({', '.join(tuned)})" if tuned else rate
-
-
-if __name__ == "__main__":
-    main()

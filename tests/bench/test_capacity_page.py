@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from capacity_docs import FILLED, filled
 from capacity_page import geometric_mean, page_of, versus
 from capacity_parts import ONE_SAMPLE, PARTS, Part
 from capacity_rows import Rows
@@ -11,6 +12,7 @@ from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.search import Answer
 from penstock_cli.capacity.setting import Setting
 
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 PART = Part("Rivals", ONE_SAMPLE, ("chatbot", "toolllm"), ("slos-serve", "vllm-spec", "distserve-spec"), True)
 
 
@@ -27,6 +29,17 @@ def rows(tmp_path: Path) -> Rows:
     ):
         found.add(answer(scenario, policy, rate_rps))
     return found
+
+
+def test_a_scenario_in_which_no_rival_was_searched_at_its_best_is_left_out(rows: Rows) -> None:
+    part = replace(PART, policies=("slos-serve", "sola-spec"))
+    rows.add(answer("toolllm", "sola-spec", 0.05))
+    assert [one.scenario for one in versus(part, rows)] == ["toolllm"]
+
+
+def test_the_paper_compares_without_drafters(rows: Rows) -> None:
+    part = replace(PART, policies=("slos-serve", "vllm"))
+    assert [one.ratio for one in versus(part, rows, drafters=False)] == pytest.approx([2.0, 3.0])
 
 
 def answer(scenario: str, policy: str, rate_rps: float) -> Answer:
@@ -63,10 +76,28 @@ def test_a_row_is_on_the_disk_as_soon_as_it_is_found(rows: Rows, tmp_path: Path)
     assert again.answer(Question("coder", "vllm", ONE_SAMPLE)) is None
 
 
+def test_a_row_of_other_code_is_searched_again(rows: Rows, tmp_path: Path) -> None:
+    asked = Question("chatbot", "vllm", ONE_SAMPLE)
+    assert rows.current(asked)
+    assert not rows.current(Question("coder", "vllm", ONE_SAMPLE))
+    path = tmp_path / "capacity.json"
+    path.write_text(path.read_text().replace('"code": "', '"code": "other'))
+    again = Rows(path)
+    assert again.answer(asked) is not None
+    assert not again.current(asked)
+
+
 def test_the_committed_page_is_the_committed_tables() -> None:
-    results = Path(__file__).resolve().parents[2] / "bench" / "results"
-    assert (results / "capacity.md").read_text() == page_of(PARTS, Rows(results / "capacity.json"))
+    assert (RESULTS / "capacity.md").read_text() == page_of(PARTS, Rows(RESULTS / "capacity.json"))
 
 
 def test_ratios_have_a_geometric_mean() -> None:
     assert geometric_mean(iter((0.5, 2.0, 8.0))) == pytest.approx(2.0)
+
+
+def test_pages_say_what_the_rows_say() -> None:
+    rows = Rows(RESULTS / "capacity.json")
+    for path in FILLED:
+        text = path.read_text()
+        assert "<!-- capacity: " in text
+        assert filled(text, rows) == text, f"{path.name}: run bench/capacity_docs.py"

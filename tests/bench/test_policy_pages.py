@@ -8,9 +8,9 @@ from capacity_rows import Rows
 from penstock_cli.capacity.question import Conditions, Question
 from penstock_cli.capacity.search import Answer
 from penstock_cli.capacity.setting import Setting, base_policy
-from policy_rows import HEADING, PAGES, TABLE, written
+from policy_rows import HEADING, TABLE, pages, written
 
-THEIRS = [page for page in PAGES.glob("*.md") if page.stem != "README"]
+THEIRS = pages()
 
 
 def answer(policy: str, conditions: Conditions, setting: Setting) -> Answer:

@@ -15,7 +15,7 @@ from penstock_cli.capacity.report import answer_of, as_json
 from penstock_cli.capacity.run import Watch, run_all
 from penstock_cli.capacity.search import Answer, NoEnd, Probe, capacity
 from penstock_cli.capacity.setting import Setting, grid_of, laps_of
-from penstock_cli.capacity.trial import Tally, Trial, asked_by, run_trial, trial_of
+from penstock_cli.capacity.trial import Tally, Trial, asked_by, fleet_of, run_trial, trial_of
 from penstock_cli.failure import Failure
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.scenarios import scenario
@@ -118,6 +118,17 @@ def test_distserve_is_shown_at_its_best_ratio_per_gpu() -> None:
     assert str(answer.setting.ratio) == "1:2"
     assert answer.low_rps == pytest.approx(1.2, rel=0.03)
     assert {str(trial.ratio) for trial in ran} == set(best)
+
+
+def test_orca_is_tuned_over_its_slots() -> None:
+    best = {8: 1.0, 16: 1.3, 32: 0.9, 64: 0.9}
+    answer, _ = found(question("orca"), wall(lambda trial: best[trial.slots or 0]))
+    assert answer.setting.slots == 16
+    assert answer.low_rps == pytest.approx(1.3, rel=0.03)
+    assert (
+        fleet_of(trial_of(question("orca"), answer.setting, 1.0, 0, 3), scenario("coder")).limits.running
+        == 16
+    )
 
 
 def test_distserve_is_simulated_in_groups_of_gpus() -> None:
@@ -260,6 +271,9 @@ def test_the_settings_of_a_policy() -> None:
     assert grid_of("vllm", coder).drafts == (0,)
     assert grid_of("vllm-spec", coder).drafts == (2, 3, 4)
     assert grid_of("vllm-spec", toolllm).drafts == (0,)
+    assert grid_of("annealing-spec", coder).budgets_tokens == (512, 2048, 8192)
+    assert grid_of("orca", coder).slots == (8, 16, 32, 64)
+    assert not grid_of("orca", coder).has(Setting(2048))
     for name in ("nonsense", "slos-serve-spec"):
         with pytest.raises(UnknownPolicy):
             grid_of(name, coder)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 import pytest
+from penstock_core.timing.builtin_models import UnknownTimeModel, kv_cache_tokens
 from penstock_simulator.scenarios import SCENARIOS, Scenario, UnknownScenario, arrivals, scenario
 from penstock_simulator.scenarios.lengths import fitted
 
@@ -133,3 +134,15 @@ def test_the_papers_settings() -> None:
 def test_an_unknown_name_is_told_what_there_is() -> None:
     with pytest.raises(UnknownScenario, match="no scenario is called 'chat'; there are: chatbot, coder"):
         scenario("chat")
+
+
+def test_a_scenario_runs_on_another_engine_with_that_engines_speed_and_memory() -> None:
+    own, other = scenario("coder"), scenario("coder@opt-13b-a100")
+    assert (other.name, other.time_model) == ("coder@opt-13b-a100", "opt-13b-a100")
+    assert other.kv_tokens == kv_cache_tokens("opt-13b-a100") != own.kv_tokens
+    assert (other.tiers, other.streams, other.speculation) == (own.tiers, own.streams, own.speculation)
+    assert list(arrivals(other, 1.0, 0)) == list(arrivals(own, 1.0, 0))
+    with pytest.raises(UnknownTimeModel, match="no built-in time model is called 'gpu'"):
+        scenario("coder@gpu")
+    with pytest.raises(UnknownScenario, match="no scenario is called 'code'"):
+        scenario("code@opt-13b-a100")

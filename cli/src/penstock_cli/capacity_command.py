@@ -62,7 +62,8 @@ LengthsKind = Annotated[
     Lengths, typer.Option(help="What planning knows of answers: their lengths, or what finished ones teach.")
 ]
 Truth = Annotated[
-    TruthKind, typer.Option(help="What iterations take: measured kernels, noisy; or exactly what is planned.")
+    TruthKind,
+    typer.Option(help="What iterations take: measured, with noise and drift; or exactly what is planned."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.", show_default=False)]

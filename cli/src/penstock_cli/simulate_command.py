@@ -54,7 +54,8 @@ LengthsKind = Annotated[
     typer.Option(help="What planning knows of answers: their own lengths, or what finished ones teach."),
 ]
 Truth = Annotated[
-    TruthKind, typer.Option(help="What iterations take: measured kernels, noisy; or exactly what is planned.")
+    TruthKind,
+    typer.Option(help="What iterations take: measured, with noise and drift; or exactly what is planned."),
 ]
 Autoscaled = Annotated[
     bool,

@@ -1,9 +1,10 @@
-"""How long an iteration really takes on the simulated engine, which no planner is ever told.
+"""How long an iteration really takes on the simulated engine, which no planner sees.
 
 A planner believes in two straight lines and two slopes (`penstock_core.timing.time_model`). The truth is
 richer, so that what holds here can hold on a GPU: kernel times from tables of measurements, which step and
-bend (`kernel_times`), times what a machine adds to them (`disturbance`). Models without published tables,
-the SLOs-Serve paper's, take the paper's constants as their level and step by tiles likewise.
+bend (`kernel_times`), times what a machine adds to them (`disturbance`). Of the SLOs-Serve paper's engines
+no tables are public: they take the paper's constants, which are the planner's own, and step by tiles of ±8 %
+around them. There a planner is nearly right, so a result needs a second reading on an engine with tables.
 
 `ExactTruth` is the planner's model itself, for runs that ask whether promises hold when the model is right.
 """
