@@ -1,15 +1,28 @@
 """Limits of one application on one router: exact, whatever comes when."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from penstock_pool import Application
 from penstock_pool.application_spec import Limits
-from penstock_router.applications.rate_limits import duration, headers_of, refusal
+from penstock_router.applications import rate_limits
+from penstock_router.applications.rate_limits import (
+    Admission,
+    LimitMetrics,
+    RateLimits,
+    duration,
+    headers_of,
+    limits_of,
+    refusal,
+)
 from penstock_router.applications.rate_window import SLOTS, Window
-from penstock_router.applications.usage_ledger import Ledger, Limit, Refused, Ticket
+from penstock_router.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CollectorRegistry
 
 
 def limits(**given: int) -> Limits:
@@ -192,3 +205,143 @@ def test_a_refusal_for_ever_says_so() -> None:
     assert dict(error.headers)["x-should-retry"] == "false"
     assert "retry-after" not in dict(error.headers)
     assert "may need 500" in error.message
+
+
+class Others:
+    """All routers together, who say what a test has written."""
+
+    def __init__(self, answer: Answer | BaseException | None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, int]] = []
+        self.told: list[tuple[str, Ticket | None, int]] = []
+
+    async def ask(self, application: str, tokens: int) -> Answer | None:
+        self.asked.append((application, tokens))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
+        self.told.append((application, ticket, tokens))
+
+
+class Pool:
+    """The limits of two applications, of which `web` has none, on one router whose clock stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: Others | None = None, **given: int) -> None:
+        monkeypatch.setattr(rate_limits, "monotonic", lambda: 0.0)
+        keys, of = {"file": "x"}, limits(**given).model_dump(by_alias=True)
+        self.ide, self.web = (
+            Application.model_validate({"name": name, "tier": "chat", "keys": keys, "limits": each})
+            for name, each in (("ide", of), ("web", {}))
+        )
+        self.registry = CollectorRegistry()
+        self.rates = RateLimits(limits_of((self.ide, self.web)), LimitMetrics(self.registry))
+        self.rates.shared = others
+
+    async def left(self, tokens: int = 0) -> int:
+        """How many more of `ide` are admitted, up to ten."""
+        self.rates.shared = None
+        for count in range(10):
+            try:
+                await self.rates.enter(self.ide, tokens)
+            except ApiError:
+                return count
+        return 10
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"penstock_router_{name}_total", labels)
+
+
+USAGE = LimitUsage(7, 2.5, 40, 61.0)
+
+
+async def test_who_has_no_limits_is_admitted_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others(None)
+    pool = Pool(monkeypatch, others, concurrentRequests=1)
+    for application in (None, pool.web):
+        for _ in range(3):
+            admission = await pool.rates.enter(application, 9)
+            assert admission.headers == []
+            admission.leave(9)
+    assert not others.asked
+    assert not others.told
+    assert limits_of((pool.ide, pool.web)) == {"ide": limits(concurrentRequests=1)}
+
+
+async def test_what_one_router_refuses_others_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others(Answer(Ticket(5, 9), USAGE))
+    pool = Pool(monkeypatch, others, concurrentRequests=1)
+    await pool.rates.enter(pool.ide, 9)
+    with pytest.raises(ApiError):
+        await pool.rates.enter(pool.ide, 9)
+    assert others.asked == [("ide", 9)]
+    assert pool.counted("limited", application="ide", limit="concurrent_requests") == 1
+
+
+async def test_the_answer_tells_what_all_routers_use_where_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(monkeypatch, Others(Answer(Ticket(5, 9), USAGE)), requestsPerMinute=10)
+    assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"3"
+    assert pool.counted("limits_decided_alone") == 0
+    pool.rates.shared = Others(None)
+    assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"8"
+    assert pool.counted("limits_decided_alone") == 1
+    pool.rates.shared = None
+    await pool.rates.enter(pool.ide, 9)
+    assert pool.counted("limits_decided_alone") == 1
+
+
+async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Answer(Refused(Limit.TOKENS_PER_MINUTE, 6.2), USAGE)
+    pool = Pool(monkeypatch, Others(refused), requestsPerMinute=2, tokensPerMinute=100)
+    for _ in range(3):
+        with pytest.raises(ApiError, match="tokens per min") as error:
+            await pool.rates.enter(pool.ide, 90)
+    assert dict(error.value.headers)["x-ratelimit-remaining-tokens"] == "60"
+    assert pool.counted("limited", application="ide", limit="tokens_per_minute") == 3
+    assert await pool.left(tokens=50) == 2
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), RuntimeError("a fault of ours")])
+async def test_one_that_ends_while_others_are_asked_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    others = Others(error)
+    pool = Pool(monkeypatch, others, concurrentRequests=1, requestsPerMinute=1)
+    with pytest.raises(type(error)):
+        await pool.rates.enter(pool.ide, 9)
+    assert others.told == []
+    assert await pool.left() == 1
+
+
+@pytest.mark.parametrize("shared", [Answer(Ticket(5, 9), USAGE), None], ids=["decided by all", "alone"])
+async def test_an_end_is_told_to_this_routers_account_and_to_all(
+    monkeypatch: pytest.MonkeyPatch, shared: Answer | None
+) -> None:
+    others = Others(shared)
+    pool = Pool(monkeypatch, others, concurrentRequests=1, tokensPerMinute=100)
+    admission: Admission = await pool.rates.enter(pool.ide, 90)
+    admission.leave(30)
+    assert others.told == [("ide", shared.verdict if shared else None, 30)]
+    assert await pool.left(tokens=70) == 1
+
+
+async def test_an_end_is_told_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(monkeypatch, None, concurrentRequests=1)
+    (await pool.rates.enter(pool.ide, 9)).leave(9)
+    assert await pool.left() == 1
+
+
+def test_a_limit_that_is_overdrawn_has_nothing_left() -> None:
+    of = limits(requestsPerMinute=5, tokensPerMinute=30)
+    headers = dict(headers_of(of, USAGE))
+    assert headers[b"x-ratelimit-remaining-requests"] == headers[b"x-ratelimit-remaining-tokens"] == b"0"
+    assert headers[b"x-ratelimit-reset-requests"] == b"2.5s"
+    assert headers[b"x-ratelimit-reset-tokens"] == b"1m1s"
+
+
+@pytest.mark.parametrize(("wait_s", "again_s"), [(0.0, "1"), (0.4, "1"), (1.0, "1"), (1.01, "2")])
+def test_nobody_is_told_to_come_again_at_once(wait_s: float, again_s: str) -> None:
+    of = limits(requestsPerMinute=1)
+    error = refusal("ide", of, Refused(Limit.REQUESTS_PER_MINUTE, wait_s), USAGE, 1)
+    assert dict(error.headers)["retry-after"] == again_s
