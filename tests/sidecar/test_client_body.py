@@ -4,7 +4,13 @@ import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.requests.client_body import ClientBody, check_context, read_body
+from penstock_sidecar.requests.client_body import (
+    REWRITTEN_BYTES,
+    XARGS_BYTES,
+    ClientBody,
+    check_context,
+    read_body,
+)
 
 CHAT = wire.ENDPOINT_CHAT_COMPLETIONS
 COMPLETIONS = wire.ENDPOINT_COMPLETIONS
@@ -50,6 +56,8 @@ WRONG = [
     (COMPLETIONS, b'{"prompt": "a", "n": 1000000}', "n"),
     (COMPLETIONS, b'{"prompt": "a", "best_of": 33}', "best_of"),
     (COMPLETIONS, b'{"prompt": ["a", "a"], "n": 17}', "n"),
+    (COMPLETIONS, b'{"prompt": [' + b'"a",' * 16 + b'"a"], "n": 2}', "n"),
+    (COMPLETIONS, b'{"prompt": [' + b'"a",' * 16 + b'"a"], "n": 1, "best_of": 2}', "best_of"),
     (COMPLETIONS, b'{"prompt": [' + b'"a",' * 32 + b'"a"]}', "prompt"),
     (COMPLETIONS, b'{"prompt": "a", "other": ' + b"[" * 100 + b"]" * 100 + b"}", None),
     (COMPLETIONS, b'{"prompt": "a", "vllm_xargs": []}', "vllm_xargs"),
@@ -177,8 +185,87 @@ def test_a_text_part_that_is_not_unicode_is_named() -> None:
     assert refused.value.param == "messages[0].content"
 
 
+@pytest.mark.parametrize("prompt", [[0], [[0]], ["a"], "a", ""])
+def test_the_least_prompt_is_one(prompt: Any) -> None:
+    body = completion(prompt=prompt, max_tokens=1, n=1, best_of=1)
+    assert (body.prompts, body.sequences, body.max_tokens, body.messages) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [[1], [2, 3]]])
+def test_a_prompt_of_token_ids_has_no_text(prompt: Any) -> None:
+    assert completion(prompt=prompt).text_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "size"),
+    [(None, 0), ("", 0), ("schön", 6), ([], 0), ([{"text": "schön"}, {"text": 5}, {"text": None}], 6)],
+)
+@pytest.mark.parametrize("tools", [{}, {"tools": None}])
+def test_only_texts_of_messages_count(content: Any, size: int, tools: dict[str, Any]) -> None:
+    assert chat(messages=[{"role": "user", "content": content}], **tools).text_bytes == size
+
+
+def test_the_longest_extra_arguments() -> None:
+    def body(length: int) -> ClientBody:
+        padding = length - len('{"a":""}')
+        return read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": {"a":"' + b"x" * padding + b'"}}')
+
+    assert len(bytes(body(XARGS_BYTES).xargs["a"])) == XARGS_BYTES - len('{"a":}')
+    with pytest.raises(ApiError, match=f"has {XARGS_BYTES + 1} bytes; there may be {XARGS_BYTES} at most"):
+        body(XARGS_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"[1]", "the body must be a JSON object: "),
+        (b"{", "the body is not JSON: "),
+        (b'{"prompt": "a", "n": 0}', "'n' is wrong: "),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(raw: bytes, said: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_body(COMPLETIONS, raw)
+    assert refused.value.message.startswith(said)
+    assert " at `$" not in refused.value.message
+    assert refused.value.code == "invalid_value"
+
+
+@pytest.mark.parametrize(
+    ("options", "asking"),
+    [
+        (None, {"include_usage": True}),
+        ({}, {"include_usage": True}),
+        ({"include_usage": False, "x": 1}, {"include_usage": True, "x": 1}),
+        ({"include_usage": None, "x": [1]}, {"include_usage": True, "x": [1]}),
+        ({"include_usage": True}, None),
+        ({"include_usage": "wrong"}, None),
+        ([], None),
+        (7, None),
+    ],
+)
+def test_a_stream_is_asked_for_its_usage_unless_its_client_asks_or_is_wrong(
+    options: Any, asking: dict[str, Any] | None
+) -> None:
+    fields = {"model": "m", "prompt": "a", "stream": True, "seed": 1, "stream_options": options}
+    sent = read_body(COMPLETIONS, orjson.dumps(fields)).asking_usage()
+    assert (sent and orjson.loads(sent)) == (asking and {**fields, "stream_options": asking})
+
+
+def test_a_stream_without_options_gets_them_behind_its_own_bytes() -> None:
+    raw = b'{"prompt": "a",  "stream": true} \n'
+    sent = read_body(COMPLETIONS, raw).asking_usage()
+    assert sent == b'{"prompt": "a",  "stream": true,"stream_options":{"include_usage":true}}'
+
+
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+def test_an_answer_that_is_not_streamed_tells_its_usage_by_itself(stream: dict[str, Any]) -> None:
+    assert completion(prompt="a", **stream).asking_usage() is None
+    assert completion(prompt="a", stream_options={"include_usage": False}, **stream).asking_usage() is None
+
+
 def test_a_body_that_is_too_long_to_be_written_anew_goes_on_as_it_is() -> None:
     options = b'{"prompt": "a", "stream": true, "stream_options": {"x": 1}, "other": "'
-    long = options + b"x" * (1 << 20) + b'"}'
-    assert read_body(COMPLETIONS, options + b'"}').asking_usage() is not None
-    assert read_body(COMPLETIONS, long).asking_usage() is None
+    padding = REWRITTEN_BYTES - len(options + b'"}')
+    assert read_body(COMPLETIONS, options + b"x" * padding + b'"}').asking_usage() is not None
+    assert read_body(COMPLETIONS, options + b"x" * (padding + 1) + b'"}').asking_usage() is None

@@ -1,0 +1,37 @@
+"""Whether planning can rest on a report."""
+
+import pytest
+from penstock_proto.telemetry_pb2 import Drafting, StepReport
+from penstock_sidecar.mirror.report_rows import is_sound
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        StepReport(),
+        StepReport(next_duration_s=0.02, prefill_work=5.0, drafting=Drafting(acceptance=0.7)),
+        StepReport(kv_blocks_total=10, kv_blocks_free=10, block_tokens=1),
+        StepReport(kv_blocks_total=1, kv_blocks_free=0, block_tokens=16),
+        StepReport(kv_blocks_free=5),  # an engine that does not tell its memory
+    ],
+    ids=str,
+)
+def test_a_report_of_times_and_blocks_is_sound(report: StepReport) -> None:
+    assert is_sound(report)
+
+
+@pytest.mark.parametrize("wrong", [NAN, INFINITE, -INFINITE, -0.001])
+def test_one_whose_times_are_none_is_not(wrong: float) -> None:
+    assert not is_sound(StepReport(next_duration_s=wrong))
+    assert not is_sound(StepReport(prefill_work=wrong))
+    assert not is_sound(StepReport(drafting=Drafting(acceptance=wrong)))
+
+
+@pytest.mark.parametrize(("free", "block_tokens"), [(0, 0), (11, 16), (11, 0)])
+def test_one_whose_memory_is_none_is_not(free: int, block_tokens: int) -> None:
+    memory = StepReport(kv_blocks_total=10, kv_blocks_free=free, block_tokens=block_tokens)
+    assert not is_sound(memory)
+    memory.next_duration_s = 0.02
+    assert not is_sound(memory)
