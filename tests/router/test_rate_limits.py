@@ -91,6 +91,8 @@ def test_what_was_used_beyond_counts_even_late() -> None:
     assert (window.used(20.0), window.reset_s(20.0)) == (50, 46.0)
     window.correct(70.0, slot, 15)
     assert (window.used(70.0), window.reset_s(70.0)) == (15, 61.0)
+    window.correct(70.0, slot, 1)
+    assert window.used(70.0) == 16
 
 
 def test_a_window_that_was_given_everything_back_is_new() -> None:
@@ -328,6 +330,7 @@ async def test_an_end_is_told_to_this_routers_account_and_to_all(
 
 async def test_an_end_is_told_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(monkeypatch, None, concurrentRequests=1)
+    assert pool.registry.get_sample_value("penstock_router_limits_shared") == 0
     (await pool.rates.enter(pool.ide, 9)).leave(9)
     assert await pool.left() == 1
 

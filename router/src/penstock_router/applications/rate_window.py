@@ -30,7 +30,6 @@ class Window:
 
     def take(self, now_s: float, amount: int) -> int:
         """Use so much, whether or not there is room. Return the slot that it counts in."""
-        self.used(now_s)
         slot = floor(now_s)
         self._slots[slot] = self._slots.get(slot, 0) + amount
         self._used += amount
