@@ -1,13 +1,16 @@
 """What the router reads of a body, beside a parser that reads all of it."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool.requests_spec import Requests
 from penstock_proto import replica_pb2 as wire
-from penstock_router.request.request_body import BodyFields, BodyReader
+from penstock_router.request.request_body import INLINE_BYTES, BodyFields, BodyReader
 from penstock_runtime.openai_errors import ApiError
 
 READER = BodyReader(4, Requests())
@@ -67,3 +70,117 @@ def test_a_chat_has_one_prompt_whatever_its_fields_say() -> None:
 
 def test_the_last_of_two_fields_of_one_name_counts() -> None:
     assert READER.parse(wire.ENDPOINT_CHAT_COMPLETIONS, b'{"model":"a","model":"b"}').model == "b"
+
+
+CHAT, COMPLETIONS = wire.ENDPOINT_CHAT_COMPLETIONS, wire.ENDPOINT_COMPLETIONS
+COUNT = "must be a whole number, 1 or more"
+OVER = "is over the bound of 4 sequences for one request"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "message"),
+    [
+        ("{}", "model", "missing_required_parameter", "'model' is missing"),
+        ('{"model": null}', "model", "missing_required_parameter", "'model' is missing"),
+        ('{"model": 5}', "model", "invalid_type", "'model' must be text, not a number"),
+        ('{"model": [5]}', "model", "invalid_type", "'model' must be text, not a list"),
+        ('{"model": {}}', "model", "invalid_type", "'model' must be text, not an object"),
+        ('{"model": true}', "model", "invalid_type", "'model' must be text, not true"),
+        ('{"model": false}', "model", "invalid_type", "'model' must be text, not false"),
+        (
+            '{"model": "m", "stream": "x"}',
+            "stream",
+            "invalid_type",
+            "'stream' must be true or false, not text",
+        ),
+        ('{"model": "m", "service_tier": 1}', "service_tier", "invalid_type", "must be text, not a number"),
+        ('{"model": "m", "n": 0}', "n", "invalid_value", f"'n' {COUNT}"),
+        ('{"model": "m", "n": 1.5}', "n", "invalid_value", f"'n' {COUNT}"),
+        ('{"model": "m", "n": 5}', "n", "invalid_value", f"'n' {OVER}"),
+        ('{"model": "m", "best_of": -1}', "best_of", "invalid_value", f"'best_of' {COUNT}"),
+        ('{"model": "m", "best_of": 5}', "best_of", "invalid_value", f"'best_of' {OVER}"),
+        (
+            '{"model": "m", "prompt": ["a", "b", "c", "d", "e"]}',
+            "prompt",
+            "invalid_value",
+            f"this list of prompts {OVER}",
+        ),
+        (
+            '{"model": "m", "prompt": ["a", "b"], "n": 3}',
+            "n",
+            "invalid_value",
+            f"2 prompts with 3 answers each {OVER}",
+        ),
+        (" [1]", None, "invalid_json", "the body must be a JSON object, not a list"),
+        ('"x"', None, "invalid_json", "the body must be a JSON object, not text"),
+        ("null", None, "invalid_json", "the body must be a JSON object, not null"),
+        ("7", None, "invalid_json", "the body must be a JSON object, not a number"),
+        ("{", None, "invalid_json", "the body is not JSON: "),
+        ('{"model": "m", "x": ' + "[" * 200 + "]" * 200 + "}", None, "too_complex", "the body is nested "),
+        ('{"model": "m", "x": ' + "[" * 9000 + "]" * 9000 + "}", None, "too_complex", "the body is nested "),
+    ],
+    ids=lambda given: str(given)[:60],
+)
+def test_what_is_wrong_is_named_and_said(body: str, param: str | None, code: str, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        READER.parse(COMPLETIONS, body.encode())
+    error = refused.value
+    assert (error.status, error.param, error.code) == (400, param, code)
+    assert message in error.message
+
+
+@pytest.mark.parametrize("name", ["model", "service_tier"])
+def test_a_text_that_is_not_unicode_is_named(name: str) -> None:
+    with pytest.raises(ApiError, match=f"'{name}' must be text"):
+        READER.parse(COMPLETIONS, b'{"model": "m", "' + name.encode() + b'": "\xff"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        ('{"model": "m"}', BodyFields("m", False, None, 1, None)),
+        ('{"model": "", "stream": null, "n": null}', BodyFields("", False, None, 1, None)),
+        ('{"model": "m", "stream": true, "n": 4}', BodyFields("m", True, None, 4, None)),
+        ('{"model": "m", "service_tier": "x", "best_of": 4}', BodyFields("m", False, "x", 4, None)),
+        ('{"model": "m", "prompt": ["a", "b"], "n": 2}', BodyFields("m", False, None, 4, None)),
+        ('{"model": "m", "prompt": ["a", "b", "c", "d"]}', BodyFields("m", False, None, 4, None)),
+        ('{"model": "m", "prompt": [[1], [2]]}', BodyFields("m", False, None, 2, None)),
+        ('{"model": "m", "prompt": [1, 2, 3, 4, 5]}', BodyFields("m", False, None, 1, None)),
+        ('{"model": "m", "max_tokens": 7}', BodyFields("m", False, None, 1, 7)),
+        ('{"model": "m", "max_tokens": 7, "max_completion_tokens": 9}', BodyFields("m", False, None, 1, 9)),
+        (
+            '{"model": "m", "max_tokens": 7, "max_completion_tokens": null}',
+            BodyFields("m", False, None, 1, 7),
+        ),
+        (
+            '{"model": "m", "max_tokens": 7, "max_completion_tokens": "x"}',
+            BodyFields("m", False, None, 1, None),
+        ),
+    ],
+    ids=lambda given: str(given)[:60],
+)
+def test_what_is_asked_for_is_read(body: str, read: BodyFields) -> None:
+    assert READER.parse(COMPLETIONS, body.encode()) == read
+
+
+def test_media_are_looked_for_in_chats_only() -> None:
+    raw = b'{"model": "m", "messages": [{"content": [{"image_url": "https://x.org"}]}]}'
+    with pytest.raises(ApiError, match="names media"):
+        READER.parse(CHAT, raw)
+    assert READER.parse(COMPLETIONS, raw).model == "m"
+
+
+@pytest.mark.parametrize(("size", "beside"), [(INLINE_BYTES, 0), (INLINE_BYTES + 1, 1)])
+async def test_a_long_body_is_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, size: int, beside: int
+) -> None:
+    in_threads, to_thread = list[bytes](), asyncio.to_thread
+
+    async def counted(work: Callable[..., BodyFields], endpoint: Any, raw: bytes) -> BodyFields:
+        in_threads.append(raw)
+        return await to_thread(work, endpoint, raw)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    body = b'{"model": "m", "n": 2}'
+    read = await READER.read(COMPLETIONS, body + b" " * (size - len(body)))
+    assert (read.sequences, len(in_threads)) == (2, beside)

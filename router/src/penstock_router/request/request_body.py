@@ -58,8 +58,8 @@ class BodyFields:
     model: str
     stream: bool
     service_tier: str | None
-    sequences: int = 1
-    max_tokens: int | None = None
+    sequences: int
+    max_tokens: int | None
 
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
