@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.timing.acceptance_rate import LEAN_TRIALS, Acceptance, Drafted, observe
+from penstock_core.timing.learned_tiers import MOST_TIERS
 from penstock_core.timing.speculation import Speculation
 
 TOLD = Speculation(max_tokens=4, acceptance=0.7)
@@ -64,3 +65,14 @@ def test_an_estimate_is_always_a_chance(prior: float, pairs: list[tuple[int, int
     measured = observe(Acceptance(prior), drafted).measured(TOLD)
     assert 0.0 <= measured.acceptance <= 1.0
     assert 0.0 <= measured.acceptance_of("chat") <= 1.0
+
+
+def test_tiers_that_anybody_may_invent_take_bounded_memory_and_cost_no_real_one_its_trials() -> None:
+    seen = Acceptance(0.5)
+    for number in range(5 * MOST_TIERS):
+        seen = observe(seen, [Drafted("chat", 1, 1), Drafted(f"invented-{number}", 1, 0)])
+    assert len(seen.measured(TOLD).by_tier) == MOST_TIERS
+    assert seen.tiers["chat"].trials == pytest.approx(5 * MOST_TIERS, rel=0.05)
+    assert f"invented-{5 * MOST_TIERS - 1}" in seen.tiers
+    at_once = observe(seen, [Drafted(f"other-{number}", 1, 0) for number in range(MOST_TIERS + 1)])
+    assert set(at_once.tiers) == {f"other-{number}" for number in range(1, MOST_TIERS + 1)}

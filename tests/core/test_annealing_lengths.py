@@ -5,6 +5,7 @@ from statistics import mean, stdev
 
 import pytest
 from penstock_core.policies.annealing.lengths import AS_PREDICTED, Gaussian, Kinds, observed, standard_normal
+from penstock_core.timing.learned_tiers import MOST_TIERS
 
 
 def learned(values: list[float]) -> Gaussian:
@@ -51,3 +52,11 @@ def test_every_kind_of_task_has_its_own_and_starts_as_predicted() -> None:
     assert kinds["chat"] == AS_PREDICTED.observe(0.4).observe(0.6)
     assert observed(kinds, "code", 0.1)["chat"] == kinds["chat"]
     assert "code" not in kinds
+
+
+def test_kinds_that_anybody_may_invent_take_bounded_memory() -> None:
+    kinds: Kinds = {}
+    for number in range(2 * MOST_TIERS):
+        kinds = observed(observed(kinds, f"invented-{number}", 0.5), "chat", 0.5)
+    assert len(kinds) == MOST_TIERS
+    assert kinds["chat"].count == AS_PREDICTED.count + 2 * MOST_TIERS

@@ -6,13 +6,15 @@ chance is successes over trials.
 
 Texts differ by application, so trials are counted by tier. Each level leans on the one above it with the
 weight of some trials: a tier on all tiers, all tiers on the figure that the pool names. Old trials fade, a
-little with every new one. The estimate is a value: `observe` returns the next one.
+little with every new one. So many tiers are told apart (`learned_tiers`); any other has the chance of all.
+The estimate is a value: `observe` returns the next one.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from penstock_core.timing.learned_tiers import with_latest
 from penstock_core.timing.speculation import Speculation
 
 LEAN_TRIALS = 100.0
@@ -80,5 +82,5 @@ def observe(acceptance: Acceptance, drafted: Iterable[Drafted]) -> Acceptance:
     return Acceptance(
         acceptance.prior,
         acceptance.all.after(total_trials, total_successes),
-        {**acceptance.tiers, **tiers},
+        with_latest(acceptance.tiers, tiers),
     )

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import cos, log, pi, sqrt
 
+from penstock_core.timing.learned_tiers import with_latest
+
 MASK = (1 << 64) - 1
 
 
@@ -49,7 +51,7 @@ AS_PREDICTED = Gaussian(1, 1.0)
 
 def observed(kinds: Kinds, kind: str, share: float) -> Kinds:
     """After an answer of this kind that took this share of its predicted length."""
-    return {**kinds, kind: kinds.get(kind, AS_PREDICTED).observe(share)}
+    return with_latest(kinds, {kind: kinds.get(kind, AS_PREDICTED).observe(share)})
 
 
 def standard_normal(seed: int) -> float:
