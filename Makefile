@@ -36,7 +36,8 @@ fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 	@e2e/fresh_clone
 
 e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, or KUBECONFIG
-	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep)
+	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep) \
+	  $(if $(EXCLUDE),--exclude $(EXCLUDE))
 
 e2e-vllm: setup ## a pool on real vLLM, on the CPU, beside vLLM's own scheduler; fetches 6.2 GB the first time
 	@UV="$(call uv)" bench/vllm_environment serving
@@ -123,9 +124,10 @@ bench-capacity: setup ## how much every policy carries in every scenario, rivals
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
 	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)
 
-bench-mutants: setup ## small changes of the sources that tests do not notice: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, JOBS
+bench-mutants: setup ## small changes of the sources that tests do not notice: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, EXCLUDE, JOBS
 	@PYTHONPATH=bench $(BIN)/python -m mutants $(PACKAGES) $(if $(SINCE),--since $(SINCE)) \
-	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep)
+	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep) \
+	  $(if $(EXCLUDE),--exclude $(EXCLUDE))
 
 bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: what containment costs; MINUTES, ONLY
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \

@@ -2,7 +2,7 @@
 
   make bench-mutants SINCE=main                   mutants of the lines that differ from a revision
   make bench-mutants SAMPLE=50 SEED=7             so many of each package, drawn by a seed
-  make bench-mutants PACKAGES="core router" JOBS=4
+  make bench-mutants PACKAGES="core router" EXCLUDE="policies/sola routing/orders" JOBS=4
 
 The goal is 95 % of them killed. Each survivor is printed: either a test is missing, or the code says more
 than it needs to, or the change makes no difference (such are rare; nothing marks them).
@@ -100,7 +100,7 @@ def summary(package: str, found: Judged) -> str:
 
 
 def _chosen(package: str, options: argparse.Namespace) -> list[Mutant]:
-    mutants = of_package(ROOT, package)
+    mutants = of_package(ROOT, package, options.exclude)
     if options.since:
         changed = changed_lines(ROOT, options.since)
         mutants = [mutant for mutant in mutants if mutant.line in changed.get(mutant.path, ())]
@@ -111,6 +111,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("packages", nargs="*", default=list(TESTS), choices=list(TESTS), metavar="PACKAGE")
+    add("--exclude", nargs="+", default=[], metavar="PART", help="leave out paths that contain one of these")
     add("--since", help="only lines that differ from this revision")
     add("--sample", type=int, default=0, metavar="N", help="at most so many of each package")
     add("--seed", type=int, default=1, help="seed of the sample")
@@ -128,6 +129,7 @@ def _write(options: argparse.Namespace, found: dict[str, Judged]) -> None:
         before[package] = {
             "revision": revision,
             "since": options.since,
+            "exclude": options.exclude,
             "sample": options.sample,
             "seed": options.seed,
             "mutants": len(of),

@@ -11,14 +11,16 @@ from mutants.mutations import Mutant, mutants_of
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 
-def of_package(root: Path, package: str) -> list[Mutant]:
-    """Every mutant of a package. package: its folder."""
+def of_package(root: Path, package: str, exclude: Sequence[str] = ()) -> list[Mutant]:
+    """Every mutant of a package. package: its folder. exclude: parts of paths that are left out."""
     files = sorted(
         path
         for path in (root / package / "src").rglob("*.py")
         if not re.search(r"_pb2(_grpc)?\.py$", path.name)
     )
-    return [mutant for path in files for mutant in mutants_of(str(path.relative_to(root)), path.read_bytes())]
+    paths = [str(path.relative_to(root)) for path in files]
+    chosen = [path for path in paths if not any(part in path for part in exclude)]
+    return [mutant for path in chosen for mutant in mutants_of(path, (root / path).read_bytes())]
 
 
 def changed_lines(root: Path, since: str) -> Mapping[str, set[int]]:

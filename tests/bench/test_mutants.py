@@ -114,6 +114,14 @@ def test_survivors_are_what_the_tests_do_not_say(project: Path) -> None:
     assert (project / "parcels/src/penstock_parcels/__init__.py").read_text() == SOURCE
 
 
+def test_paths_that_contain_an_excluded_part_are_left_out(project: Path) -> None:
+    (project / "parcels/src/penstock_parcels/labels.py").write_text("WIDTH = 3\n")
+    everything = of_package(project, "parcels")
+    assert {Path(mutant.path).name for mutant in everything} == {"__init__.py", "labels.py"}
+    chosen = of_package(project, "parcels", ["parcels/labels"])
+    assert chosen == [mutant for mutant in everything if mutant.path.endswith("__init__.py")]
+
+
 def test_nothing_is_said_where_the_tests_are_red(project: Path) -> None:
     (project / "tests/parcels/test_parcels.py").write_text("def test(): assert False")
     with pytest.raises(RedBaseline):
