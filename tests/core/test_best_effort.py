@@ -1,15 +1,20 @@
 """Best effort: surplus only, oldest first, and nobody starves."""
 
-from math import inf
+from math import inf, nextafter
 
+import pytest
 from penstock_core.batch.best_effort import fill_surplus, newest_first, oldest_waiting_too_long
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 MODEL = time_model("llama-3-8b-a100")
+EXACT = TimeModel("attending", (Term(2**-10, 2**-6),), 2**-12, 2**-20)
+"""A millisecond a token, 16 a batch, a quarter for each token of context; sums of such are exact."""
+
 NOW_S = 100.0
 
 
@@ -22,11 +27,16 @@ def offline(
 
 
 def opened(
-    running: list[Job], waiting: list[Job], *, free_blocks: int = 1000, limits: Limits | None = None
+    running: list[Job],
+    waiting: list[Job],
+    *,
+    free_blocks: int = 1000,
+    limits: Limits | None = None,
+    model: TimeModel = MODEL,
 ) -> OpenBatch:
     held = sum(-(-job.computed_tokens // 16) for job in running)
     kv = KvCache(held + free_blocks, free_blocks, 16)
-    return OpenBatch(ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL))
+    return OpenBatch(ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), model))
 
 
 def filled(running: list[Job], waiting: list[Job], limit_s: float = 0.06, **bounds: object) -> OpenBatch:
@@ -94,11 +104,79 @@ def test_long_contexts_are_worked_off_alone() -> None:
 
 
 def test_started_last_gives_way_first_and_waiting_ones_hold_nothing() -> None:
-    first, second = offline("first", done=10), offline("second", done=10)
+    first, second = offline("first", done=10), offline("second", done=1)
     assert [job.request.id for job in newest_first([first, second, offline("waiting")])] == [
         "second",
         "first",
     ]
+
+
+def talking(name: str, context: int, age_s: float = 1.0) -> Job:
+    return offline(name, context, age_s=age_s, generated=True)
+
+
+def test_decodes_are_added_while_the_batch_ends_in_time_the_oldest_first() -> None:
+    running = [talking("young", 40, 1), talking("old", 30, 3), talking("middle", 20, 2)]
+    all_s = EXACT.seconds(BatchWork(3, 93))
+    two_s = EXACT.seconds(BatchWork(2, 52))
+    assert list(filled(running, [], all_s, model=EXACT).tokens) == ["young", "old", "middle"]
+    assert list(filled(running, [], nextafter(all_s, 0), model=EXACT).tokens) == ["old", "middle"]
+    assert list(filled(running, [], two_s, model=EXACT).tokens) == ["old", "middle"]
+    assert list(filled(running, [], nextafter(two_s, 0), model=EXACT).tokens) == ["old"]
+
+
+def test_decodes_take_as_many_tokens_and_blocks_as_there_are() -> None:
+    running = [talking("young", 16, 1), talking("old", 16, 3)]
+    assert list(filled(running, [], free_blocks=2).tokens) == ["young", "old"]
+    assert list(filled(running, [], limits=Limits(batch_tokens=1)).tokens) == ["old"]
+    within = [talking("young", 15, 1), talking("old", 15, 3)]
+    assert filled(within, [], free_blocks=0).tokens == {"old": 1, "young": 1}
+
+
+def test_a_prompt_under_way_goes_on_before_an_older_one_starts() -> None:
+    under_way = offline("under way", 200, age_s=1, done=1)
+    assert list(filled([under_way], [offline("old", age_s=9)]).tokens) == ["under way", "old"]
+
+
+@pytest.mark.parametrize("done", [0, 64, 3000])
+def test_alone_a_chunk_may_take_twice_as_long_as_its_first_token(done: int) -> None:
+    most_s = 2 * EXACT.seconds(BatchWork(1, 0, chunk_work(1, done)))
+    tokens = filled(
+        [offline("p", 9000, done=done)] if done else [], [offline("q", 9000)], 0.0, model=EXACT
+    ).tokens
+    (count,) = tokens.values()
+    assert EXACT.seconds(BatchWork(count, 0, chunk_work(count, done))) <= most_s
+    assert EXACT.seconds(BatchWork(count + 1, 0, chunk_work(count + 1, done))) > most_s
+
+
+def test_nobody_overtakes_a_prompt_whose_next_token_would_end_too_late() -> None:
+    book = offline("book", 9000, done=8000)
+    beside = BatchWork(1, 41)
+    one_s = EXACT.seconds(BatchWork(2, 41, chunk_work(1, 8000)))
+    assert one_s > EXACT.seconds(BatchWork(2, 41, chunk_work(1, 0)))
+
+    def added(limit_s: float) -> dict[str, int]:
+        return filled([talking("d", 40), book], [offline("small", 1)], limit_s, model=EXACT).tokens
+
+    assert EXACT.seconds(beside) < one_s
+    assert added(one_s) == {"d": 1, "book": 1}
+    assert added(nextafter(one_s, 0)) == {"d": 1}
+
+
+def test_the_last_seat_is_taken_and_who_runs_needs_none() -> None:
+    running = [offline("d", generated=True)]
+    assert list(filled(running, [offline("p")], limits=Limits(running=2)).tokens) == ["d", "p"]
+    both = [talking("young", 15, 1), offline("old", 100, age_s=9, done=16)]
+    assert list(filled(both, [], limits=Limits(running=2)).preempted) == []
+
+
+@pytest.mark.parametrize(("blocks", "served"), [(60, ["d"]), (61, ["d", "small"])])
+def test_a_job_of_the_whole_cache_waits_for_it_and_one_of_more_holds_nobody_up(
+    blocks: int, served: list[str]
+) -> None:
+    resumed = offline("large", 16 * blocks - 40, age_s=9)._replace(generated_tokens=40)
+    running, waiting = [talking("d", 160)], [resumed, offline("small", 16)]
+    assert list(filled(running, waiting, free_blocks=50).tokens) == served
 
 
 def view_of(running: list[Job], waiting: list[Job]) -> ReplicaView:
@@ -110,6 +188,10 @@ def test_the_oldest_is_protected_once_it_has_waited_too_long() -> None:
     protected = oldest_waiting_too_long(view_of([], jobs), 30.0)
     assert protected is not None
     assert (protected.request.id, protected.due_s, protected.pace_s) == ("older", -inf, None)
+
+
+def test_it_is_protected_from_the_moment_on_that_it_has_waited_so_long() -> None:
+    assert oldest_waiting_too_long(view_of([], [offline("old", age_s=30)]), 30.0) is not None
 
 
 def test_a_protected_job_that_decodes_has_no_deadline() -> None:
