@@ -49,6 +49,37 @@ def test_the_papers_engine_is_the_papers_formula(name: str, tokens: int, spec_st
     assert time_model(name).seconds(BatchWork(tokens, spec_steps=spec_steps)) * 1e3 == pytest.approx(ms)
 
 
+# ms of 64 decodes with 2,048 tokens of context each, of a prompt of 4,096 tokens, and of 64 and 4,096 tokens
+# with four drafter steps; tokens of KV cache.
+FIGURES = [
+    ("llama-3-8b-a100", (26.581, 258.8882, 20.2639, 236.8176), 426784),
+    ("llama-3-70b-4xa100", (46.0902, 755.0867, 41.3535, 725.1972), 448288),
+    ("qwen2.5-7b-a100", (20.0161, 237.2814, 19.2387, 221.327), 989984),
+    ("opt-13b-a100", (91.9989, 422.7066, 27.4267, 385.5578), 56512),
+    ("opt-13b-h100", (52.3912, 187.7353, 13.701, 177.7814), 56512),
+    ("llama-3-8b-h100", (13.4422, 90.1894, 10.3649, 84.8279), 426784),
+    ("llama-3-70b-4xh100", (23.9235, 395.2468, 21.5058, 386.9029), 448288),
+    ("slos-serve-opt-6.7b-a100", (29.2019, 311.1721, 29.2069, 325.0121), 43296),
+    ("slos-serve-opt-13b-2xa100", (36.3463, 327.1745, 49.7063, 340.5345), 56512),
+    ("slos-serve-opt-30b-4xa100", (43.841, 419.3814, 55.041, 430.5814), 61104),
+    ("slos-serve-opt-13b-h100", (30.1033, 198.5199, 30.1033, 198.5199), 56512),
+    ("slos-serve-toolllama-7b-a100", (31.7261, 296.7091, 31.7261, 296.7091), 42944),
+    ("slos-serve-r1-distill-1.5b-a100", (36.7024, 1212.4336, 36.7024, 1212.4336), 1131760),
+]
+
+
+@pytest.mark.parametrize(("name", "ms", "kv_tokens"), FIGURES)
+def test_plans_rest_on_these_figures(name: str, ms: tuple[float, ...], kv_tokens: int) -> None:
+    model = time_model(name)
+    decodes, *drafted = [
+        model.seconds(work)
+        for work in (BatchWork(64, 64 * 2048), BatchWork(64, spec_steps=4), BatchWork(4096, spec_steps=4))
+    ]
+    figures_s = [decodes, model.prefill_seconds(4096), *drafted]
+    assert figures_s == pytest.approx([of_work / 1e3 for of_work in ms], abs=1e-7)
+    assert kv_cache_tokens(name) == kv_tokens
+
+
 def test_a_measured_engine_adds_attention_and_overhead_to_its_roofline() -> None:
     work = BatchWork(2048, context_tokens=100_000, prefill_work=1e6)
     expected_ms = 0.05468427 * 2048 + 5.9908591 + 7.7492812e-5 * 1e5 + 3.088785e-6 * 1e6 + 3
