@@ -1,0 +1,210 @@
+"""Batches by an order: running jobs, drafts, newcomers, and who gives way, at the bounds of an engine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.open_batch import OpenBatch
+from penstock_core.batch.ordered_batch import (
+    Victims,
+    add_running,
+    newcomer_tokens,
+    prompts_or_decodes,
+    run_on,
+    start,
+)
+from penstock_core.batch.preemption import GivingWay
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import Term, TimeModel
+
+MODEL = TimeModel("round", (Term(1e-4, 0.010),))
+
+
+def prompt(name: str, tokens: int = 100, done: int = 0, due_s: float = 5.0) -> Job:
+    job = new_job(Request(name, "tier", 0.0, tokens, 500), 200, best_effort=False)
+    return job._replace(computed_tokens=done, due_s=due_s)
+
+
+def decode(name: str, context: int = 100, due_s: float = 5.0) -> Job:
+    return advance(prompt(name, context), context, 1, 0.0)._replace(due_s=due_s)
+
+
+def replica(
+    running: list[Job],
+    waiting: list[Job],
+    free_blocks: int = 1000,
+    drafts: int = 0,
+    *,
+    tokens: int = 8192,
+    seats: int = 256,
+) -> ReplicaView:
+    held = sum(-(-job.computed_tokens // 16) for job in running)
+    kv = KvCache(held + free_blocks, free_blocks, 16)
+    told = Speculation(drafts, 0.7) if drafts else None
+    return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, seats), MODEL, told)
+
+
+def blocks(tokens: int) -> int:
+    return -(-tokens // 16)
+
+
+@given(
+    st.lists(st.integers(1, 80), min_size=1, max_size=6),
+    st.integers(0, 40),
+    st.integers(0, 20),
+    st.integers(1, 150),
+)
+def test_decodes_draft_as_much_as_tokens_and_blocks_allow_and_together_as_one_by_one(
+    contexts: list[int], drafts: int, free_blocks: int, batch_tokens: int
+) -> None:
+    decodes = [decode(f"d{i}", context) for i, context in enumerate(contexts)]
+    view = replica(decodes, [], free_blocks, drafts, tokens=batch_tokens)
+    together, apart = OpenBatch(view), OpenBatch(view)
+    run_on(together, decodes)
+    victims = Victims(decodes)
+    for job in decodes:
+        if apart.left_tokens and job.request.id not in apart.preempted:
+            before = apart.free_blocks
+            add_running(apart, job, victims)
+            if apart.preempted or job.request.id not in apart.tokens:
+                continue
+            free = before - (blocks(job.computed_tokens + 1) - blocks(job.computed_tokens))
+            left = batch_tokens - apart.work.tokens + apart.drafts.get(job.request.id, 0)
+            fitting = [
+                n
+                for n in range(drafts + 1)
+                if n <= left and blocks(job.computed_tokens + 1 + n) - blocks(job.computed_tokens + 1) <= free
+            ]
+            assert apart.drafts.get(job.request.id, 0) == max(fitting)
+    assert (together.tokens, together.drafts) == (apart.tokens, apart.drafts)
+    assert (together.work, together.free_blocks) == (apart.work, apart.free_blocks)
+    assert list(together.preempted) == list(apart.preempted)
+    assert together.free_blocks >= 0 and together.left_tokens >= 0
+
+
+def test_who_runs_needs_no_seat() -> None:
+    running = [prompt("p", 100, done=20), decode("d", 15)]
+    batch = OpenBatch(replica(running, [], seats=2))
+    run_on(batch, running)
+    assert (batch.tokens, list(batch.preempted)) == ({"p": 80, "d": 1}, [])
+
+
+def test_who_would_be_served_last_gives_way_and_in_the_end_the_one_in_need() -> None:
+    running = [decode("a", 16), decode("b", 16), decode("c", 32)]
+    batch = OpenBatch(replica(running, [], free_blocks=0))
+    run_on(batch, running)
+    assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["c"])
+    alone = OpenBatch(replica([decode("a", 16)], [], free_blocks=0))
+    run_on(alone, [decode("a", 16)])
+    assert (alone.tokens, list(alone.preempted)) == ({}, ["a"])
+
+
+@pytest.mark.parametrize(("spare", "started"), [(3, True), (4, False)])
+def test_a_newcomer_leaves_the_spare_blocks_free(spare: int, started: bool) -> None:
+    batch = OpenBatch(replica([], [prompt("p", 100)], free_blocks=10))
+    start(batch, batch.view.waiting, spare_blocks=spare)
+    assert ("p" in batch.tokens) is started
+
+
+def test_a_newcomer_takes_the_last_block_and_the_last_seat() -> None:
+    last = replica([decode("d", 15)], [prompt("p", 112), prompt("q", 1)], free_blocks=7, seats=2)
+    for batch in (OpenBatch(last), prompts_or_decodes(last, last.waiting)):
+        start(batch, () if batch.tokens else last.waiting)
+        assert batch.tokens == {"p": 112}
+        assert (batch.free_blocks, batch.free_seats) == (0, 0)
+
+
+def test_nobody_starts_without_a_seat_or_a_token() -> None:
+    full = OpenBatch(replica([decode("d")], [prompt("p")], seats=1))
+    start(full, full.view.waiting)
+    assert full.tokens == {}
+    ended = OpenBatch(replica([decode("d")], [prompt("p")], tokens=1))
+    run_on(ended, ended.view.running)
+    start(ended, ended.view.waiting)
+    assert ended.tokens == {"d": 1}
+
+
+def test_whole_prompts_start_whole_or_not_unless_no_batch_is_long_enough() -> None:
+    batch = OpenBatch(replica([decode("d")], [], tokens=101))
+    assert newcomer_tokens(batch, prompt("p", 101), whole=True) == 101
+    assert newcomer_tokens(batch, prompt("p", 300), whole=True) == 101
+    run_on(batch, batch.view.running)
+    assert newcomer_tokens(batch, prompt("p", 100), whole=True) == 100
+    assert newcomer_tokens(batch, prompt("p", 101), whole=True) == 0
+    assert newcomer_tokens(batch, prompt("p", 101), whole=False) == 100
+
+
+def test_prompts_under_way_are_computed_before_any_starts_and_one_that_gave_way_lets_nobody_start() -> None:
+    running = [prompt("early", 100, done=16), decode("d"), prompt("late", 100, done=16)]
+    view = replica(running, [prompt("p", 50)])
+    assert list(prompts_or_decodes(view, view.waiting).tokens.items()) == [
+        ("early", 84),
+        ("late", 84),
+        ("p", 50),
+    ]
+    short = replica(running, [prompt("p", 16)], free_blocks=5)
+    batch = prompts_or_decodes(short, short.waiting)
+    assert (batch.tokens, list(batch.preempted)) == ({"early": 84}, ["late"])
+
+
+def test_where_no_prompt_moves_decodes_go_alone_and_prompts_give_way_to_them() -> None:
+    running = [prompt("p", 600, done=16), decode("a", 16), decode("b", 16)]
+    batch = prompts_or_decodes(replica(running, [], free_blocks=1), [])
+    assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["p"])
+
+
+def giving_way(need: Job, blocks: int, seats: int, free: int = 0) -> tuple[bool, list[str]]:
+    surplus = [decode("old", 16), decode("new", 16), prompt("waiting", 16)]
+    accepted = [decode("soon", 16, due_s=1.0), decode("later", 16, due_s=3.0), prompt("held", 16, due_s=9.0)]
+    running = [job for job in (*surplus, *accepted) if job.computed_tokens]
+    batch = OpenBatch(replica(running, [], free_blocks=free, seats=4))
+    there = GivingWay(surplus, [*accepted, *([need] if need.computed_tokens else [])]).make_room(
+        batch, need, blocks, seats
+    )
+    return there, list(batch.preempted)
+
+
+def test_best_effort_gives_way_first_what_was_started_last_first() -> None:
+    newcomer = prompt("need", due_s=2.0)
+    assert giving_way(newcomer, 0, 0) == (True, [])
+    assert giving_way(newcomer, 1, 0, free=1) == (True, [])
+    assert giving_way(newcomer, 1, 1) == (True, ["new"])
+    assert giving_way(newcomer, 2, 1) == (True, ["new", "old"])
+
+
+def test_to_a_newcomer_nobody_with_a_promise_gives_way_and_to_one_that_runs_those_due_later() -> None:
+    assert giving_way(prompt("need", due_s=2.0), 3, 0) == (False, ["new", "old"])
+    assert giving_way(decode("need", 16, due_s=2.0), 3, 0) == (True, ["new", "old", "later"])
+    assert giving_way(decode("need", 16, due_s=2.0), 4, 0) == (False, ["new", "old", "later"])
+
+
+def moved(
+    running: list[Job], waiting: list[Job], free_blocks: int, tokens: int = 8192, seats: int = 256
+) -> OpenBatch:
+    batch = OpenBatch(replica(running, waiting, free_blocks, tokens=tokens, seats=seats))
+    let_oldest_move(batch)
+    return batch
+
+
+def test_where_nobody_could_move_whoever_was_started_first_does_at_the_cost_of_the_last() -> None:
+    running = [prompt("first", 100, done=16), prompt("second", 100, done=32), prompt("third", 100, done=32)]
+    batch = moved(running, [prompt("w")], free_blocks=2)
+    assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, ["third", "second"])
+    batch = moved(running, [prompt("w")], free_blocks=6, seats=3)
+    assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, [])
+
+
+def test_where_nobody_runs_the_first_that_the_engine_can_hold_starts_as_far_as_a_batch_goes() -> None:
+    waiting = [prompt("huge", 200), prompt("whole", 160), prompt("small", 10)]
+    assert moved([], waiting, free_blocks=10).tokens == {"whole": 160}
+    assert moved([], waiting, free_blocks=10, tokens=64).tokens == {"huge": 64}
+    assert moved([], [], free_blocks=10).tokens == {}
+
+
+def test_a_batch_with_anything_in_it_is_left_as_it_is() -> None:
+    batch = OpenBatch(replica([decode("a"), decode("b")], []))
+    batch.add(decode("b"), 1)
+    let_oldest_move(batch)
+    assert batch.tokens == {"b": 1}
