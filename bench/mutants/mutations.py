@@ -3,7 +3,8 @@
 Each is one place in the text: a comparison, an operator, a number or a truth value is another one, a guard
 never holds, a statement is left out, a function returns None. Left alone is what changes no behaviour that
 anybody relies on: annotations, docstrings, what is logged, texts of exceptions, and settings: numbers that a
-module names in upper case and explains in a docstring, for tests take those by name, whatever they are.
+module names in upper case and explains in a docstring, for tests take those by name, whatever they are. So
+are assertions, and `strict` of zip, which is one.
 """
 
 import ast
@@ -94,6 +95,8 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
             yield from filter(None, [node.value])
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return
+        case ast.Call(func=ast.Name(id="zip"), args=lists):
+            yield from lists
         case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
             return
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in LOGS:

@@ -95,6 +95,8 @@ def test_a_place_and_what_could_stand_there(source: str, found: list[str]) -> No
         "log.info(f(3))",
         "from a import b",
         "x = f'{3}'",
+        "assert a < b",
+        "x = zip(a, b, strict=True)",
         "def f(a: Literal[3]) -> Literal[4]: ...",
         'PATIENCE_S = 3 * 2**4\n"""A setting."""',
         'LOW, HIGH = -3, 4\n"""Settings."""',
