@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import Any
 
 from clusterless.memory_api import MemoryApi
-from clusterless.virtual_time import now_s, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
@@ -21,6 +20,7 @@ from penstock_operator.settings import Settings
 from penstock_operator.status.conditions import condition
 from penstock_pool import parse_pool
 from prometheus_client import CollectorRegistry
+from virtual_time import now_s, run
 
 KEY = PoolKey("team", "chat")
 REF = Ref(POOL.api_version, POOL.kind, *KEY)

@@ -6,13 +6,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from clusterless.virtual_time import now_s, run
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
 from penstock_operator.cluster.lease import DURATION_S, HOLD_S, Leadership, LeaseLost
 from penstock_operator.manifests.manifest import Manifest, Ref
+from virtual_time import now_s, run
 
 REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 LONGEST_S = 300.0

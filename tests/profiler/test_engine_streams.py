@@ -1,16 +1,19 @@
 """Streams as engines really write them: counted, merged, in text alone, broken."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from penstock_profiler import EngineError, KvCache, connected
-from penstock_profiler.engine import Drafts, Stream
+from penstock_profiler import Engine, EngineError, KvCache, connected
+from penstock_profiler.engine import DRAFTED, Drafts, Stream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,7 +55,7 @@ def text(tokens: int | None = None) -> dict[str, Any]:
 
 async def followed(url: str) -> Stream:
     async with connected(url) as engine:
-        stream = Stream(0.0, 4)
+        stream = Stream(4)
         await engine.follow(stream, 8, Random(0))
         return stream
 
@@ -71,6 +74,61 @@ async def test_a_chunk_is_a_token_where_the_engine_does_not_count() -> None:
         stream = await followed(url)
     assert [seen.tokens for seen in stream.seen] == [1, 2, 3]
     assert stream.prompt_tokens == 4
+
+
+async def test_what_came_already_is_no_token() -> None:
+    async with serving(streaming(text(1), text(1), text(2))) as url:
+        stream = await followed(url)
+    assert [seen.tokens for seen in stream.seen] == [1, 2]
+
+
+async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        return await streaming(text(1))(request)
+
+    async with serving(answer) as url, connected(url) as engine:
+        assert (engine.model, engine.context_tokens) == ("tiny", 4096)
+        assert (engine.takes_ids, engine.takes_more) == (True, True)
+        await engine.follow(Stream(40), 8, Random(0))
+    tried, body = asked
+    assert (len(tried["prompt"]), tried["max_tokens"]) == (4, 1), "to see what it understands costs little"
+    assert len(body.pop("prompt")) == 40
+    assert body == {
+        "model": "tiny",
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "ignore_eos": True,
+    }
+
+
+async def test_an_engine_takes_more_requests_at_once_than_a_client_usually_sends() -> None:
+    together = asyncio.Barrier(101)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["max_tokens"] > 1:
+            await together.wait()
+        return await streaming(text(1))(request)
+
+    async with serving(answer) as url, connected(url) as engine:
+        streams = [Stream(1) for _ in range(together.parties)]
+        await asyncio.gather(*(engine.follow(stream, 8, Random(0)) for stream in streams))
+    assert all(stream.seen for stream in streams)
+
+
+async def test_an_engine_that_refuses_both_gets_text_and_openais_fields() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if not isinstance(body["prompt"], str) or "ignore_eos" in body:
+            return web.json_response({"detail": "no"}, status=422)
+        return await streaming(text(1))(request)
+
+    async with serving(answer) as url, connected(url) as engine:
+        assert (engine.takes_ids, engine.takes_more) == (False, False)
 
 
 async def test_an_engine_that_takes_text_alone_gets_text() -> None:
@@ -119,6 +177,67 @@ async def test_an_error_in_the_stream_is_no_token() -> None:
             await followed(url)
 
 
+async def test_an_error_is_shortened() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=500, text="x" * 1000)
+
+    async with serving(answer) as url:
+        with pytest.raises(EngineError) as raised:
+            await followed(url)
+    assert str(raised.value) == f"{url} answers 500: {'x' * 300}"
+
+
+@pytest.mark.parametrize("line", [b"data: {broken\n\n", b"data: \n\n"])
+async def test_a_stream_that_is_no_json_breaks_off(line: bytes) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=line)
+
+    async with serving(answer) as url:
+        with pytest.raises(EngineError, match="broke off: JSONDecodeError"):
+            await followed(url)
+
+
+async def test_an_engine_that_is_gone_breaks_off_and_counts_nothing() -> None:
+    async with serving(streaming(text(1)), metrics=f"{DRAFTED} 7") as url, connected(url) as engine:
+        assert (await engine.drafts()).drafted == 7
+        gone = replace(engine, url="http://127.0.0.1:9")
+        assert await gone.drafts() == Drafts(0, 0)
+        with pytest.raises(EngineError, match="broke off: Client"):
+            await gone.follow(Stream(4), 8, Random(0))
+
+
+async def test_no_engine_answers_where_nobody_listens() -> None:
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9: no engine answers there \(.+\)"):
+        await followed("http://127.0.0.1:9")
+
+
+async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_profiler.engine.ANSWERS_WITHIN_S", 0.01)
+    asked = asyncio.Event()
+
+    async def models(request: web.Request) -> web.Response:
+        await asked.wait()
+        return web.json_response(CARD)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server:
+        with pytest.raises(EngineError, match=r"no engine answers there \(no answer in time\)"):
+            await followed(str(server.make_url("")))
+        asked.set()
+
+
+async def test_a_server_without_models_is_no_engine() -> None:
+    async with TestServer(web.Application()) as server:
+        with pytest.raises(EngineError, match="answers 404 to /v1/models; is it an engine"):
+            await followed(str(server.make_url("/v1")))
+
+
+async def test_a_context_that_is_not_told_is_not_known() -> None:
+    async with serving(streaming(text(1)), card={"data": [{"id": "tiny"}]}) as url, connected(url) as engine:
+        assert engine.context_tokens == 0
+
+
 @pytest.mark.parametrize("card", [{}, {"data": []}, {"data": [{}]}, []])
 async def test_a_server_without_a_model_is_no_engine(card: Any) -> None:
     async with serving(streaming(text(1)), card=card) as url:
@@ -126,7 +245,7 @@ async def test_a_server_without_a_model_is_no_engine(card: Any) -> None:
             await followed(url)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x"])
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "https:///v1"])
 async def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
     with pytest.raises(EngineError, match="is no URL; write for example"):
         await followed(url)
@@ -136,7 +255,8 @@ async def test_drafts_are_read_from_vllms_counters() -> None:
     metrics = "\n".join(
         (
             "# TYPE vllm:spec_decode_num_draft_tokens_total counter",
-            'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 120.0',
+            'vllm:spec_decode_num_draft_tokens_total{model_name="tiny",engine="0"} 100.0',
+            'vllm:spec_decode_num_draft_tokens_total{model_name="not tiny",engine="1"} 20.0',
             'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 80.0',
             'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 50.0',
         )
@@ -147,7 +267,18 @@ async def test_drafts_are_read_from_vllms_counters() -> None:
 
 async def test_an_engine_without_counters_drafts_nothing() -> None:
     async with serving(streaming(text(1))) as url, connected(url) as engine:
-        assert await engine.drafts() == Drafts()
+        assert await engine.drafts() == Drafts(0, 0)
+
+
+async def test_a_page_that_is_an_error_counts_nothing() -> None:
+    async def broken(request: web.Request) -> web.Response:
+        return web.Response(text=f"{DRAFTED} 7", status=500)
+
+    app = web.Application()
+    app.router.add_get("/metrics", broken)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        engine = Engine(session, str(server.make_url("")).rstrip("/"), "tiny", 0, True, True)
+        assert await engine.drafts() == Drafts(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_profiler.drift import paces
+from penstock_profiler.drift import NEIGHBOURS, paces
 
 TAKES_S = {"small": 0.003, "middle": 0.010, "large": 0.2}
 
@@ -45,6 +45,27 @@ def test_the_unit_of_time_does_not_matter(pace_at: list[float], factor: float) -
     told = readings(pace_at)
     scaled = [(name, factor * seconds) for name, seconds in told]
     assert paces(scaled) == pytest.approx(paces(told))
+
+
+@given(st.lists(st.sampled_from(list(TAKES_S)), min_size=1, max_size=40))
+def test_probes_may_come_in_any_order(names: list[str]) -> None:
+    assert paces([(name, TAKES_S[name]) for name in names]) == pytest.approx([1.0] * len(names))
+
+
+@pytest.mark.parametrize("first", [0, 30, 55])
+def test_a_spell_is_seen_by_readings_most_of_whose_neighbours_are_in_it(first: int) -> None:
+    spell = range(first, first + NEIGHBOURS + 1)
+    told = [("probe", 1.8 if at in spell else 1.0) for at in range(60)]
+    for at, pace in enumerate(paces(told)):
+        near = [seconds for _, seconds in told[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]]
+        assert pace == pytest.approx(median(near))
+
+
+def test_a_probe_that_was_only_read_in_a_slow_spell_is_not_a_slow_one() -> None:
+    pace_at = [1.0] * 20 + [1.8] * 21 + [1.0] * 20
+    rare = range(28, 28 + 2 * NEIGHBOURS + 1, 2)
+    told = [("rare" if at in rare else "usual", 0.25 * pace) for at, pace in enumerate(pace_at)]
+    assert paces(told) == pytest.approx(pace_at)
 
 
 def test_nothing_was_read() -> None:

@@ -47,7 +47,7 @@ async def decoding(
     engine: Engine, requests: int, prompt_tokens: int, answer_tokens: int, random: Random
 ) -> AsyncIterator[Decoding]:
     """All requests sent; what is left of them is cancelled at the end of the block."""
-    streams = [Stream(0.0, prompt_tokens) for _ in range(requests)]
+    streams = [Stream(prompt_tokens) for _ in range(requests)]
     tasks = [asyncio.create_task(engine.follow(stream, answer_tokens, random)) for stream in streams]
     try:
         yield Decoding(streams, tasks)

@@ -9,6 +9,8 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
+from math import nan
 from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -58,10 +60,13 @@ class KvCache(NamedTuple):
 
 @dataclass(slots=True)
 class Stream:
-    """One answer as it comes. prompt_tokens: as the engine counted them, once it has told; else as asked."""
+    """One answer as it comes.
 
-    sent_s: float
+    prompt_tokens: as the engine counted them, once it has told; else as asked. sent_s: `perf_counter`.
+    """
+
     prompt_tokens: int
+    sent_s: float = nan
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -77,8 +82,8 @@ class Engine:
     url: str
     model: str
     context_tokens: int
-    takes_ids: bool = True
-    takes_more: bool = True
+    takes_ids: bool
+    takes_more: bool
 
     async def follow(self, stream: Stream, max_tokens: int, random: Random) -> None:
         """Ask for an answer and note its tokens as they come, to its end. Raises EngineError."""
@@ -150,8 +155,7 @@ async def connected(url: str, headers: Mapping[str, str] | None = None) -> Async
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         model, context_tokens = await _card(session, base)
-        kinds = [(ids, more) for ids in (True, False) for more in (True, False)]
-        for kind in kinds:
+        for kind in product((True, False), repeat=2):
             engine = Engine(session, base, model, context_tokens, *kind)
             if await _understands(engine):
                 break
@@ -169,14 +173,14 @@ async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
             card = orjson.loads(await reply.read())["data"][0]
             return str(card["id"]), int(card.get("max_model_len") or 0)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise EngineError(f"{url}: no engine answers there ({error or 'no answer in time'})") from error
+        raise EngineError(f"{url}: no engine answers there ({str(error) or 'no answer in time'})") from error
     except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"{url}/v1/models names no model; is it an engine?") from error
 
 
 async def _understands(engine: Engine) -> bool:
     try:
-        await engine.follow(Stream(0.0, 4), 1, Random(0))
+        await engine.follow(Stream(4), 1, Random())
     except EngineError:
         return False
     return True
@@ -195,7 +199,7 @@ def _take(stream: Stream, chunk: dict[str, Any]) -> None:
 
 
 def _counter(text: str, name: str) -> int:
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in text.splitlines() if line.startswith(name))
+    return sum(int(float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(name))
 
 
 def _line(text: str) -> str:

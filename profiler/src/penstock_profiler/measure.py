@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import median
-from time import perf_counter
 
 from penstock_core.timing.fit import Point
 from penstock_core.timing.time_model import BatchWork, chunk_work
@@ -39,6 +38,7 @@ MOST_ON_THE_WAY = 3
 """Gaps of a decode that a prompt may take, beside its usual way, until its iteration begins."""
 
 PROBE_TIMEOUT_S = 60.0
+"""After which an engine is stuck: probes take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ async def measured(engine: Engine, probe: Probe, ways: Ways, random: Random) -> 
 
 
 async def _prefill(engine: Engine, probe: Prefill, way_s: float, random: Random) -> Point | None:
-    stream = Stream(0.0, probe.prompt_tokens)
+    stream = Stream(probe.prompt_tokens)
     await engine.follow(stream, 1, random)
     if not stream.seen:
         return None
@@ -83,7 +83,7 @@ async def prefill_beside(engine: Engine, probe: Prefill, way_s: float, random: R
     async with decoding(engine, 1, 1, BESIDE_TOKENS, random) as beside:
         if not await beside.reach(WARM_TOKENS):
             return None
-        prompt = Stream(0.0, probe.prompt_tokens - 1)
+        prompt = Stream(probe.prompt_tokens - 1)
         await engine.follow(prompt, 1, random)
         if not prompt.seen or not await beside.reach(beside.now()[0].tokens + AFTER_TOKENS):
             return None
@@ -112,14 +112,12 @@ async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | No
     async with decoding(engine, probe.requests, probe.prompt_tokens, ANSWER_TOKENS, random) as together:
         if not await together.reach(1):
             return None
-        began_s, before = perf_counter(), await engine.drafts()
+        before = await engine.drafts()
         started = together.now()
         if not await together.reach(max(seen.tokens for seen in started) + WINDOW_TOKENS):
             return None
         drafts = _between(before, await engine.drafts())
     windows = together.since(started)
-    if min(window[-1].at_s for window in windows) <= began_s:
-        return None
     context = context_in_the_middle(together, windows)
     if drafts.drafted:
         tokens = sum(window[-1].tokens - window[0].tokens for window in windows)

@@ -7,7 +7,7 @@ Probes come in an order that spreads over each axis from its ends inwards, so th
 has points from small to large.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
@@ -72,16 +72,14 @@ def plan(limits: Limits) -> list[Probe]:
         Decodes(requests, tokens)
         for tokens in from_ends(_contexts(limits))
         for requests in from_ends(_doubling(1, limits.requests))
-        if _fits(requests, tokens, limits)
+        if _fits(requests * (tokens + ANSWER_TOKENS), limits.kv_tokens)
     ]
     return interleaved(prefills, decodes)
 
 
 def from_ends(items: Sequence[Item]) -> list[Item]:
     """First, last, then the middle of what lies between, and so on inwards."""
-    if len(items) <= 2:
-        return list(items)
-    return [items[0], items[-1], *_middles(items[1:-1])]
+    return [*items[:1], *items[1:][-1:], *_middles(items[1:-1])]
 
 
 def _middles(items: Sequence[Item]) -> list[Item]:
@@ -98,19 +96,23 @@ def interleaved(one: Iterable[Item], other: Iterable[Item]) -> list[Item]:
 
 def _contexts(limits: Limits) -> list[int]:
     longest = min(limits.prompt_tokens, limits.context_tokens - ANSWER_TOKENS)
-    return sorted({tokens for tokens in (SHORT_PROMPT_TOKENS, longest // 4, longest) if tokens > 0})
+    lengths = (SHORT_PROMPT_TOKENS, longest // 4, longest)
+    return sorted({tokens for tokens in lengths if 0 < tokens <= longest})
 
 
 def _doubling(first: int, last: int) -> list[int]:
     """first, twice that, and so on, with what lies halfway between, and last."""
-    sizes = []
+    return [*_doubled(first, last), last]
+
+
+def _doubled(first: int, last: int) -> Iterator[int]:
+    """All but the last."""
     while first < last:
-        sizes += [first, first * 3 // 2]
+        yield first
+        if first < first * 3 // 2 < last:
+            yield first * 3 // 2
         first *= 2
-    return sorted({size for size in (*sizes, last) if size <= last})
 
 
-def _fits(requests: int, prompt_tokens: int, limits: Limits) -> bool:
-    if prompt_tokens + ANSWER_TOKENS > limits.context_tokens:
-        return False
-    return limits.kv_tokens is None or requests * (prompt_tokens + ANSWER_TOKENS) <= limits.kv_tokens
+def _fits(tokens: int, kv_tokens: int | None) -> bool:
+    return kv_tokens is None or tokens <= kv_tokens

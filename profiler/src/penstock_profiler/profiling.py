@@ -5,7 +5,6 @@ machine's changes of pace (`drift`); they are taken again until it is known well
 single readings lie from their median is the noise floor: no model can be closer to single iterations.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,14 +83,12 @@ def _say_nothing(probe: Probe, readings: int) -> None:
     pass
 
 
-async def profile(
-    engine: Engine, limits: Limits, seconds: float, *, seed: int = 0, told: Told = _say_nothing
-) -> Profile:
+async def profile(engine: Engine, limits: Limits, seconds: float, told: Told = _say_nothing) -> Profile:
     """Measure an engine that does nothing else, for so many seconds, or as long as the first probes take.
 
     Raises EngineError, TooLittle.
     """
-    until_s, random = monotonic() + seconds, Random(seed)
+    until_s, random = monotonic() + seconds, Random()  # other prompts each time: none is in a cache
     ways, read = await _ways(engine, random), Readings()
     probes = plan(limits)
     for number, probe in enumerate(read.order(probes)):
@@ -101,7 +98,6 @@ async def profile(
         began_s = monotonic()
         point = await measured(engine, probe, ways, random)
         read.note(probe, point, monotonic() - began_s)
-        await asyncio.sleep(0)
     readings = [reading(probe, found) for probe, found in read.steady().items()]
     try:
         fitted = fit("profiled", [reading.point for reading in readings])

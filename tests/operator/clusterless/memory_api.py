@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from clusterless.virtual_time import now_s
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.kinds import Kind
 from penstock_operator.manifests.list_keys import list_key
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
 from penstock_operator.objects.strategic_merge import merged
+from virtual_time import now_s
 
 FAILURES: tuple[Exception, ...] = (
     ApiRefused(409, "Conflict", "the object has been modified"),

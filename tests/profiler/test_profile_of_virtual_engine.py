@@ -1,0 +1,327 @@
+"""An engine whose iterations take what a time model says is measured, in virtual time.
+
+Whatever the profiler finds can be compared with the model that the engine runs by.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import aiohttp
+import orjson
+import pytest
+from penstock_core.timing.fit import Point
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from penstock_profiler import (
+    Decodes,
+    Engine,
+    EngineError,
+    Limits,
+    Prefill,
+    Probe,
+    Profile,
+    TooLittle,
+    profile,
+)
+from penstock_profiler.engine import ACCEPTED, DRAFTED
+from penstock_profiler.measure import PROBE_TIMEOUT_S, Ways, measured
+from penstock_profiler.plan import ALONE, ANSWER_TOKENS, BESIDE_TOKENS, THROUGH, plan
+from penstock_profiler.profiling import BESIDE, LEAST_PROBES, ROUNDS, WAYS
+from virtual_time import now_s, run
+
+WAY_S = 0.004
+MODEL = TimeModel(
+    "virtual", (Term(token_s=0.0001, fixed_s=0.005),), context_token_s=1e-7, prefill_work_s=1e-8
+)
+SMALL = Limits(prompt_tokens=512, requests=8, context_tokens=4096)
+
+
+@pytest.fixture(autouse=True)
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_profiler.engine.perf_counter", now_s)
+    monkeypatch.setattr("penstock_profiler.profiling.monotonic", now_s)
+
+
+@dataclass(eq=False)
+class Request:
+    prompt_tokens: int
+    max_tokens: int
+    tokens: int = 0
+    events: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
+
+
+@dataclass
+class VirtualEngine:
+    """Batches continuously. It stands in for aiohttp's session: requests and answers are those of the wire.
+
+    mixes: whether prompts and decodes share iterations. ends_after: tokens after which answers end.
+    drafted, accepted: draft tokens of an iteration, of each request. pace: how slow the machine is at a time.
+    """
+
+    mixes: bool = True
+    ends_after: int = 10**9
+    drafted: int = 0
+    accepted: int = 0
+    error: str = ""
+    pace: Callable[[float], float] = lambda at_s: 1.0
+    waiting: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=lambda: {DRAFTED: 0, ACCEPTED: 0})
+    iterating: "asyncio.Task[None] | None" = None
+
+    @asynccontextmanager
+    async def post(self, url: str, *, data: bytes, headers: dict[str, str]) -> AsyncIterator["Reply"]:
+        body = orjson.loads(data)
+        request = Request(len(body["prompt"]), min(body["max_tokens"], self.ends_after))
+        self.asked.append((request.prompt_tokens, body["max_tokens"]))
+        await asyncio.sleep(WAY_S)
+        self.waiting.append(request)
+        if self.iterating is None or self.iterating.done():
+            self.iterating = asyncio.create_task(self.iterate())
+        try:
+            yield Reply(content=self.lines(request))
+        finally:
+            self.waiting = [other for other in self.waiting if other is not request]
+            self.running = [other for other in self.running if other is not request]
+
+    @asynccontextmanager
+    async def get(self, url: str) -> AsyncIterator["Reply"]:
+        lines = [f"{name} {value}" for name, value in self.counters.items() if self.drafted]
+        yield Reply(page="\n".join(lines))
+
+    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+        if self.error:
+            yield b"data: " + orjson.dumps({"error": self.error}) + b"\n"
+        while request.tokens < request.max_tokens or not request.events.empty():
+            yield b"data: " + orjson.dumps(await request.events.get()) + b"\n"
+
+    async def iterate(self) -> None:
+        while self.waiting or self.running:
+            prompts = self.waiting
+            decodes = self.running if self.mixes or not prompts else []
+            self.waiting = []
+            work = BatchWork(
+                sum(each.prompt_tokens for each in prompts) + len(decodes) * (1 + self.drafted),
+                sum(each.prompt_tokens + each.tokens for each in decodes),
+                sum(chunk_work(each.prompt_tokens, 0) for each in prompts),
+                self.drafted if decodes else 0,
+            )
+            await asyncio.sleep(MODEL.seconds(work) * self.pace(now_s()))
+            for each in prompts:
+                self.tell(each, 1)
+            for each in decodes:
+                self.tell(each, 1 + self.accepted)
+                self.counters[DRAFTED] += self.drafted
+                self.counters[ACCEPTED] += self.accepted
+            self.running = [each for each in [*self.running, *prompts] if each.tokens < each.max_tokens]
+
+    def tell(self, request: Request, tokens: int) -> None:
+        request.tokens = min(request.tokens + tokens, request.max_tokens)
+        usage = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens}
+        request.events.put_nowait({"choices": [{"text": "a"}], "usage": usage})
+
+
+@dataclass
+class Reply:
+    page: str = ""
+    content: AsyncIterator[bytes] | None = None
+    status: int = 200
+
+    async def text(self) -> str:
+        return self.page
+
+
+def connected(virtual: VirtualEngine) -> Engine:
+    session = cast(aiohttp.ClientSession, virtual)
+    return Engine(session, "http://virtual", "virtual", 4096, takes_ids=True, takes_more=True)
+
+
+def read(virtual: VirtualEngine, probe: Probe, way_s: float = WAY_S, *, mixes: bool = True) -> Point | None:
+    """One probe of an engine that is left alone afterwards."""
+
+    async def reading() -> Point | None:
+        found = await measured(connected(virtual), probe, Ways(way_s, mixes), Random(1))
+        assert not virtual.running, "what has been seen enough of is cancelled"
+        return found
+
+    return run(reading())
+
+
+def profiled(
+    virtual: VirtualEngine, limits: Limits = SMALL, seconds: float = 30.0
+) -> tuple[Profile, list[Probe], float]:
+    """A profile, what was asked for it, and how long it took."""
+    asked: list[Probe] = []
+
+    def told(probe: Probe, number: int) -> None:
+        assert number == len(asked)
+        asked.append(probe)
+
+    async def all_of_it() -> tuple[Profile, float]:
+        return await profile(connected(virtual), limits, seconds, told), now_s()
+
+    found, took_s = run(all_of_it())
+    return found, asked, took_s
+
+
+def test_a_prompt_of_its_own_takes_what_is_left_without_its_way() -> None:
+    work = BatchWork(500, 0, chunk_work(500, 0))
+    virtual = VirtualEngine()
+    point = read(virtual, Prefill(500), mixes=False)
+    assert point is not None
+    assert point.work == work
+    assert point.seconds == pytest.approx(MODEL.seconds(work))
+    assert virtual.asked == [(500, 1)]
+
+
+def test_a_prompt_beside_a_decode_is_an_iteration_with_both() -> None:
+    virtual = VirtualEngine()
+    point = read(virtual, Prefill(500))
+    assert point is not None
+    assert (point.work.tokens, point.work.prefill_work) == (500, chunk_work(499, 0))
+    assert 5 < point.work.context_tokens < 10
+    assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=1e-4)
+    assert virtual.asked == [(1, BESIDE_TOKENS), (499, 1)]
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(1, [(1, 1)]), (2, [(1, BESIDE_TOKENS), (1, 1)])])
+def test_a_single_token_has_no_room_for_a_decode_beside_it(tokens: int, asked: list[tuple[int, int]]) -> None:
+    virtual = VirtualEngine()
+    point = read(virtual, Prefill(tokens))
+    assert point is not None
+    assert point.work.tokens == tokens
+    assert virtual.asked == asked
+
+
+def test_a_prompt_that_took_no_longer_than_its_way_says_nothing() -> None:
+    whole = read(VirtualEngine(), Prefill(64), way_s=0.0, mixes=False)
+    assert whole is not None
+    assert read(VirtualEngine(), Prefill(64), way_s=whole.seconds, mixes=False) is None
+
+
+def test_decodes_take_the_gap_between_their_tokens() -> None:
+    virtual = VirtualEngine()
+    point = read(virtual, Decodes(8, 100))
+    assert point is not None
+    assert (point.work.tokens, point.work.prefill_work) == (8, 0)
+    assert 8 * 105 < point.work.context_tokens < 8 * 115
+    assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=1e-4)
+    assert virtual.asked == [(100, ANSWER_TOKENS)] * 8
+
+
+def test_decodes_with_drafts_are_as_long_as_all_that_is_verified() -> None:
+    virtual = VirtualEngine(drafted=3, accepted=1)
+    virtual.counters = {DRAFTED: 5000, ACCEPTED: 4000}
+    point = read(virtual, Decodes(4, 100))
+    assert point is not None
+    assert (point.work.tokens, point.work.spec_steps) == (4 * 4, 3)
+    assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("probe", "ends_after"),
+    [(Prefill(1), 0), (Prefill(500), 3), (Prefill(500), 4), (Decodes(4, 100), 0), (Decodes(4, 100), 16)],
+    ids=str,
+)
+def test_answers_that_end_too_early_say_nothing(probe: Probe, ends_after: int) -> None:
+    assert read(VirtualEngine(ends_after=ends_after), probe) is None
+
+
+def test_an_engine_that_does_not_mix_lengthens_nothing() -> None:
+    assert read(VirtualEngine(mixes=False), Prefill(500)) is None
+
+
+@pytest.mark.parametrize("probe", [Prefill(500), Decodes(4, 100)], ids=str)
+def test_an_engine_that_fails_is_not_one_that_ends_early(probe: Probe) -> None:
+    with pytest.raises(EngineError, match="out of memory"):
+        read(VirtualEngine(error="out of memory"), probe)
+
+
+def test_a_probe_that_never_ends_is_an_error_that_names_it() -> None:
+    stuck = VirtualEngine(pace=lambda at_s: 1e6)
+    with pytest.raises(EngineError, match=f"2 decodes after 100 took longer than {PROBE_TIMEOUT_S:g} s"):
+        read(stuck, Decodes(2, 100))
+    with pytest.raises(EngineError, match=f"prefill of 64 took longer than {PROBE_TIMEOUT_S:g} s"):
+        read(stuck, Prefill(64))
+
+
+def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
+    virtual = VirtualEngine()
+    found, asked, took_s = profiled(virtual)
+    for work in (BatchWork(1, 64), BatchWork(8, 4096), BatchWork(512, 0, chunk_work(512, 0))):
+        assert found.fit.model.seconds(work) == pytest.approx(MODEL.seconds(work), rel=0.02)
+    assert found.way_s == pytest.approx(WAY_S, rel=0.01)
+    assert found.noise < 0.001
+    assert asked == plan(SMALL) * ROUNDS, "all is known by then"
+    assert {reading.probe for reading in found.readings} == set(asked)
+    assert virtual.asked[: 2 * WAYS] == [(1, 1), (1, ANSWER_TOKENS)] * WAYS, f"{THROUGH} and {ALONE}"
+    assert virtual.asked[2 * WAYS : 4 * WAYS] == [(1, BESIDE_TOKENS), (BESIDE.prompt_tokens - 1, 1)] * WAYS
+    assert took_s < 30
+
+
+def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
+    slow_by_turns = VirtualEngine(pace=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
+    found, asked, took_s = profiled(slow_by_turns, seconds=60.0)
+    assert found.noise > 2 * found.steady_noise
+    assert found.fit.model.seconds(BatchWork(512, 0, chunk_work(512, 0))) == pytest.approx(
+        MODEL.seconds(BatchWork(512, 0, chunk_work(512, 0))), rel=0.1
+    )
+    assert len(asked) > 2 * len(plan(SMALL))
+    assert 60 <= took_s < 61, "it goes on until time is up"
+
+
+@pytest.mark.parametrize(
+    "virtual", [VirtualEngine(mixes=False), VirtualEngine(drafted=2)], ids=["apart", "drafts"]
+)
+def test_prompts_are_measured_alone_where_they_cannot_be_beside_a_decode(virtual: VirtualEngine) -> None:
+    found, _, _ = profiled(virtual, seconds=1)
+    prefills = [reading.point for reading in found.readings if isinstance(reading.probe, Prefill)]
+    assert all(point.work.context_tokens == 0 for point in prefills)
+    assert [point.seconds for point in prefills] == pytest.approx(
+        [MODEL.seconds(point.work) for point in prefills], rel=0.2
+    )
+
+
+def test_a_time_that_is_too_short_is_enough_for_the_fewest_probes() -> None:
+    _, asked, _ = profiled(VirtualEngine(), seconds=0)
+    assert asked == plan(SMALL)[:LEAST_PROBES]
+
+
+def test_each_probe_is_asked_once_where_few_come_to_anything() -> None:
+    async def too_little() -> list[Probe]:
+        asked: list[Probe] = []
+        with pytest.raises(TooLittle, match="it ends answers early or takes few requests"):
+            await profile(
+                connected(VirtualEngine(ends_after=1)),
+                Limits(prompt_tokens=48, requests=2, context_tokens=1024),
+                0,
+                lambda probe, number: asked.append(probe),
+            )
+        return asked
+
+    assert run(too_little()) == plan(Limits(prompt_tokens=48, requests=2, context_tokens=1024))
+
+
+def profile_twice() -> Coroutine[Any, Any, list[bytes]]:
+    async def prompts() -> list[bytes]:
+        sent: list[bytes] = []
+
+        class Noting(VirtualEngine):
+            def post(self, url: str, *, data: bytes, headers: dict[str, str]) -> Any:
+                sent.append(data)
+                return super().post(url, data=data, headers=headers)
+
+        for _ in range(2):
+            await profile(connected(Noting()), SMALL, 0)
+        return sent
+
+    return prompts()
+
+
+def test_no_prompt_is_sent_twice_or_a_prefix_cache_would_know_it() -> None:
+    long = [data for data in run(profile_twice()) if len(data) > 500]
+    assert len(set(long)) == len(long)
