@@ -8,7 +8,7 @@ import pytest
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_pool import PoolError, load_pool, named_time_model
-from penstock_pool.time_models import FORMAT
+from penstock_pool.time_models import FORMAT, MOST_BYTES
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1
@@ -79,6 +79,15 @@ def test_a_file_of_a_later_version_is_read_by_what_is_known_of_it(tmp_path: Path
 def test_what_is_not_even_an_object_is_no_model(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="time model"):
         load_pool(pool_beside(tmp_path, content))
+
+
+def test_a_file_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
+    page = orjson.dumps({"format": FORMAT, "model": "tiny", "time_model": to_json(MODEL)})
+    file = pool_beside(tmp_path, page.ljust(MOST_BYTES))
+    load_pool(file)
+    (tmp_path / "models" / "tiny.json").write_bytes(page.ljust(MOST_BYTES + 1))
+    with pytest.raises(PoolError, match=f"is longer than {MOST_BYTES} bytes; that is no time model"):
+        load_pool(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 from penstock_core.domain.engine_fields import from_fields
 from penstock_core.timing.time_model import BatchWork
-from penstock_proto.report_socket import UNHEARD_S, ReportSocket
+from penstock_proto.report_socket import LONGEST_BYTES, SEND_BUFFER_BYTES, UNHEARD_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_vllm.pipeline import Measured
 from penstock_vllm.report_thread import ReportThread
@@ -103,6 +103,57 @@ def test_a_report_too_long_for_a_datagram_goes_without_the_last_who_wait(
     assert len(report.computed_tokens) == len(report.best_effort) == len(report.request_ids)
     assert report.waiting == len(names) - 10
     assert ours.lost == 0
+    ours.close()
+
+
+COLUMNS = ("request_ids", "computed_tokens", "generated_tokens", "best_effort", "thinking_tokens")
+
+
+def queue_of(running: int, waiting: int) -> StepReport:
+    """A report of requests that are told apart in every column."""
+    numbers = range(running + waiting)
+    return StepReport(
+        running=running,
+        waiting=waiting,
+        request_ids=[f"request-{number}" for number in numbers],
+        computed_tokens=numbers,
+        generated_tokens=[10 * number for number in numbers],
+        best_effort=[number % 2 == 0 for number in numbers],
+        thinking_tokens=[100 * number for number in numbers],
+    )
+
+
+@pytest.mark.parametrize(("too_long_by", "rows"), [(0, 26), (1, 18)])
+def test_half_of_those_who_wait_are_left_out_of_a_report_past_the_longest(
+    path: Path, reader: socket.socket, monkeypatch: pytest.MonkeyPatch, too_long_by: int, rows: int
+) -> None:
+    whole, ours = queue_of(10, 16), ReportSocket(path, WARN)
+    monkeypatch.setattr("penstock_proto.report_socket.LONGEST_BYTES", whole.ByteSize() - too_long_by)
+    assert ours.send(queue_of(10, 16))
+    report = heard(reader)
+    for column in COLUMNS:
+        assert list(getattr(report, column)) == list(getattr(whole, column))[:rows]
+    assert report.waiting == 16
+    ours.close()
+
+
+def test_a_report_of_running_requests_that_is_too_long_is_dropped_whole(
+    path: Path, reader: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ReportSocket(path, WARN)
+    monkeypatch.setattr("penstock_proto.report_socket.LONGEST_BYTES", 200)
+    assert not ours.send(queue_of(100, 100))
+    assert ours.lost == 1
+    assert ours.send(queue_of(1, 0))
+    assert heard(reader).running == 1
+    ours.close()
+
+
+def test_a_report_is_as_long_as_the_kernel_allows_any_process(path: Path, reader: socket.socket) -> None:
+    granted = 2 * min(SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text()))
+    name, ours = "x" * min(granted * 3 // 4, LONGEST_BYTES * 9 // 10), ReportSocket(path, WARN)
+    assert ours.send(StepReport(running=1, request_ids=[name]))
+    assert heard(reader).request_ids == [name]
     ours.close()
 
 

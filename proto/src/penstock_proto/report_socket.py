@@ -21,6 +21,7 @@ SEND_BUFFER_BYTES = 4 << 20
 """Asked of the kernel, which grants at most net.core.wmem_max."""
 
 LONGEST_BYTES = 1 << 20
+"""Of a report: readers make room for it."""
 
 UNHEARD_S = 30.0
 """Nobody takes reports for so long: worth a line. A sidecar that starts again is sooner back."""
