@@ -32,6 +32,8 @@ from penstock_profiler.plan import ALONE, ANSWER_TOKENS, BESIDE_TOKENS, THROUGH,
 from penstock_profiler.profiling import BESIDE, LEAST_PROBES, ROUNDS, WAYS
 from virtual_time import now_s, run
 
+pytestmark = pytest.mark.timeout(60)  # in virtual time, a loop without end is one of real time
+
 WAY_S = 0.004
 MODEL = TimeModel(
     "virtual", (Term(token_s=0.0001, fixed_s=0.005),), context_token_s=1e-7, prefill_work_s=1e-8
