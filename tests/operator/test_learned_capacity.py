@@ -42,3 +42,12 @@ def test_nothing_is_written_before_anything_is_learned(
 def test_what_cannot_be_read_is_learned_anew(data: Any) -> None:
     found = {"kind": "ConfigMap", "metadata": {"name": "llama-learned"}, "data": data}
     assert learned_capacity_rps("llama", [found]) is None
+
+
+def test_it_is_read_from_the_pools_own_config_map_however_small() -> None:
+    def config_map(name: str, rps: str, kind: str = "ConfigMap") -> Manifest:
+        return {"kind": kind, "metadata": {"name": name}, "data": {"capacityRps": rps}}
+
+    others = [config_map("llama-router", "7"), config_map("llama-learned", "8", kind="Secret")]
+    assert learned_capacity_rps("llama", others) is None
+    assert learned_capacity_rps("llama", [*others, config_map("llama-learned", "0.05")]) == 0.05

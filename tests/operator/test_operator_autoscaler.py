@@ -122,6 +122,7 @@ def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None
         (None, None, None),
         (None, 2.0, 2.0),
         (2.0, 2.19, 2.0),
+        (10.0, 11.0, 10.0),
         (2.0, 2.21, 2.21),
         (2.0, 1.0, 1.0),
         (2.0, None, None),

@@ -1,5 +1,6 @@
 """What watches told, in whatever order news arrives."""
 
+import pytest
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import CONFIG_MAP, POOL, Kind
 from penstock_operator.manifests.manifest import Manifest
@@ -124,3 +125,59 @@ def test_list_of_one_namespace_says_nothing_of_others() -> None:
     cache.update(made(CONFIG_MAP, "chat-router", 1))
     cache.replace(CONFIG_MAP, "elsewhere", [], 5, cache.mark(CONFIG_MAP))
     assert len(cache.children(KEY)) == 1
+
+
+def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "goes", 4))
+    asked = cache.mark(CONFIG_MAP)
+    cache.remove(made(CONFIG_MAP, "goes", 8))
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "goes", 4)], 6, asked)
+    assert names(cache) == []
+
+
+def test_list_that_was_asked_for_after_the_last_news_is_believed() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "chat-router", 900))
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "chat-router", 600)], 650, cache.mark(CONFIG_MAP))
+    assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "600"
+
+
+def test_first_list_of_all_is_all_there_is() -> None:
+    cache = Cache()
+    cache.replace(
+        CONFIG_MAP, None, [made(CONFIG_MAP, "b", 2), made(CONFIG_MAP, "a", 1)], 5, cache.mark(CONFIG_MAP)
+    )
+    cache.replace(POOL, None, [made(POOL, "chat", 3), made(POOL, "code", 4)], 5, cache.mark(POOL))
+    assert names(cache) == ["a", "b"]
+    assert [pool["metadata"]["name"] for pool in cache.pools()] == ["chat", "code"]
+    assert not cache.behind
+
+
+def test_object_whose_label_names_another_pool_is_that_pool_s() -> None:
+    cache = Cache()
+    cache.update(made(CONFIG_MAP, "settings", 1))
+    cache.update(made(CONFIG_MAP, "settings", 2, pool="code"))
+    assert cache.children(KEY) == ()
+    assert len(cache.children(PoolKey("team", "code"))) == 1
+
+
+def test_what_was_never_there_is_no_news_when_it_is_gone() -> None:
+    cache = Cache()
+    assert not cache.remove(made(CONFIG_MAP, "chat-router", 1))
+    cache.update(made(CONFIG_MAP, "another", 2))
+    assert cache.remove(made(CONFIG_MAP, "another", 3))
+    assert not cache.remove(made(CONFIG_MAP, "another", 3))
+
+
+def test_latest_deletions_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_operator.cluster.cache.GONE_KEPT", 2)
+    cache = Cache()
+    for name in ("first", "second", "third"):
+        cache.remove(made(CONFIG_MAP, name, 1))
+    late = {name: cache.update(made(CONFIG_MAP, name, 1)) for name in ("first", "second", "third")}
+    assert late == {"first": True, "second": False, "third": False}
+
+
+def test_pool_is_named_by_its_namespace_too() -> None:
+    assert str(KEY) == "team/chat"

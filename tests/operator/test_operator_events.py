@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock_operator.manifests.manifest import Ref
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
-from penstock_operator.reconcile.events import News, event_of, news_of
+from penstock_operator.reconcile.events import LONGEST_MESSAGE, News, event_of, news_of
 
 
 def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -68,3 +68,25 @@ def test_same_news_is_the_same_event() -> None:
     other = event_of(pool, News("Warning", "GpuMissing", "another"), "now")
     assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert again["lastTimestamp"] == "now"
+
+
+def test_an_event_says_of_which_pool_and_by_whom_and_is_never_too_long() -> None:
+    pool = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "chat", "namespace": "team", "uid": "1"},
+    }
+    event = event_of(pool, News("Warning", "GpuMissing", "x" * 3000), "now")
+    assert event["metadata"]["name"].startswith("chat.")
+    assert (event["type"], event["reason"], event["count"]) == ("Warning", "GpuMissing", 1)
+    assert len(event["message"]) == LONGEST_MESSAGE
+    assert event["involvedObject"] == {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        **pool["metadata"],  # type: ignore[dict-item]
+    }
+
+
+def test_a_number_of_replicas_that_stays_is_no_news() -> None:
+    same = status(autoscaling={"replicas": 2, "message": "quiet"})
+    assert told(same, status(autoscaling={"replicas": 2, "message": "busy"})) == []

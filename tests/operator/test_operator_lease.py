@@ -1,10 +1,25 @@
 """Who leads, without a cluster: the decision to take a Lease, and what is written then."""
 
+import asyncio
+from copy import deepcopy
 from typing import Any
 
+import pytest
+from penstock_operator.cluster.api_client import ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
-from penstock_operator.cluster.lease import DURATION_S, Sighting, may_take, taken
+from penstock_operator.cluster.lease import (
+    DURATION_S,
+    HOLD_S,
+    RENEW_S,
+    Leadership,
+    LeaseLost,
+    Sighting,
+    elapsed_s,
+    may_take,
+    taken,
+)
 from penstock_operator.manifests.manifest import Manifest, Ref
+from virtual_time import now_s, run
 
 REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 NOW = "2026-01-02T03:04:05.000000Z"
@@ -46,3 +61,122 @@ def test_taking_it_over_counts_a_transition_and_renewing_does_not() -> None:
 
 def test_new_lease_has_no_version() -> None:
     assert "resourceVersion" not in taken(None, REF, "me", NOW)["metadata"]
+
+
+class Cluster:
+    """Keeps a Lease. failing: what the next requests fail by, in turn. takes_s: of each request."""
+
+    def __init__(self, lease: Manifest | None = None) -> None:
+        self.lease, self.failing, self.takes_s = lease, list[Exception](), 0.0
+        self.written_s: list[float] = []
+
+    async def get(self, _: Ref) -> Manifest | None:
+        await asyncio.sleep(self.takes_s)
+        if self.failing:
+            raise self.failing.pop(0)
+        return deepcopy(self.lease)
+
+    async def put(self, lease: Manifest) -> Manifest:
+        version = str(int(lease["metadata"].get("resourceVersion", "0")) + 1)
+        self.lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
+        self.written_s.append(now_s())
+        return self.lease
+
+    create = put
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+
+def leading(cluster: Cluster, changes: list[bool]) -> Leadership:
+    api: Any = cluster
+    return Leadership(api, REF, "me", changes.append, now_s)
+
+
+def test_a_free_lease_is_taken_renewed_and_in_the_end_given_back() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        running = asyncio.create_task(leading(cluster, changes).run())
+        await asyncio.sleep(3 * RENEW_S + 0.5)
+        assert (cluster.holder, changes) == ("me", [True])
+        assert cluster.written_s == pytest.approx([0.0, RENEW_S, 2 * RENEW_S, 3 * RENEW_S])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (cluster.holder, changes) == ("", [True, False])
+
+    run(story())
+
+
+def test_who_stands_by_asks_twice_as_often_and_gives_nothing_back() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(lease("you")), list[bool]()
+        leadership = leading(cluster, changes)
+        running = asyncio.create_task(leadership.run())
+        await asyncio.sleep(DURATION_S - 0.5)
+        assert leadership.pause_s == RENEW_S / 2
+        assert (cluster.holder, changes) == ("you", [])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (cluster.holder, changes) == ("you", [])
+
+    run(story())
+
+
+def test_a_holder_that_cannot_renew_stops_writing_in_time() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        leadership = leading(cluster, changes)
+        await leadership.attempt()
+        await asyncio.sleep(HOLD_S - 0.5)
+        leadership.check()
+        await asyncio.sleep(0.5)
+        with pytest.raises(LeaseLost, match=f"was not renewed for {HOLD_S:g} s"):
+            leadership.check()
+        assert changes == [True, False]
+
+    run(story())
+
+
+def test_an_attempt_that_fails_changes_nothing_until_the_hold_is_over() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        leadership = leading(cluster, changes)
+        await leadership.attempt()
+        for _ in range(2):
+            cluster.failing.append(ApiUnreachable("no answer"))
+            await asyncio.sleep(HOLD_S / 2)
+            await leadership.attempt()
+        assert changes == [True, False]
+
+    run(story())
+
+
+def test_an_attempt_ends_while_the_hold_still_lasts() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        cluster.takes_s = HOLD_S
+        await leading(cluster, changes).attempt()
+        assert now_s() == pytest.approx(HOLD_S - RENEW_S)
+        assert changes == []
+
+    run(story())
+
+
+def test_who_finds_another_in_its_place_leads_no_more() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        leadership = leading(cluster, changes)
+        await leadership.attempt()
+        cluster.lease = lease("you", version="9")
+        await leadership.attempt()
+        assert (cluster.holder, changes) == ("you", [True, False])
+
+    run(story())
+
+
+def test_the_clock_of_leases_goes_forward() -> None:
+    before_s = elapsed_s()
+    assert before_s > 0
+    assert elapsed_s() >= before_s

@@ -12,12 +12,15 @@ ACCEPTED = {"type": "Accepted", "status": "True", "observedGeneration": 2}
 RESOLVED = ACCEPTED | {"type": "ResolvedRefs"}
 
 
-def route(*conditions: dict[str, Any], parent: dict[str, Any] = GATEWAY) -> Manifest:
+def route(
+    *conditions: dict[str, Any], parent: dict[str, Any] = GATEWAY, generation: int | None = 2
+) -> Manifest:
     answer = {"parentRef": parent, "controllerName": "example.com/gateway", "conditions": list(conditions)}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": {"name": "chat", "namespace": "apps", "generation": 2},
+        "metadata": {"name": "chat", "namespace": "apps"}
+        | ({} if generation is None else {"generation": generation}),
         "spec": {"parentRefs": [GATEWAY]},
         "status": {"parents": [answer]},
     }
@@ -54,8 +57,18 @@ def test_a_refusal_says_which_gateway_and_why(type_: str) -> None:
         route(ACCEPTED | {"status": "Unknown"}),
         route(RESOLVED),
         route() | {"status": {}},
+        route({"type": "Accepted", "status": "True"}, generation=1),
     ],
-    ids=["no word", "of an older route", "other namespace", "other gateway", "unknown", "half", "no status"],
+    ids=[
+        "no word",
+        "of an older route",
+        "other namespace",
+        "other gateway",
+        "unknown",
+        "half",
+        "no status",
+        "of no known route",
+    ],
 )
 def test_a_route_that_its_gateway_has_not_accepted_is_pending(unanswered: Manifest) -> None:
     assert "Gateway gateways/public has not accepted it" in str(pending_route([unanswered]))
@@ -66,3 +79,22 @@ def test_a_gateway_without_a_namespace_is_in_the_routes_own() -> None:
     own = route(ACCEPTED, parent={"name": "public"})
     own["spec"]["parentRefs"] = [{"name": "public"}]
     assert pending_route([own]) is None
+
+
+def test_where_nothing_counts_generations_every_answer_counts() -> None:
+    assert pending_route([route({"type": "Accepted", "status": "True"}, generation=None)]) is None
+
+
+def test_only_the_first_of_several_gateways_is_the_pools() -> None:
+    both = route(ACCEPTED)
+    both["spec"]["parentRefs"].append({"name": "another"})
+    assert pending_route([both]) is None
+
+
+def test_other_objects_are_no_routes() -> None:
+    assert pending_route([{"kind": "Ingress", "metadata": {"name": "chat"}}]) is None
+
+
+def test_a_condition_that_decides_nothing_keeps_no_traffic_out() -> None:
+    programmed = {"type": "Programmed", "status": "False", "observedGeneration": 2}
+    assert list(rejected_routes([route(ACCEPTED, programmed)])) == []

@@ -149,6 +149,55 @@ def test_without_routers_nothing_is_ready() -> None:
     assert told["RouterReady"] == ("False", "Starting")
 
 
+@pytest.mark.parametrize(("ready", "answers"), [(0, "False"), (1, "True")])
+def test_a_pool_of_one_replica_answers_while_it_is_ready(ready: int, answers: str) -> None:
+    one = view(replicas(wanted=1, ready=ready), routers(), wanted=1)
+    assert conditions(status_of(one, {}, NOW))["Available"][0] == answers
+
+
+def test_conditions_say_how_many_pods_there_are_and_how_many_are_wanted() -> None:
+    def said(type_: str, *pods: Manifest, **rest: Any) -> str:
+        found = condition(status_of(view(*pods, **rest), {}, NOW), type_)
+        assert found is not None
+        return str(found["message"])
+
+    one = replicas(wanted=1, ready=1)
+    assert said("Ready", one, routers(), wanted=1) == "1 of 1 replica and 2 of 2 routers ready"
+    assert said("ReplicasReady", replicas(ready=2), routers()) == "2 of 3 replicas ready"
+    assert said("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are wanted"
+    assert (
+        said("Progressing", replicas(updatedReplicas=1), routers())
+        == "1 of 3 replicas are of the newest spec"
+    )
+    assert said("Progressing", replicas(), routers(ready=1)) == "1 of 2 routers ready"
+
+
+def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:
+    route = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "chat", "namespace": "team"},
+        "spec": {"parentRefs": [{"name": "public"}]},
+    }
+    told = conditions(status_of(view(replicas(), routers(), route), {}, NOW))
+    assert told["Ready"] == ("False", "RoutePending")
+    assert told["Available"] == ("True", "Serving")
+
+
+def test_several_problems_are_told_together_the_first_as_the_reason() -> None:
+    problems = [Problem(cause, f"{cause} {number}") for number, cause in enumerate(list(Cause)[:7])]
+    degraded = condition(status_of(view(replicas(), routers(), problems=problems), {}, NOW), "Degraded")
+    assert degraded is not None
+    assert degraded["reason"] == problems[0].cause
+    assert degraded["message"] == "; ".join(problem.message for problem in problems[:5])
+
+
+def test_a_scale_down_that_is_decided_and_has_no_reason_yet_is_no_condition() -> None:
+    status = status_of(view(replicas(), routers(), autoscaling={"replicas": 3}), {}, NOW)
+    assert condition(status, "Autoscaling") is None
+    assert status["autoscaling"] == {"replicas": 3}
+
+
 def test_transition_time_moves_only_with_the_status() -> None:
     first = status_of(view(replicas(ready=0), routers()), {}, NOW)
     same = status_of(view(replicas(ready=0), routers()), first, LATER)

@@ -17,6 +17,7 @@ from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Del
 from penstock_operator.status.conditions import condition
 
 LONGEST_MESSAGE = 1000
+"""The API server refuses Events whose message is longer than 1,024 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,141 @@
+"""Carrying out what was decided, and saying what could not be done."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.cache import Cache, PoolKey
+from penstock_operator.manifests.manifest import Manifest, Ref
+from penstock_operator.manifests.names import Component
+from penstock_operator.metrics import Metrics
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
+from penstock_operator.reconcile.execution import carry_out
+from penstock_operator.status.diagnosis import Cause, Problem
+from prometheus_client import CollectorRegistry
+
+INVALID = ApiRefused(422, "Invalid", "spec.ports: may not have two of one name")
+FORBIDDEN = ApiRefused(403, "Forbidden", "pods is forbidden")
+QUOTA = ApiRefused(403, "Forbidden", "exceeded quota: pods")
+LEAVING = ApiRefused(403, "Forbidden", "being terminated", ("NamespaceTerminating",))
+
+
+@dataclass
+class Api:
+    """Says what it was asked for. refusing: in turn, by an object's name."""
+
+    refusing: dict[str, list[Exception]] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        return self._do("apply", manifest)
+
+    async def overwrite(self, manifest: Manifest) -> Manifest:
+        return self._do("overwrite", manifest)
+
+    async def delete(self, ref: Ref, uid: str) -> None:
+        self.asked.append(("delete", f"{ref.name} {uid}"))
+
+    def _do(self, verb: str, manifest: Manifest) -> Manifest:
+        name = manifest["metadata"]["name"]
+        self.asked.append((verb, name))
+        if refusals := self.refusing.get(name):
+            raise refusals.pop(0)
+        return {**manifest, "metadata": {**manifest["metadata"], "uid": name, "resourceVersion": "1"}}
+
+
+def made(name: str, kind: str = "Service", **spec: Any) -> Manifest:
+    labels = {"penstock.dev/pool": "chat", "app.kubernetes.io/component": "router"}
+    metadata = {"name": name, "namespace": "team", "labels": labels}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def missing(name: str, **rest: Any) -> Apply:
+    return Apply(made(name, **rest), ActionReason.MISSING)
+
+
+def drifted(name: str) -> Apply:
+    return Apply(made(name), ActionReason.DRIFTED)
+
+
+async def carried_out(api: Api, *actions: Action) -> tuple[tuple[Problem, ...], Cache, Metrics]:
+    cache, metrics = Cache(), Metrics(CollectorRegistry())
+    as_api: Any = api
+    return await carry_out(actions, as_api, cache, metrics), cache, metrics
+
+
+def ends(metrics: Metrics) -> set[tuple[str, str, str]]:
+    """Kind, reason and end of all actions."""
+    (family,) = metrics.actions.collect()
+    return {
+        (sample.labels["kind"], sample.labels["reason"], sample.labels["end"])
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+async def test_what_was_applied_is_known_at_once_but_for_secrets() -> None:
+    api = Api()
+    problems, cache, metrics = await carried_out(api, missing("chat"), missing("chat-ca", kind="Secret"))
+    assert problems == ()
+    assert [child["metadata"]["name"] for child in cache.children(PoolKey("team", "chat"))] == ["chat"]
+    assert ends(metrics) == {("Service", "missing", "done"), ("Secret", "missing", "done")}
+
+
+async def test_what_is_refused_keeps_nothing_else_from_being_done() -> None:
+    api = Api(refusing={"first": [FORBIDDEN], "second": [QUOTA]})
+    problems, _, metrics = await carried_out(api, missing("first"), missing("second"), missing("third"))
+    assert problems == (
+        Problem(Cause.API_REFUSED, 'Service "first": pods is forbidden', Component.ROUTER),
+        Problem(Cause.QUOTA_EXCEEDED, 'Service "second": exceeded quota: pods', Component.ROUTER),
+    )
+    assert api.asked == [("apply", "first"), ("apply", "second"), ("apply", "third")]
+    assert ends(metrics) == {("Service", "missing", "done"), ("Service", "missing", "refused")}
+
+
+async def test_in_a_namespace_that_is_being_deleted_nothing_more_is_tried() -> None:
+    api = Api(refusing={"first": [LEAVING]})
+    problems, _, metrics = await carried_out(api, missing("first"), missing("second"))
+    assert (problems, api.asked, ends(metrics)) == ((), [("apply", "first")], set())
+
+
+async def test_an_api_server_that_does_not_answer_ends_it() -> None:
+    api = Api(refusing={"first": [ApiUnreachable("no answer")]})
+    with pytest.raises(ApiUnreachable):
+        await carried_out(api, missing("first"), missing("second"))
+    assert api.asked == [("apply", "first")]
+
+
+async def test_what_cannot_be_beside_what_somebody_added_takes_its_place() -> None:
+    api = Api(refusing={"chat": [INVALID]})
+    problems, _, _ = await carried_out(api, drifted("chat"))
+    assert problems == ()
+    assert api.asked == [("apply", "chat"), ("overwrite", "chat"), ("apply", "chat")]
+
+
+@pytest.mark.parametrize(("action", "refusal"), [(drifted("chat"), FORBIDDEN), (missing("chat"), INVALID)])
+async def test_nothing_is_overwritten_otherwise(action: Apply, refusal: ApiRefused) -> None:
+    api = Api(refusing={"chat": [refusal]})
+    (problem,), _, _ = await carried_out(api, action)
+    assert problem.message == f'Service "chat": {refusal}'
+    assert api.asked == [("apply", "chat")]
+
+
+async def test_orphans_are_deleted_and_what_only_a_person_can_solve_is_said() -> None:
+    api, ref = Api(), Ref("v1", "Service", "team", "chat")
+    problems, _, metrics = await carried_out(
+        api,
+        Delete(ref, "uid-7"),
+        Conflict(ref, "belongs to another"),
+        LeftOut(made("chat"), ("spec.a", "spec.b")),
+    )
+    assert api.asked == [("delete", "chat uid-7")]
+    taken, left_out = problems
+    assert taken == Problem(Cause.NAME_TAKEN, "belongs to another")
+    assert (left_out.cause, left_out.component) == (Cause.API_REFUSED, Component.ROUTER)
+    assert left_out.message.startswith('Service "chat": the API server does not keep spec.a, spec.b: ')
+    assert ends(metrics) == {
+        ("Service", "orphaned", "done"),
+        ("Service", "not_ours", "refused"),
+        ("Service", "left_out", "refused"),
+    }
