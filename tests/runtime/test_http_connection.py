@@ -1,11 +1,14 @@
 """One connection: answers that end before their requests do, and clients that do not read."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import httpx2
 import openai
 import pytest
@@ -253,3 +256,32 @@ async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pyte
         connection.connection_lost(ConnectionAbortedError())
     assert transport.written.endswith(b"begun \r\n")
     assert "Exception" not in caplog.text
+
+
+def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under uvloop, as every process runs: what waits for collections would grow with the rate of clients."""
+    living: weakref.WeakSet[BoundedHttp] = weakref.WeakSet()
+    made = BoundedHttp.connection_made
+
+    def counted(self: BoundedHttp, transport: asyncio.Transport) -> None:
+        living.add(self)
+        made(self, transport)
+
+    monkeypatch.setattr(BoundedHttp, "connection_made", counted)
+
+    async def story() -> None:
+        async with served(App()) as (server, (host, port)):
+            for path in ("/echo", "/early", "/close", "/whole"):
+                async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+                    await client.post(f"http://{host}:{port}{path}", content=b"hello")
+            assert living
+            await none_left(server)
+            async with asyncio.timeout(PATIENCE_S):
+                while living:  # noqa: ASYNC110  nothing tells of an object's end
+                    await asyncio.sleep(0.002)
+
+    gc.disable()
+    try:
+        uvloop.run(story())
+    finally:
+        gc.enable()
