@@ -1,6 +1,7 @@
 """Time of an event loop that a test moves: timers come due without waiting for them."""
 
 import asyncio
+from math import ceil
 
 TURNS = 20
 """More turns of the loop than anything takes that is ready."""
@@ -21,9 +22,9 @@ async def skip(seconds: float) -> None:
 
 
 def freeze() -> None:
-    """Stop the running loop's clock: from here on only `skip` moves it, however busy the machine is."""
+    """Stop the running loop's clock, at a whole second: only `skip` moves it, however busy the machine is."""
     loop = asyncio.get_running_loop()
-    now_s = loop.time()
+    now_s = float(ceil(loop.time()))
     setattr(loop, "time", lambda: now_s)  # noqa: B010 - a method, and only this loop's
 
 

@@ -81,6 +81,40 @@ def test_an_upstream_request_that_is_released_counts_nothing_more() -> None:
     assert budget.held_bytes == 0
 
 
+def test_up_to_the_bound_nobody_is_dropped_and_one_byte_beyond_whoever_holds_most() -> None:
+    budget = ByteBudget(100)
+    one, other = upstream(budget, 1), upstream(budget, 2)
+    one.put(b"x" * 60, 1)
+    assert other.put(b"x" * 40, 1)
+    budget.relieve()
+    assert (one.end, other.end) == (None, None)
+    assert other.put(b"x", 1)
+    assert isinstance(one.end, Overflowed)
+    assert budget.held_bytes == 41
+
+
+def test_a_single_byte_beside_bodies_is_enough_to_be_dropped_for() -> None:
+    budget = ByteBudget(100)
+    one = upstream(budget)
+    with BodyBytes(budget) as body:
+        body.add(100)
+        assert not one.put(b"x", 1)
+        assert isinstance(one.end, Overflowed)
+        assert budget.held_bytes == 100
+
+
+def test_where_nobody_holds_output_nobody_is_dropped() -> None:
+    budget = ByteBudget(100)
+    with BodyBytes(budget) as body:
+        body.add(100)
+        budget.bound_bytes = 50
+        budget.relieve()
+        one = upstream(budget)
+        budget.relieve()
+        assert one.end is None
+        assert budget.held_bytes == 100
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["put", "take", "finish", "release"]), st.integers(0, 3)), max_size=60
 )

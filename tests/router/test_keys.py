@@ -11,7 +11,14 @@ import pytest
 from penstock_pool import Application, load_keys
 from penstock_router.applications.api_keys import Keys
 from penstock_router.applications.key_refresh import KeyMetrics, KeyRefresh
-from penstock_router.applications.key_sources import KeyFiles, KeySecrets, KeySource, SecretName, Unreadable
+from penstock_router.applications.key_sources import (
+    ANSWER_S,
+    KeyFiles,
+    KeySecrets,
+    KeySource,
+    SecretName,
+    Unreadable,
+)
 from penstock_router.connections.api_server import Access, AccessError
 from prometheus_client import CollectorRegistry
 from scripted.house import House, house, pool_with
@@ -213,5 +220,23 @@ async def test_an_api_server_that_is_away_is_asked_once_a_round_and_connected_to
     assert all(isinstance(one, Unreadable) for one in read.values())
     cluster.fault = None
     assert await source.read() == {"ide": "a", "night": "c"}
+    assert cluster.clients == 2
+    await source.close()
+
+
+def test_a_revoked_key_stops_as_soon_as_the_manual_says() -> None:
+    assert KeyFiles.every_s == 1
+    assert KeySecrets.every_s == ANSWER_S == 2
+
+
+async def test_a_source_that_is_closed_has_closed_its_connection_and_makes_another() -> None:
+    cluster = Cluster(ide=secret("a"), night=secret("c"))
+    source = cluster.source()
+    await source.close()
+    await source.read()
+    http = source._http
+    await source.close()
+    assert http is not None and http.is_closed
+    await source.read()
     assert cluster.clients == 2
     await source.close()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from math import inf
 from random import Random
 from typing import Any, cast
 
@@ -11,12 +12,24 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from loop_time import freeze, skip, thaw
+from penstock_core.domain.verdict import Admitted
 from penstock_core.routing import outlier_detection
+from penstock_core.routing.progress import longest_silence_s
 from penstock_proto import replica_pb2 as wire
 from penstock_router.connections.backoff import Backoff
-from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+from penstock_router.replicas import replica_link
+from penstock_router.replicas.replica_link import (
+    CONNECT_S,
+    DESCRIBE_AGAIN_S,
+    LONGEST_ANSWER_TOKENS,
+    SWEEP_S,
+    LinkState,
+    ReplicaLink,
+)
 from penstock_router.replicas.session_writer import Attempt, Submission
 from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
+from structlog.testing import capture_logs
 
 READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))
 SUBMISSION = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
@@ -75,7 +88,11 @@ class MemoryReplica:
 
     def __init__(self) -> None:
         self.sessions: list[MemorySession] = []
-        self.describes: Callable[[], None] = lambda: None
+        self.describes: list[float] = []  # when it was asked what it is
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.description = wire.DescribeReply(replica="r0")
+        self.refusal: Exception | None = None
 
     async def __aenter__(self) -> "MemoryReplica":
         return self
@@ -85,8 +102,11 @@ class MemoryReplica:
 
     def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
         async def describe(request: wire.DescribeRequest) -> wire.DescribeReply:
-            self.describes()
-            return wire.DescribeReply(replica="r0")
+            self.describes.append(asyncio.get_running_loop().time())
+            await self.answers.wait()
+            if self.refusal is not None:
+                raise self.refusal
+            return self.description
 
         return describe
 
@@ -124,8 +144,8 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def ask(link: ReplicaLink) -> UpstreamRequest:
-    return link.submit(Attempt(SUBMISSION, 1, False), 1000, lambda: None)
+def ask(link: ReplicaLink, bound_bytes: int | None = 1000) -> UpstreamRequest:
+    return link.submit(Attempt(SUBMISSION, 1, False), bound_bytes, lambda: None)
 
 
 def event(id: int, **kind: Any) -> wire.ReplicaFrame:
@@ -256,6 +276,186 @@ async def test_a_connection_lost_with_nothing_unanswered_is_none() -> None:
             replica.sessions[-1].end()
             await turns()
         assert not link.ejection.ejected
+
+
+async def test_why_a_session_ended_is_logged_once_for_each_cause() -> None:
+    with capture_logs() as said:
+        async with linked() as (link, replica):
+            for error in (None, Ended("odd")):
+                for _ in range(3):
+                    replica.sessions[-1].end(error)
+                    await turns()
+            replica.sessions[-1].broken = asyncio.InvalidStateError()
+            ask(link)
+            await turns()
+    events = [(line["event"], line.get("why", line.get("state"))) for line in said]
+    assert events == [
+        ("replica", "ready"),
+        *[("replica not connected", "the replica ended the session"), ("replica", "ready")] * 3,
+        *[("link broke", None), ("replica not connected", "Ended: odd"), ("replica", "ready")] * 3,
+        ("replica not connected", "the session broke while a frame was written"),
+        ("replica", "ready"),
+    ]
+
+
+async def test_a_cause_is_told_once_while_it_lasts() -> None:
+    replica = MemoryReplica()
+    replica.refusal = OSError(2, "no such file", "ca.pem")
+    link = link_to(replica)
+    with capture_logs() as said:
+        running = asyncio.create_task(link.run())
+        await turns(60)
+        running.cancel()
+        await asyncio.wait({running})
+    assert len(replica.describes) > 2
+    assert [line["why"] for line in said] == ["ca.pem: no such file"]
+    assert link.state is LinkState.CONNECTING
+
+
+async def test_whoever_counts_replicas_hears_of_every_change() -> None:
+    heard: list[LinkState] = []
+    async with linked() as (link, replica):
+        link.changed = lambda: heard.append(link.state)
+        replica.sessions[-1].bring(READY)
+        replica.sessions[-1].bring(wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=False)))
+        replica.sessions[-1].bring(
+            wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True, draining=True))
+        )
+        replica.sessions[-1].bring(wire.ReplicaFrame(snapshot=wire.Snapshot(work_s=-1)), READY)
+        await turns()
+        replica.sessions[-1].end()
+        await turns()
+        states = LinkState.ENGINE_DOWN, LinkState.DRAINING, LinkState.MALFORMED, LinkState.READY
+        assert heard == [*states, LinkState.LOST, LinkState.READY]
+        assert link.malformed == 1
+
+
+@pytest.fixture
+async def still(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Time stands still, but for what a test skips."""
+    freeze()
+    monkeypatch.setattr(replica_link, "monotonic", lambda: asyncio.get_running_loop().time())
+    yield
+    thaw()
+
+
+async def test_how_old_a_snapshot_is_counts_from_when_it_came(still: None) -> None:
+    async with linked() as (link, replica):
+        await skip(3)
+        assert link.load.age_s == 3
+        replica.sessions[0].bring(READY)
+        await turns()
+        assert link.load.age_s == 0
+
+
+async def test_a_replica_is_asked_again_and_again_what_it_is(still: None) -> None:
+    async with linked() as (link, replica):
+        replica.description = wire.DescribeReply(replica="r0", max_model_len=7)
+        for _ in range(3):
+            await skip(DESCRIBE_AGAIN_S)
+        began_s = replica.describes[0]
+        assert [at_s - began_s for at_s in replica.describes] == [0, 15, 30, 45]
+        assert link.description == replica.description
+
+
+async def test_a_replica_that_says_nothing_at_all_is_left(still: None) -> None:
+    async with linked() as (link, replica):
+        upstream = ask(link)
+        await turns()
+        replica.answers.clear()
+        await skip(DESCRIBE_AGAIN_S)
+        await skip(CONNECT_S)
+        assert (len(replica.describes), link.state) == (3, LinkState.READY)
+        with capture_logs() as said:
+            await skip(CONNECT_S)
+        assert isinstance(upstream.end, Lost)
+        assert said[0]["why"] == "it is connected, and does not answer"
+        replica.answers.set()
+        await turns()
+        assert (link.state, len(replica.sessions)) == (LinkState.READY, 2)
+
+
+async def test_a_replica_that_says_anything_is_only_busy(still: None) -> None:
+    async with linked() as (link, replica):
+        replica.answers.clear()
+        for _ in range(3):
+            await skip(DESCRIBE_AGAIN_S)
+            replica.sessions[0].bring(READY)
+            await turns()
+            await skip(CONNECT_S)
+        assert (len(replica.describes), len(replica.sessions)) == (4, 1)
+        assert link.state is LinkState.READY
+
+
+MALFORMED = wire.DescribeReply(replica="r0", time_model_json="{")
+BUSY = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal", "malformed"),
+    [(MALFORMED, None, 2), (MALFORMED, BUSY, 0)],
+    ids=["malformed", "busy"],
+)
+async def test_an_answer_of_no_use_is_an_answer_too(
+    still: None, answer: wire.DescribeReply, refusal: Exception | None, malformed: int
+) -> None:
+    """One that misses one question in two is never silent, and is asked no oftener than it should be."""
+    async with linked() as (link, replica):
+        told = link.description
+        replica.description, replica.refusal = answer, refusal
+        for _ in range(2):
+            replica.answers.clear()
+            await skip(DESCRIBE_AGAIN_S)
+            await skip(CONNECT_S)
+            replica.answers.set()
+            await turns()
+        began_s = replica.describes[0]
+        assert [at_s - began_s for at_s in replica.describes] == [0, 15, 20, 35, 40]
+        assert (link.malformed, len(replica.sessions)) == (malformed, 1)
+        assert link.description is told
+
+
+async def test_a_request_of_which_nothing_is_heard_is_ended_and_taken_back(still: None) -> None:
+    async with linked() as (link, replica):
+        silent, talking, waiting = ask(link), ask(link), ask(link)
+        await turns()
+        (session,) = replica.sessions
+        session.bring(*(event(one.id, admitted=wire.Admitted()) for one in (silent, talking)))
+        await turns()
+        silent.longest_silence_s = talking.longest_silence_s = 2 * SWEEP_S
+        await skip(SWEEP_S)
+        session.bring(event(talking.id, output=wire.Output(data=b"x", tokens=1)))
+        await skip(SWEEP_S)
+        assert silent.end is None
+        await skip(SWEEP_S)
+        assert silent.end == Lost("r0", "nothing was heard of it for 15 s")
+        assert talking.end is waiting.end is None
+        assert link.stalled == 1
+        await turns()
+        assert session.taken_back == [silent.id]
+
+
+@pytest.mark.parametrize(
+    ("bound_bytes", "max_model_len", "silent_tokens"),
+    [(1000, 4096, 1), (None, 4096, 4096), (None, 0, LONGEST_ANSWER_TOKENS)],
+    ids=["a stream", "a whole answer", "a whole answer of any length"],
+)
+async def test_how_long_a_request_may_be_silent_depends_on_what_it_says_meanwhile(
+    bound_bytes: int | None, max_model_len: int, silent_tokens: int
+) -> None:
+    replica = MemoryReplica()
+    replica.description = wire.DescribeReply(replica="r0", max_model_len=max_model_len)
+    link = link_to(replica)
+    running = asyncio.create_task(link.run())
+    await turns()
+    upstream = ask(link, bound_bytes)
+    assert upstream.longest_silence_s == inf
+    admitted = wire.Admitted(ttft_predicted_s=5, tpot_predicted_s=4)
+    replica.sessions[0].bring(event(upstream.id, admitted=admitted))
+    await turns()
+    assert upstream.longest_silence_s == longest_silence_s(Admitted(5, 4), silent_tokens)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 def _is_done(waiting: Coroutine[Any, Any, None]) -> bool:

@@ -74,3 +74,47 @@ async def test_a_finished_request_keeps_what_came_before_its_end() -> None:
     upstream.put(b"x", 1)
     upstream.finish(end)
     assert upstream.take() == (b"x", 1, end)
+
+
+def waits(upstream: UpstreamRequest) -> bool:
+    """Whether there is nothing new to hear of it."""
+    waiting = upstream.changed()
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return False
+    waiting.close()
+    return True
+
+
+async def test_what_was_taken_or_heard_of_is_no_news() -> None:
+    upstream = UpstreamRequest(1)
+    assert waits(upstream)
+    upstream.put(b"x", 1)
+    upstream.take()
+    assert waits(upstream)
+    upstream.put(b"y", 1)
+    assert not waits(upstream)
+    assert waits(upstream)
+    upstream.accepted(BestEffort())
+    assert not waits(upstream)
+
+
+async def test_a_request_that_is_released_holds_nothing() -> None:
+    upstream = UpstreamRequest(1, bound_bytes=10)
+    upstream.put(b"12345", 2)
+    assert (upstream.held_bytes, upstream.brought) == (5, True)
+    upstream.release()
+    assert (upstream.held_bytes, upstream.brought) == (0, False)
+    assert upstream.take() == (b"", 0, None)
+    assert upstream.put(b"1234567890", 1)
+    assert upstream.put(b"", 0)
+
+
+async def test_only_what_is_streamed_has_a_bound() -> None:
+    assert UpstreamRequest(1, bound_bytes=0).streamed
+    assert not UpstreamRequest(1).streamed
+
+
+def test_a_replica_that_is_lost_may_have_begun_unless_it_is_said() -> None:
+    assert Lost("r0", "gone").reached

@@ -102,7 +102,8 @@ class ReplicaLink:
         self.peers = PeerPlacements()
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
-        self.heard_s = 0.0
+        self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
+        self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
         self.ejection = Ejection(name)
         self._connect, self._backoff = connect, backoff
@@ -229,18 +230,22 @@ class ReplicaLink:
         unanswered = 0
         while True:
             await asyncio.sleep(DESCRIBE_AGAIN_S if unanswered == 0 else 0)
-            asked_s = monotonic()
-            try:
-                await self._describe(stub)
-                unanswered = 0
-            except wire_conversion.Malformed as error:  # what it said before still holds
-                self._count_malformed(str(error))
-            except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
-                unanswered = 0
-            except TimeoutError:
-                unanswered = 0 if self.heard_s >= asked_s else unanswered + 1
-                if unanswered == MOST_UNANSWERED:
-                    raise Silent from None
+            unanswered = 0 if await self._says_anything(stub) else unanswered + 1
+            if unanswered == MOST_UNANSWERED:
+                raise Silent
+
+    async def _says_anything(self, stub: ReplicaStub) -> bool:
+        """Ask the replica what it is. Return whether that, or anything else, came from it in time."""
+        asked_s = monotonic()
+        try:
+            await self._describe(stub)
+        except wire_conversion.Malformed as error:  # what it said before still holds
+            self._count_malformed(str(error))
+        except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
+            pass
+        except TimeoutError:
+            return self.heard_s >= asked_s
+        return True
 
     async def _end_stalled(self) -> None:
         """End requests of which the replica has said nothing for far longer than forecast."""
@@ -259,6 +264,7 @@ class ReplicaLink:
             description = await stub.Describe(wire.DescribeRequest())
         self.time_model = wire_conversion.time_model(description)
         self.description = description
+        self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
 
     def _count_malformed(self, why: str) -> None:
         """Count it, and log it unless the last line said the same."""
@@ -300,11 +306,8 @@ class ReplicaLink:
             upstream.finish(wire_conversion.end(event, kind))
 
     def _accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
-        described = self.description
-        longest = (
-            LONGEST_ANSWER_TOKENS if described is None else described.max_model_len or LONGEST_ANSWER_TOKENS
-        )
-        upstream.longest_silence_s = longest_silence_s(verdict, 1 if upstream.streamed else longest)
+        silent_tokens = 1 if upstream.streamed else self._longest_answer_tokens
+        upstream.longest_silence_s = longest_silence_s(verdict, silent_tokens)
         upstream.accepted(verdict)
 
     def _observe(self, message: wire.Snapshot) -> None:

@@ -85,7 +85,7 @@ class UpstreamRequest:
         self.id = id
         self.verdict: Admitted | BestEffort | None = None
         self.end: End | None = None
-        self.heard_s, self.longest_silence_s = 0.0, inf
+        self.heard_s, self.longest_silence_s = -inf, inf
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
         self._chunks: list[bytes] = []
         self._held_bytes = self._taken_bytes = self._tokens = 0
