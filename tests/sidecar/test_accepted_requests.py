@@ -1,0 +1,326 @@
+"""Requests that a replica has accepted: what they hold, what it learns of them, and who ends with what."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import orjson
+import pytest
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.verdict import Admitted, BestEffort
+from penstock_core.forecast.overdue import Expected, Signs
+from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.timing.time_model import Term, TimeModel
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.frames.outbox import Outbox
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.replica import accepted_requests
+from penstock_sidecar.replica.accepted_requests import AcceptedRequests
+from penstock_sidecar.requests.client_body import ClientBody, read_body
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.gate import OpenGate
+from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+from prometheus_client import CollectorRegistry
+
+
+class Mirror(ReplicaMirror):
+    """One that says what it was told."""
+
+    def __init__(self, longer: Callable[[Job], int]) -> None:
+        super().__init__(KvCache(1000, 1000, 16), Limits(), longer)
+        self.told: list[tuple[str, float, bool, bool]] = []
+
+    def accept(self, job: Job, now_s: float, prompt_known: bool = False, timed: bool = False) -> None:
+        self.told.append((job.request.id, now_s, prompt_known, timed))
+        super().accept(job, now_s, prompt_known, timed)
+
+
+class Taught(Learned):
+    """One that says what it was taught: prompts' tokens, and answers' with those of their prompts."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeModel("test", (Term(0.0001, 0.01),)))
+        self.prompts: list[int] = []
+        self.answers: list[tuple[int, int]] = []
+
+    def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
+        self.prompts.append(prompt_tokens)
+
+    def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
+        self.answers.append((prompt_tokens, output_tokens))
+
+
+class Keeper(OpenGate):
+    """A gate that holds whom a test says, and notes who ended."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.over: list[tuple[str, bool]] = []
+
+    def holds(self, key: str) -> bool:
+        return key in self.held
+
+    def ended(self, key: str, engine_full: bool) -> None:
+        self.over.append((key, engine_full))
+
+
+class Desk:
+    """The replica around them, and the session that they came by."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        metrics = Metrics(self.registry)
+        self.learned, self.gate = Taught(), Keeper()
+        self.mirror = Mirror(self.learned.longer)
+        self.accepted = AcceptedRequests(
+            self.mirror, self.learned, self.gate, metrics=metrics, faults=Faults(metrics.faults)
+        )
+        self.outbox = cast(Outbox, self)
+        self.discarded: list[bool] = []
+
+    def put(self, *_: object, **__: object) -> None:
+        """Nobody reads it."""
+
+    def forget(self, request: ReplicaRequest) -> None:
+        """Nothing to forget."""
+
+    def accept(self, key: str, best_effort: bool = False, **fields: Any) -> ReplicaRequest:
+        """A request for one streamed answer to three token ids, unless told otherwise."""
+        submit = wire.Submit(id=7, request_id=key, endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
+        request = ReplicaRequest(submit, key, self, self._ended, 100.0)
+        raw = orjson.dumps({"prompt": [1, 2, 3], "stream": True, **fields})
+        job = new_job(Request(key, "chat", 99.5, 3, 500), 50, best_effort=False)
+        request.planned(read_body(wire.ENDPOINT_COMPLETIONS, raw), job)
+        self.accepted.add(request, best_effort=best_effort, now_s=100.25)
+        request.decided(BestEffort() if best_effort else Admitted(0.25, 0.05))
+        return request
+
+    def _ended(self, request: ReplicaRequest) -> None:
+        self.discarded.append(self.accepted.discard(request))
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"penstock_replica_{name}", labels)
+
+    @property
+    def in_mirror(self) -> list[str]:
+        view = self.mirror.view(101.0, self.learned.model)
+        return [job.request.id for job in (*view.running, *view.waiting)]
+
+
+def test_every_answer_that_is_asked_for_is_held_until_its_request_ends() -> None:
+    desk = Desk()
+    one, three = desk.accept("a"), desk.accept("b", n=3)
+    assert (len(desk.accepted), desk.accepted.sequences, desk.accepted.best_effort) == (2, 4, 0)
+    assert desk.in_mirror == ["a", *three.keys]
+    three.cancelled()
+    assert (len(desk.accepted), desk.accepted.sequences, desk.in_mirror) == (1, 1, ["a"])
+    one.cancelled()
+    assert (len(desk.accepted), desk.accepted.sequences, desk.in_mirror) == (0, 0, [])
+    assert desk.gate.over == [("b", False), ("a", False)]
+
+
+def test_best_effort_is_counted_by_answers() -> None:
+    desk = Desk()
+    desk.accept("a")
+    best_effort = desk.accept("b", best_effort=True, n=2)
+    assert desk.accepted.best_effort == 2
+    assert best_effort.job is not None and best_effort.job.best_effort
+    best_effort.cancelled()
+    assert desk.accepted.best_effort == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted", "timed"),
+    [
+        ({}, True, False),
+        ({"stream": False}, True, True),
+        ({"prompt": "text"}, False, False),
+        ({"prompt": [[1], [2, 3]]}, False, False),
+    ],
+    ids=["token ids", "not streamed", "text", "several prompts"],
+)
+def test_a_prompt_is_known_where_it_was_counted_and_tokens_are_timed_where_nobody_reads_along(
+    fields: dict[str, Any], counted: bool, timed: bool
+) -> None:
+    desk = Desk()
+    request = desk.accept("a", **fields)
+    assert desk.mirror.told == [(key, 100.25, counted, timed) for key in request.keys]
+
+
+def test_one_that_was_never_accepted_frees_nothing() -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    request.cancelled()
+    assert not desk.accepted.discard(request)
+    assert desk.discarded == [True]
+    assert desk.gate.over == [("a", False)]
+
+
+def test_an_engine_without_room_is_counted_and_told_to_the_gate() -> None:
+    desk = Desk()
+    desk.accept("a").engine_full()
+    desk.accept("b").engine_lost()
+    assert desk.metric("engine_full_total") == 1
+    assert desk.gate.over == [("a", True), ("b", False)]
+
+
+def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    request.output(b"x", 1, 0, 101.0)
+    request.output(b"x", 1, 0, 101.5)
+    request.finished(Usage(3, 2), (), 0)
+    assert (desk.learned.prompts, desk.learned.answers) == ([3], [(3, 2)])
+    assert (desk.metric("ttft_seconds_sum", tier="chat"), desk.metric("tpot_seconds_sum", tier="chat")) == (
+        1,
+        0.5,
+    )
+
+
+def test_an_answer_of_one_token_has_no_pace() -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    request.output(b"x", 1, 0, 101.0)
+    request.finished(Usage(3, 1), (), 0)
+    assert desk.metric("ttft_seconds_count", tier="chat") == 1
+    assert not desk.metric("tpot_seconds_count", tier="chat")
+
+
+def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() -> None:
+    desk = Desk()
+    request = desk.accept("a", prompt=[[1], [2, 3]], n=2)
+    request.output(b"x", 8, 0, 101.0)
+    request.finished(Usage(6, 8), (), 0)
+    assert (desk.learned.prompts, desk.learned.answers) == ([], [(3, 2)])
+
+
+def test_one_that_ended_otherwise_teaches_nothing() -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    request.output(b"x", 1, 0, 101.0)
+    request.engine_lost()
+    assert (desk.learned.prompts, desk.learned.answers) == ([], [])
+    assert not desk.metric("ttft_seconds_count", tier="chat")
+
+
+def test_a_prompt_that_the_engine_has_reported_is_learned_once() -> None:
+    desk = Desk()
+    request, several = desk.accept("a"), desk.accept("b", prompt=[[1], [2, 3]])
+    for key in ("a", "b", "unknown"):
+        desk.accepted.prompt_known(key, 30)
+    assert (request.prompt_reported, several.prompt_reported) == (True, False)
+    request.output(b"x", 1, 0, 101.0)
+    request.finished(Usage(31, 1), (), 0)
+    assert desk.learned.prompts == [30]
+
+
+def held(*rows: tuple[str, int]) -> StepReport:
+    """The engine holds these, with so many tokens generated."""
+    names, generated = zip(*rows, strict=True)
+    return StepReport(
+        sequence=1,
+        running=len(rows),
+        request_ids=names,
+        computed_tokens=[3] * len(rows),
+        generated_tokens=generated,
+        best_effort=[False] * len(rows),
+    )
+
+
+def test_a_drain_returns_what_the_engine_has_not_begun() -> None:
+    desk = Desk()
+    streaming, begun, waiting, held_back = (desk.accept(key) for key in "abcd")
+    desk.mirror.apply(held(("a", 1), ("b", 0), ("d", 1)), 100.5)
+    streaming.output(b"x", 1, 0, 101.0)
+    desk.gate.held.add("d")
+    desk.accepted.return_waiting()
+    assert [request.ended for request in (streaming, begun, waiting, held_back)] == [False, False, True, True]
+    assert waiting.state is State.RETURNED
+    assert desk.metric("returned_total") == 2
+
+
+def test_without_reports_an_answer_that_is_not_streamed_may_have_begun() -> None:
+    desk = Desk()
+    whole, stream = desk.accept("a", stream=False), desk.accept("b")
+    desk.accepted.return_waiting()
+    assert (whole.ended, stream.ended) == (False, True)
+
+
+@pytest.mark.parametrize("all_lost", [True, False])
+def test_a_missing_engine_ends_all_that_it_has_lost_or_was_not_given(all_lost: bool) -> None:
+    desk = Desk()
+    inside, held_back = desk.accept("a"), desk.accept("b")
+    desk.mirror.apply(held(("a", 1)), 100.5)
+    desk.gate.held.add("b")
+    desk.accepted.engine_down(all_lost)
+    assert (inside.ended, held_back.ended) == (all_lost, True)
+    assert not desk.mirror.check(100.5)
+
+
+def test_all_are_cancelled_at_the_end() -> None:
+    desk = Desk()
+    both = desk.accept("a"), desk.accept("b")
+    desk.accepted.cancel_all()
+    assert [request.state for request in both] == [State.CANCELLED] * 2
+    assert len(desk.accepted) == 0
+
+
+def ended_overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch, *overdue: str) -> tuple[bool, list[Expected]]:
+    """What `end_overdue` returns where these answers are overdue, and what was expected of each."""
+    asked: list[Expected] = []
+
+    def signs(request_id: str, shows_output: bool) -> Signs | None:
+        found = ReplicaMirror.signs(desk.mirror, request_id, shows_output)
+        assert found is not None
+        return found._replace(own_s=0.0 if request_id in overdue else 200.0)
+
+    def is_overdue(signs: Signs, expected: Expected, now_s: float, silence_s: float) -> bool:
+        asked.append(expected)
+        assert (now_s, silence_s) == (200.0, 5.0)
+        return signs.own_s == 0.0
+
+    monkeypatch.setattr(desk.mirror, "signs", signs)
+    monkeypatch.setattr(accepted_requests, "is_overdue", is_overdue)
+    now = Snapshot(step_s=0.01, work_s=3.0)
+    return desk.accepted.end_overdue(now, 200.0, 5.0), asked
+
+
+def test_requests_without_progress_are_ended_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    stuck, going = desk.accept("a"), desk.accept("b")
+    assert ended_overdue(desk, monkeypatch, "a")[0]
+    assert (stuck.ended, going.ended) == (True, False)
+    assert desk.metric("stalled_total", tier="chat", at="queued") == 1
+
+
+def test_where_all_go_on_nobody_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    assert ended_overdue(desk, monkeypatch) == (False, [Expected(0.25, 0.05, 3.0, 500)])
+    assert not request.ended
+
+
+def test_one_of_several_answers_that_goes_on_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    one, other = desk.accept("a", n=2), desk.accept("b", n=2)
+    assert ended_overdue(desk, monkeypatch, *one.keys, other.keys[1])[0]
+    assert (one.ended, other.ended) == (True, False)
+
+
+def test_what_the_gate_holds_is_not_the_engines_to_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    request = desk.accept("a")
+    desk.gate.held.add("a")
+    assert not ended_overdue(desk, monkeypatch, "a")[0]
+    assert not request.ended
+
+
+def test_of_best_effort_only_the_replicas_own_pace_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.accept("a", best_effort=True)
+    assert ended_overdue(desk, monkeypatch)[1] == [Expected(0.0, 0.01, 3.0, 500)]

@@ -1,0 +1,255 @@
+"""One request at a replica: what its router is told, how urgently, and what its end brings about."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import orjson
+import pytest
+from penstock_core.domain.request import Request, new_job
+from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.requests.client_body import read_body
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+
+class Desk:
+    """The session that a request came by, and the replica that hears of its end."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[wire.Event, int, Hurry]] = []
+        self.forgotten: list[ReplicaRequest] = []
+        self.ended: list[ReplicaRequest] = []
+        self.outbox = cast(Outbox, self)
+
+    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+        self.told.append((event, data_bytes, hurry))
+
+    def forget(self, request: ReplicaRequest) -> None:
+        self.forgotten.append(request)
+
+    @property
+    def hurries(self) -> list[Hurry]:
+        return [hurry for _, _, hurry in self.told]
+
+    @property
+    def last(self) -> wire.Event:
+        return self.told[-1][0]
+
+
+def new(desk: Desk, request_id: str = "r7") -> ReplicaRequest:
+    """Submitted at 100 s, and not yet read."""
+    submit = wire.Submit(id=7, request_id=request_id, endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
+    return ReplicaRequest(submit, "k", desk, desk.ended.append, 100.0)
+
+
+def planned(desk: Desk, **fields: Any) -> ReplicaRequest:
+    """Read, for one streamed answer unless told otherwise. It arrived at its router at 99.5 s."""
+    request = new(desk)
+    raw = orjson.dumps({"prompt": [1, 2, 3], "stream": True, **fields})
+    job = new_job(Request("k", "chat", 99.5, 3, 500), 50, best_effort=False)
+    request.planned(read_body(wire.ENDPOINT_COMPLETIONS, raw), job)
+    return request
+
+
+def admitted(desk: Desk, **fields: Any) -> ReplicaRequest:
+    request = planned(desk, **fields)
+    request.decided(Admitted(0.25, 0.05))
+    desk.told.clear()
+    return request
+
+
+@pytest.mark.parametrize("given", ["a", "x" * 128, "!~", "id-with-\x7e"])
+def test_the_clients_own_id_is_kept_where_a_header_can_hold_it(given: str) -> None:
+    assert new(Desk(), given).request_id == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\n", "é", "\x7f"])
+def test_another_one_is_replaced_by_the_replicas(given: str) -> None:
+    assert new(Desk(), given).request_id == "k"
+
+
+def test_a_request_has_a_job_for_each_answer() -> None:
+    assert (new(Desk()).jobs, new(Desk()).sequences) == ([], 1)
+    one, three = planned(Desk()), planned(Desk(), n=3)
+    assert ([job.request.id for job in one.jobs], one.sequences) == (["k"], 1)
+    assert [job.request.id for job in three.jobs] == list(three.keys)
+    assert (three.sequences, len(set(three.keys)), three.keys[0]) == (3, 3, "k")
+
+
+def test_a_rejection_is_told_at_once_and_is_the_end() -> None:
+    desk = Desk()
+    request = planned(desk)
+    request.decided(Rejected(Reason.KV_MEMORY, 1.5))
+    ((event, _, hurry),) = desk.told
+    assert (event.id, event.rejected.reason, hurry) == (7, wire.REASON_KV_MEMORY, Hurry.AT_ONCE)
+    assert request.verdict == Rejected(Reason.KV_MEMORY, 1.5)
+    assert request.ended
+    assert desk.forgotten == desk.ended == [request]
+
+
+@pytest.mark.parametrize("verdict", [Admitted(0.25, 0.05), BestEffort()])
+def test_an_acceptance_waits_for_output(verdict: Admitted | BestEffort) -> None:
+    desk = Desk()
+    request = planned(desk)
+    request.decided(verdict)
+    assert desk.hurries == [Hurry.NONE]
+    assert (request.verdict, request.state, request.ended) == (verdict, State.WAITING, False)
+    assert desk.ended == []
+
+
+def test_the_first_output_of_a_stream_goes_at_once_and_later_ones_with_their_step() -> None:
+    desk = Desk()
+    request = admitted(desk)
+    assert [request.output(b"ab", 1, 0, at_s) for at_s in (100.5, 100.75)] == [1, 1]
+    first, second = desk.told
+    assert (first[0].output.data, first[1:]) == (b"ab", (2, Hurry.AT_ONCE))
+    assert second[1:] == (2, Hurry.STEP)
+    assert (request.first_s, request.last_s, request.tpot_s) == (100.5, 100.75, 0.25)
+
+
+def test_nobody_waits_for_output_of_an_answer_that_is_not_streamed() -> None:
+    desk = Desk()
+    request = admitted(desk, stream=False)
+    request.output(b"{}", 2, 0, 100.5)
+    request.finished(Usage(3, 2), (), 0)
+    assert desk.hurries == [Hurry.NONE, Hurry.AT_ONCE]
+    assert not request.streams
+
+
+def test_tokens_are_as_many_as_were_seen_or_reported_whichever_is_more() -> None:
+    desk = Desk()
+    request = admitted(desk)
+    assert [request.output(b"x", *counts, 100.5) for counts in ((1, 0), (1, 5), (1, 2), (3, 0))] == [
+        1,
+        4,
+        0,
+        1,
+    ]
+    assert [event.output.tokens for event, _, _ in desk.told] == [1, 4, 0, 1]
+    assert request.tokens == 6
+
+
+def test_fewer_than_two_tokens_have_no_pace() -> None:
+    request = admitted(Desk())
+    assert request.tpot_s == 0
+    request.output(b"x", 1, 0, 100.5)
+    assert request.tpot_s == 0
+    request.output(b"x", 1, 0, 101.0)
+    request.output(b"x", 1, 0, 103.5)
+    assert request.tpot_s == 1.5
+
+
+def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
+    desk = Desk()
+    request = admitted(desk)
+    request.output(b"x", 1, 0, 100.5)
+    request.output(b"x", 1, 0, 101.0)
+    request.finished(Usage(3, 2, 1), (), 1)
+    told = desk.last.finished
+    assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens, told.thinking_tokens) == (
+        3,
+        2,
+        1,
+        1,
+    )
+    assert (told.ttft_s, told.tpot_s, list(told.token_gaps_us)) == (0.5, 0.5, [])
+    assert desk.hurries[-1] is Hurry.NONE
+    assert desk.ended == [request]
+    assert request.usage == Usage(3, 2, 1)
+
+
+def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None:
+    desk = Desk()
+    request = admitted(desk, stream=False)
+    request.output(b"{}", 3, 0, 109.0)
+    request.finished(Usage(3, 3), (100.5, 100.75, 100.5), 0)
+    told = desk.last.finished
+    assert list(told.token_gaps_us) == [1_000_000, 250_000, 0]
+    assert (told.ttft_s, told.tpot_s) == (0.5, 0.0)
+
+
+def test_an_engine_that_counts_more_tokens_than_were_seen_is_believed() -> None:
+    request = admitted(Desk())
+    request.output(b"x", 1, 0, 100.5)
+    request.output(b"x", 1, 0, 101.5)
+    request.finished(Usage(3, 5), (), 0)
+    assert (request.tokens, request.tpot_s) == (5, 0.25)
+
+
+ENDS: list[tuple[Callable[[ReplicaRequest], None], int, int]] = [
+    (ReplicaRequest.engine_lost, wire.FAILURE_ENGINE_LOST, 502),
+    (ReplicaRequest.returned, wire.FAILURE_RETURNED, 503),
+    (ReplicaRequest.broke, wire.FAILURE_INTERNAL, 500),
+    (lambda request: request.engine_refused(422, b"no"), wire.FAILURE_ENGINE_REFUSED, 422),
+]
+
+
+@pytest.mark.parametrize(("end", "failure", "status"), ENDS)
+def test_each_failure_has_its_kind_and_status_and_is_told_at_once(
+    end: Callable[[ReplicaRequest], None], failure: int, status: int
+) -> None:
+    desk = Desk()
+    request = admitted(desk)
+    end(request)
+    assert (desk.last.failed.failure, desk.last.failed.status) == (failure, status)
+    assert desk.hurries == [Hurry.AT_ONCE]
+    assert desk.ended == desk.forgotten == [request]
+
+
+def test_an_engines_own_words_count_as_bytes_that_are_held() -> None:
+    desk = Desk()
+    admitted(desk).engine_refused(422, b"no way")
+    assert desk.told[0][1] == 6
+
+
+def test_a_body_that_cannot_be_served_ends_the_request_before_any_verdict() -> None:
+    desk = Desk()
+    request = new(desk)
+    request.invalid(ApiError(413, "too long"))
+    assert (desk.last.failed.failure, desk.last.failed.status) == (wire.FAILURE_BAD_REQUEST, 413)
+    assert desk.ended == [request]
+
+
+def test_an_engine_without_room_is_a_rejection() -> None:
+    desk = Desk()
+    request = admitted(desk)
+    request.engine_full()
+    assert desk.last.rejected.reason == wire.REASON_QUEUE_FULL
+    assert request.state is State.REJECTED
+
+
+def test_one_that_is_cancelled_ends_without_a_word() -> None:
+    desk = Desk()
+    request = admitted(desk)
+    request.cancelled()
+    request.cancelled()
+    assert desk.told == []
+    assert desk.ended == desk.forgotten == [request]
+
+
+async def test_what_ends_a_request_stops_the_task_that_forwards_it_unless_it_is_that_task() -> None:
+    async def goes_on() -> None:
+        await asyncio.Event().wait()
+
+    request = admitted(Desk())
+    await request.closed()  # there is none yet
+    request.task = asyncio.create_task(goes_on())
+    await asyncio.sleep(0)
+    request.cancelled()
+    await request.closed()
+    assert request.task.cancelled()
+
+    own = admitted(Desk())
+
+    async def loses_its_engine() -> None:
+        own.engine_lost()
+        await asyncio.sleep(0)
+
+    own.task = asyncio.create_task(loses_its_engine())
+    await own.closed()
+    assert not own.task.cancelled()
