@@ -204,3 +204,6 @@ def test_the_bounds_are_those_that_the_manual_tells() -> None:
     assert told["open connections, including those in a TLS handshake"] == f"{usual.connections:,}"
     assert told["the rest of a request that is already answered"] == rest
     assert told["a request's headers"].endswith(f", {usual.head_s:g} s")
+    idle = f"{usual.keep_alive_s} s; {usual.last_call_s:g} s when the router stops"
+    assert told["an idle connection"] == idle
+    assert told["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"
