@@ -210,3 +210,47 @@ def test_targets_that_are_none(text: str, said: str) -> None:
         promises_from(None, [text])
     assert error.value.lines == (said,)
     assert error.value.exit_code == 2
+
+
+def test_tables_and_json_have_the_worst_tier_first_and_last_what_is_not_judged() -> None:
+    tally = Tally(frozenset({"batch"}))
+    for tier, ending, kept in (
+        ("batch", Ending.BEST_EFFORT, True),
+        ("good", Ending.ADMITTED, True),
+        ("bad", Ending.ADMITTED, False),
+        ("also-bad", Ending.ADMITTED, False),
+        ("fair", Ending.BEST_EFFORT, True),
+        ("fair", Ending.REJECTED, False),
+    ):
+        tally.add(outcome(tier, ending, kept), late_s=0.0)
+    report = Report("slos-serve", 2, span_s=10.0, tally=tally)
+    shown = table(report, "")
+    columns = [list(column.cells) for column in shown.columns]
+    assert columns[0] == ["also-bad", "bad", "fair", "good", "batch", "all with targets"]
+    assert columns[1] == ["1", "1", "2", "1", "1", "5"]
+    assert columns[2] == ["0.0", "0.0", "50.0", "100.0", "–", "40.0"]
+    assert columns[3] == ["0.0", "0.0", "50.0", "0.0", "–", "20.0"]
+    assert columns[4] == ["0.0", "0.0", "–", "100.0", "–", "33.3"]
+    batch = report.as_json()["tiers"]["batch"]
+    assert (batch["attained_admitted"], batch["attained_promoted"]) == (None, None)
+
+
+def test_a_single_tier_has_no_line_of_all_and_a_trace_of_one_moment_no_rate() -> None:
+    tally = Tally()
+    tally.add(outcome("chat", Ending.ADMITTED, kept=True), late_s=0.0)
+    report = Report(None, None, span_s=0.0, tally=tally)
+    assert (report.rate_rps, report.goodput_rps) == (None, None)
+    assert list(table(report, "").columns[0].cells) == ["chat"]
+    assert meaning(report) == "At – requests/s 100.0 % of 1 requests got what their tier promises."
+
+
+def test_with_a_target_in_every_tier_all_means_all() -> None:
+    tally = Tally(frozenset({"not-asked"}))
+    for tier in ("chat", "coder"):
+        tally.add(outcome(tier, Ending.ADMITTED, kept=True), late_s=0.0)
+    assert list(table(Report(None, None, 1.0, tally), "").columns[0].cells) == ["chat", "coder", "all"]
+
+
+def test_a_tier_that_only_says_how_it_is_judged_has_no_target() -> None:
+    promises = Promises({"a": Slo(judge=Judge.MAX), "b": Slo(e2e_s=9.0), "c": Slo()}, "a")
+    assert promises.tiers_without_targets == {"a", "c"}

@@ -41,8 +41,7 @@ class RenewedFiles(Generic[T]):
                     return None
                 self._seen = stamp
                 value = self._read()
-                if _stamp(self._files) != stamp:  # renewed while they were read
-                    self._seen = ()
+                if _stamp(self._files) != stamp:  # renewed while they were read: the next look sees it
                     return None
             except OSError as error:
                 self._complain(error)

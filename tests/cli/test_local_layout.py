@@ -1,0 +1,247 @@
+"""Which processes `penstock up` starts, at which ports, with which words."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from penstock_cli.failure import Failure
+from penstock_cli.local.certificate import Certificate
+from penstock_cli.local.engines import check_engines
+from penstock_cli.local.layout import ADMIN_STEP, START_TIMEOUT_S, Layout, Process, Role, Wanted, lay_out
+from penstock_cli.local.ports import HIGHEST_PORT, LOWEST_PORT, check_free, free_ports, is_free
+from penstock_cli.simulate.fleet import Conditions, fleet_of
+from penstock_pool import Pool, load_pool, parse_pool
+from penstock_runtime.engine_key import VARIABLE
+from penstock_simulator.simulation.run import MOST_REPLICAS
+
+HERE = "127.0.0.1"
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
+POOL = Path("pool.yaml")
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server((HERE, 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+def free_port(steps: int = 0) -> int:
+    """A port that is free, and the one so many above it too."""
+    return next(port for port in free_ports(20, HERE) if is_free(HERE, port + steps))
+
+
+def laid_out(port: int = 0, replicas: int = 2, pool: Pool | None = None, **wanted: object) -> Layout:
+    whole = Wanted(POOL, replicas, HERE, port, **wanted)  # type: ignore[arg-type]
+    return lay_out(whole, Path("/run/pool"), pool)
+
+
+def flag(process: Process, name: str) -> str:
+    return process.argv[process.argv.index(name) + 1]
+
+
+def port_of(url: str) -> int:
+    return int(url.removesuffix("/metrics").rsplit(":", 1)[1])
+
+
+def test_a_pool_is_engines_sidecars_and_a_router_that_know_each_other() -> None:
+    layout = laid_out(truth="exact", seed=7)
+    assert [process.name for process in layout.processes] == [
+        *("engine-r0", "engine-r1", "sidecar-r0", "sidecar-r1", "router")
+    ]
+    *engines, one, other, router = layout.processes
+    assert [flag(engine, "--seed") for engine in engines] == ["7", "8"]
+    assert {flag(engine, "--truth") for engine in engines} == {"exact"}
+    for sidecar, engine, metrics, url in zip(
+        (one, other), engines, layout.metrics, layout.engines, strict=True
+    ):
+        assert flag(sidecar, "--engine") == url == f"http://{HERE}:{flag(engine, '--port')}"
+        assert flag(sidecar, "--telemetry") == flag(engine, "--telemetry")
+        assert metrics == f"http://{HERE}:{flag(sidecar, '--metrics-port')}/metrics"
+    replicas = [router.argv[at + 1] for at, word in enumerate(router.argv) if word == "--replica"]
+    assert replicas == [f"r0={flag(one, '--listen')}", f"r1={flag(other, '--listen')}"]
+    assert layout.url == f"http://{HERE}:{flag(router, '--port')}"
+    assert layout.admin_url == f"http://{HERE}:{flag(router, '--admin-port')}"
+    assert flag(router, "--admin-host") == HERE
+    assert [process.role for process in layout.processes] == [Role.ENGINE] * 2 + [Role.SIDECAR] * 2 + [
+        Role.ROUTER
+    ]
+    assert all(process.argv[1:3] == ("-f", "pool.yaml") for process in layout.processes)
+
+
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_no_two_processes_share_a_port(replicas: int) -> None:
+    layout = laid_out(replicas=replicas)
+    sidecars = [process for process in layout.processes if process.role is Role.SIDECAR]
+    ports = [
+        *map(port_of, (layout.url, layout.admin_url, *layout.engines, *layout.metrics)),
+        *(port_of(flag(sidecar, "--listen")) for sidecar in sidecars),
+    ]
+    assert len(set(ports)) == len(ports) == 3 * replicas + 2
+
+
+def test_engines_that_run_elsewhere_are_not_started_and_report_to_no_socket() -> None:
+    layout = laid_out(engines=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))
+    assert [process.role for process in layout.processes] == [Role.SIDECAR, Role.SIDECAR, Role.ROUTER]
+    assert [flag(sidecar, "--engine") for sidecar in layout.processes[:2]] == list(layout.engines)
+    assert all("--telemetry" not in process.argv for process in layout.processes)
+    assert layout.engines == ("http://10.0.0.5:8000", "http://10.0.0.6:8000")
+
+
+def test_the_admin_port_is_a_step_above_the_routers_where_that_is_free() -> None:
+    port = free_port(ADMIN_STEP)
+    assert port_of(laid_out(port).admin_url) == port + ADMIN_STEP
+    with socket.create_server((HERE, port + ADMIN_STEP)):
+        layout = laid_out(port)
+        assert port_of(layout.url) == port
+        assert LOWEST_PORT <= port_of(layout.admin_url) <= HIGHEST_PORT
+
+
+@pytest.mark.parametrize(("port", "usual"), [(65535 - ADMIN_STEP, True), (65536 - ADMIN_STEP, False)])
+def test_the_admin_port_is_never_above_the_highest(port: int, usual: bool) -> None:
+    if not is_free(HERE, port):
+        pytest.skip(f"somebody listens at {port}")
+    assert (port_of(laid_out(port).admin_url) == port + ADMIN_STEP) is usual
+
+
+def test_an_admin_port_that_is_asked_for_is_the_one() -> None:
+    wanted = free_port()
+    assert port_of(laid_out(admin_port=wanted).admin_url) == wanted
+    assert LOWEST_PORT <= port_of(laid_out(free_port(ADMIN_STEP), admin_port=0).admin_url) <= HIGHEST_PORT
+
+
+def test_a_taken_port_is_named_with_its_flag() -> None:
+    with taken_port() as port:
+        with pytest.raises(Failure) as router:
+            laid_out(port)
+        with pytest.raises(Failure) as admin:
+            laid_out(admin_port=port)
+    assert router.value.lines == (f"port {port} on {HERE} is taken; choose another with --port",)
+    assert admin.value.lines == (f"port {port} on {HERE} is taken; choose another with --admin-port",)
+
+
+def test_a_certificate_is_the_routers() -> None:
+    layout = laid_out(certificate=Certificate(Path("tls.crt"), Path("tls.key")))
+    assert layout.url.startswith("https://")
+    assert layout.admin_url.startswith("http://")
+    router = layout.processes[-1]
+    assert (flag(router, "--tls-cert"), flag(router, "--tls-key")) == ("tls.crt", "tls.key")
+    assert "--tls-cert" not in laid_out().processes[-1].argv
+
+
+def test_a_pool_whose_engines_are_measured_has_twice_that_time_more_to_start() -> None:
+    def start_s(time_model: str) -> float:
+        return laid_out(pool=pool(engine={"type": "openai", "timeModel": time_model})).start_s
+
+    assert start_s("llama-3-8b-a100") == START_TIMEOUT_S
+    assert start_s("auto") == START_TIMEOUT_S + 2 * 60
+    assert laid_out().start_s == START_TIMEOUT_S
+
+
+def test_a_port_is_free_where_nobody_listens() -> None:
+    with taken_port() as port:
+        assert not is_free(HERE, port)
+        with pytest.raises(Failure, match=f"port {port} on {HERE} is taken; choose another with --port"):
+            check_free(HERE, port, "--port")
+    assert is_free(HERE, port)
+    check_free(HERE, port, "--port")
+    with pytest.raises(Failure, match=r"cannot listen on 192\.0\.2\.1 port \d+: Cannot assign"):
+        check_free("192.0.2.1", port, "--port")
+
+
+def test_ports_are_different_and_below_those_of_outgoing_connections() -> None:
+    ports = free_ports(50, HERE)
+    assert len(set(ports)) == 50
+    assert all(LOWEST_PORT <= port < HIGHEST_PORT for port in ports)
+
+
+def pool(**spec: object) -> Pool:
+    document = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "p"},
+        "spec": {
+            "model": {"name": "m"},
+            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+            "tiers": [{"name": "chat", "bestEffort": True}],
+            **spec,
+        },
+    }
+    return parse_pool(document, "pool")
+
+
+def answering(status: int) -> tuple[HTTPServer, list[str | None]]:
+    """An engine that answers so, and the keys that it was asked with."""
+    keys: list[str | None] = []
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers.get("authorization"))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    return HTTPServer((HERE, 0), Engine), keys
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (200, None),
+        (401, f"wants another API key; set {VARIABLE} to its own"),
+        (404, "answers 404 to /v1/models; is it an engine?"),
+    ],
+)
+def test_engines_that_run_are_asked_whether_they_do(
+    monkeypatch: pytest.MonkeyPatch, status: int, said: str | None
+) -> None:
+    monkeypatch.setitem(os.environ, VARIABLE, "sk-engine")
+    server, keys = answering(status)
+    asked = threading.Thread(target=server.handle_request)
+    asked.start()
+    url = f"http://{HERE}:{server.server_port}"
+    try:
+        check_engines(pool(), POOL, (url,), None)
+        assert said is None
+    except Failure as failure:
+        assert failure.lines == (f"--engine {url}: {said}",)
+    asked.join()
+    server.server_close()
+    assert keys == ["Bearer sk-engine"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "flag", "stopped"), [(0, None, True), (0, 1, False), (1, None, False), (1, 2, False)]
+)
+def test_a_pool_of_no_replicas_takes_a_number_here(replicas: int, flag: int | None, stopped: bool) -> None:
+    try:
+        check_engines(pool(replicas=replicas), POOL, (), flag)
+        fleet_of(pool(replicas=replicas), POOL, Conditions(replicas=flag))
+        assert not stopped
+    except Failure as failure:
+        assert stopped
+        assert (
+            "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas" in failure.lines[0]
+        )
+
+
+def test_a_simulated_fleet_is_as_large_as_the_file_or_the_command_says_within_its_bound() -> None:
+    def size(replicas: int, flag: int | None = None) -> int:
+        return fleet_of(pool(replicas=replicas), POOL, Conditions(replicas=flag)).replicas
+
+    assert (size(3), size(3, 5)) == (3, 5)
+    assert size(MOST_REPLICAS) == MOST_REPLICAS
+    assert size(MOST_REPLICAS + 1, 5) == 5
+    with pytest.raises(Failure, match=f"are more than the {MOST_REPLICAS} that can be simulated"):
+        size(MOST_REPLICAS + 1)
+
+
+def test_the_example_lays_out_as_it_says() -> None:
+    demo = load_pool(DEMO)
+    assert len(laid_out(replicas=demo.spec.initial_replicas, pool=demo).processes) == 5
