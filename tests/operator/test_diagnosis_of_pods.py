@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
+from penstock_operator.manifests.pods import component_of, is_ready, pods_of
 from penstock_operator.status.diagnosis import Cause, Problem, absence, diagnose
 
 NOW_S = 1_767_323_045.0  # 2026-01-02T03:04:05Z
@@ -278,3 +279,32 @@ def test_who_could_not_say_a_word(exit_code: int, words: str) -> None:
     assert problem.cause is Cause.ENGINE_CRASHING
     assert f"exit code {exit_code}, 2 restarts: " in problem.message
     assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"),
+    [
+        ({}, False),
+        ({"podIP": "10.0.0.1"}, False),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, False),
+        ({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}, False),
+        ({"podIP": "10.0.0.1", "conditions": [{"type": "Initialized", "status": "True"}]}, False),
+        ({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}, True),
+    ],
+)
+def test_a_pod_is_ready_that_says_so_and_has_an_address(status: dict[str, Any], ready: bool) -> None:
+    assert is_ready({"kind": "Pod", "metadata": {"name": "p"}, "status": status}) is ready
+
+
+def test_pods_on_their_way_out_and_other_objects_are_no_pods() -> None:
+    stays: Manifest = {"kind": "Pod", "metadata": {"name": "stays"}}
+    leaves: Manifest = {"kind": "Pod", "metadata": {"name": "leaves", "deletionTimestamp": "now"}}
+    assert pods_of([stays, leaves, {"kind": "Service", "metadata": {"name": "chat"}}]) == [stays]
+
+
+def test_an_object_is_of_a_component_that_its_label_names_and_that_there_is() -> None:
+    def of(label: str) -> Component | None:
+        return component_of({"metadata": {"labels": {"app.kubernetes.io/component": label}}})
+
+    assert (of("router"), of("replica"), of("database")) == (Component.ROUTER, Component.REPLICA, None)
+    assert component_of({"metadata": {}}) is None

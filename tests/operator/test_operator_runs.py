@@ -57,6 +57,7 @@ class Server(MemoryApi):
     missing: frozenset[str] = frozenset()
     lists: list[tuple[str, str | None, str]] = field(default_factory=list)
     fail_writes: Callable[[Ref], None] = lambda ref: None
+    at_puts: list[set[str]] = field(default_factory=list)
 
     async def read(self, path: str) -> Manifest:
         kind = {"group": "penstock.dev", "kind": "ServingPool", "version": "v1alpha1"}
@@ -75,6 +76,7 @@ class Server(MemoryApi):
         return await super().list(kind, namespace, labels=labels, fields=fields)
 
     async def put(self, manifest: Manifest) -> Manifest:
+        self.at_puts.append({task.get_name() for task in asyncio.all_tasks()})
         return self.store(manifest, "operator", manifest)
 
     create = put
@@ -302,6 +304,8 @@ def test_a_standby_acts_once_the_lease_is_silent_and_gives_it_back_in_the_end() 
             assert counted(operator, "penstock_operator_leading") == 1
             assert server.objects[LEASE_REF]["spec"]["holderIdentity"] == "me"
         assert server.objects[LEASE_REF]["spec"]["holderIdentity"] == ""
+        assert "worker 0" in server.at_puts[0]
+        assert not {"worker 0", "worker 1", "resync"} & server.at_puts[-1], "it goes back when nothing acts"
         assert counted(operator, "penstock_operator_leading") == 0
 
     run(story())
