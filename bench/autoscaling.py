@@ -32,9 +32,14 @@ from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Scaling
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
-from penstock_simulator.simulation import Arrival, Fleet, Outcome, Steering, simulate
-from penstock_simulator.simulation.queue_length import QueueLength, Target, in_flight, waiting
-from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events
+from penstock_simulator.simulation import Arrival, Fleet, FleetAutoscaler, SimulatedOutcome, simulate
+from penstock_simulator.simulation.autoscaling.autoscaler import ReplicaCounts, gpu_hours, scale_events
+from penstock_simulator.simulation.autoscaling.queue_length import (
+    QueueLengthAutoscaler,
+    QueueTarget,
+    in_flight,
+    waiting,
+)
 
 HERE = Path(__file__).parent
 TRACE, RESULTS = HERE / "traces/azure-20-minutes.csv.gz", HERE / "results"
@@ -109,15 +114,15 @@ def decider(trial: Trial) -> Callable[[Demand, float], int]:
     if trial.who == "fixed":
         return lambda demand, now_s: int(trial.target)
     metric, _ = METRICS[trial.who.removeprefix("HPA, ")]
-    return QueueLength(Target(metric, trial.target, FEWEST, MOST, averaged_s=60.0)).decide
+    return QueueLengthAutoscaler(QueueTarget(metric, trial.target, FEWEST, MOST, averaged_s=60.0)).decide
 
 
 def run(trial: Trial) -> dict[str, Any]:
     """Serve the workload, and say what it took."""
-    arrivals, stands = list(WORKLOADS[trial.workload]()), list[Stand]()
-    steering = Steering(decider(trial), startup_s=trial.startup_s, seen=stands.append)
+    arrivals, stands = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
+    autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=stands.append)
     fleet = replace(FLEET, replicas=int(trial.target)) if trial.who == "fixed" else FLEET
-    outcomes = list(simulate(fleet, arrivals, 0, steering=steering))
+    outcomes = list(simulate(fleet, arrivals, 0, autoscaler=autoscaler))
     admitted = [outcome.met for outcome in outcomes if outcome.verdict == "admitted"]
     until_s = arrivals[-1].arrival_s
     figures = (
@@ -142,7 +147,7 @@ def run(trial: Trial) -> dict[str, Any]:
     }
 
 
-def by_minute(outcomes: list[Outcome]) -> list[float]:
+def by_minute(outcomes: list[SimulatedOutcome]) -> list[float]:
     """Attainment of those that arrived in each minute with enough of them."""
     minutes: dict[int, list[bool]] = defaultdict(list)
     for outcome in outcomes:

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from penstock_core.domain.slo import Judge, Tier
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.bounds import bound, setting_of
+from penstock_simulator.bounds import bound, bound_setting
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
-from penstock_simulator.simulation import Lengths, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge, simulate
 from scenario_fleet import fleet_of
 
 TARGET = 0.9
@@ -97,18 +97,20 @@ def coming(here: Scenario, rate_rps: float, relief: Relief) -> Iterator[Arrival]
 
 def bound_share(name: str, relief: Relief, rate_rps: float) -> float:
     here = eased(name, relief)
-    return bound(coming(here, rate_rps, relief), setting_of(here))
+    return bound(coming(here, rate_rps, relief), bound_setting(here))
 
 
 def foreknown(name: str, relief: Relief, rate_rps: float) -> float:
-    return attained(eased(name, relief), relief, rate_rps, Lengths.KNOWN, TruthKind.EXACT)
+    return attained(eased(name, relief), relief, rate_rps, LengthKnowledge.KNOWN, TruthKind.EXACT)
 
 
 def predicted(name: str, relief: Relief, rate_rps: float) -> float:
-    return attained(eased(name, relief), relief, rate_rps, Lengths.PREDICTED, TruthKind.MEASURED)
+    return attained(eased(name, relief), relief, rate_rps, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
 
 
-def attained(here: Scenario, relief: Relief, rate_rps: float, lengths: Lengths, truth: TruthKind) -> float:
+def attained(
+    here: Scenario, relief: Relief, rate_rps: float, lengths: LengthKnowledge, truth: TruthKind
+) -> float:
     fleet = fleet_of(here, "slos-serve", lengths, truth)
     kept: dict[str, bool] = {}
     for outcome in simulate(fleet, coming(here, rate_rps, relief), 0):

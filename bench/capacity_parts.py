@@ -8,8 +8,8 @@ the token budget and the slots (`penstock_cli.capacity.setting`). Rates of a tab
 from dataclasses import dataclass, replace
 
 from penstock_cli.capacity.question import Conditions, Question
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge
 
 OURS, DISTSERVE = "slos-serve", "distserve-spec"
 PAPER = ("chatbot", "coder", "summarizer", "toolllm", "reasoning", "mixed")
@@ -49,8 +49,8 @@ AT_BEST = (
     "vllm-legacy-spec",
 )
 
-KNOWN = Conditions(1, 0.9, Lengths.KNOWN, TruthKind.EXACT, 3, "round-robin")
-PREDICTED = replace(KNOWN, lengths=Lengths.PREDICTED, truth=TruthKind.MEASURED)
+KNOWN = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
+PREDICTED = replace(KNOWN, lengths=LengthKnowledge.PREDICTED, truth=TruthKind.MEASURED)
 ONE_SAMPLE = replace(KNOWN, seeds=1)
 FOUR = replace(KNOWN, replicas=4, seeds=1)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_view import Limits
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Arrival, Fleet, LengthKnowledge, SimulatedOutcome, simulate
 
 Shape = Callable[[Random], tuple[str, int, int]]
 """Draws a request: tier, prompt tokens, output tokens."""
@@ -35,7 +35,7 @@ def poisson(shape: Shape, rate_rps: float, count: int, seed: int) -> Iterator[Ar
 
 def exact(fleet: Fleet) -> Fleet:
     """The same with an engine that is as the planner thinks, and lengths that are known."""
-    return replace(fleet, truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
+    return replace(fleet, truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Load:
     seed: int
 
 
-def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> list[Outcome]:
+def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> list[SimulatedOutcome]:
     """What became of all of them."""
     policy = contender.policy
     fleet = replace(fleet, limits=contender.limits)
@@ -57,7 +57,7 @@ def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> l
     return list(simulate(fleet, arrivals, load.seed, lambda _name, _knobs: policy))
 
 
-def attainment(outcomes: Sequence[Outcome]) -> float:
+def attainment(outcomes: Sequence[SimulatedOutcome]) -> float:
     """Share of all that arrived."""
     return sum(outcome.met for outcome in outcomes) / len(outcomes)
 

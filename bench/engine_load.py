@@ -25,7 +25,7 @@ from penstock_pool import load_pool
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import run_process
 from penstock_simulator import main as engine
-from penstock_simulator.batch_shape import BatchShape
+from penstock_simulator.engine_timing.batch_shape import BatchShape
 
 SOCKET = "telemetry.sock"
 

@@ -22,9 +22,9 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
 from penstock_runtime.serving import YOUNG_OBJECTS
 from penstock_simulator import policies
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
-from penstock_simulator.simulation import Lengths, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge, simulate
 from promises import NEAR_CAPACITY_RPS, OVERLOAD
 from scenario_fleet import fleet_of
 
@@ -60,7 +60,7 @@ def _timed(taken_ms: list[float], act: Callable[[], Answer]) -> Answer:
 
 def measured(policy: str, name: str, rate_rps: float, requests: int) -> Timed:
     here = scenario(name)
-    fleet = fleet_of(here, policy, Lengths.PREDICTED, TruthKind.MEASURED)
+    fleet = fleet_of(here, policy, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     made: list[Timed] = []
 
     def build(wanted: str, knobs: Knobs) -> Policy[Any]:

@@ -16,9 +16,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
-from penstock_simulator.simulation import Lengths, Outcome, Verdict, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import FirstVerdict, LengthKnowledge, SimulatedOutcome, simulate
 from scenario_fleet import fleet_of
 
 NEAR_CAPACITY_RPS = {
@@ -36,21 +36,21 @@ MOST_REQUESTS = 1500
 class Terms(NamedTuple):
     """What is known, and whether the engine drafts."""
 
-    lengths: Lengths
+    lengths: LengthKnowledge
     truth: TruthKind
     speculates: bool
 
 
 TERMS = {
-    "known, exact, no drafts": Terms(Lengths.KNOWN, TruthKind.EXACT, speculates=False),
-    "known, exact": Terms(Lengths.KNOWN, TruthKind.EXACT, speculates=True),
-    "known, measured": Terms(Lengths.KNOWN, TruthKind.MEASURED, speculates=True),
-    "predicted, exact": Terms(Lengths.PREDICTED, TruthKind.EXACT, speculates=True),
-    "predicted, measured": Terms(Lengths.PREDICTED, TruthKind.MEASURED, speculates=True),
+    "known, exact, no drafts": Terms(LengthKnowledge.KNOWN, TruthKind.EXACT, speculates=False),
+    "known, exact": Terms(LengthKnowledge.KNOWN, TruthKind.EXACT, speculates=True),
+    "known, measured": Terms(LengthKnowledge.KNOWN, TruthKind.MEASURED, speculates=True),
+    "predicted, exact": Terms(LengthKnowledge.PREDICTED, TruthKind.EXACT, speculates=True),
+    "predicted, measured": Terms(LengthKnowledge.PREDICTED, TruthKind.MEASURED, speculates=True),
 }
 
 
-def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[Outcome]:
+def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[SimulatedOutcome]:
     here = scenario(name)
     if not terms.speculates:
         here = replace(here, speculation=None)
@@ -78,7 +78,7 @@ class Sample(NamedTuple):
 
 def sample(setting: Setting, seed: int) -> Sample:
     ended = list(outcomes(setting.scenario, setting.rate_rps, TERMS[setting.terms], seed))
-    promised = [outcome for outcome in ended if outcome.verdict is Verdict.ADMITTED]
+    promised = [outcome for outcome in ended if outcome.verdict is FirstVerdict.ADMITTED]
     broken = sum(not outcome.met for outcome in promised)
     return Sample(len(ended), sum(outcome.met for outcome in ended), len(promised), broken)
 

@@ -70,7 +70,7 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
         max_hops=setting.max_hops,
         snapshot_age_s=setting.age_s,
         routers=setting.routers,
-        placements_heard_s=setting.heard_s,
+        placement_delay_s=setting.heard_s,
     )
     requests = hops = first = 0
     kept: dict[str, bool] = {}

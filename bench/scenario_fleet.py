@@ -1,12 +1,12 @@
 """One replica as a scenario has it, for programs that look closer than `penstock simulate` does."""
 
 from penstock_core.timing.builtin_models import time_model
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import Scenario
-from penstock_simulator.simulation import Fleet, Lengths
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import Fleet, LengthKnowledge
 
 
-def fleet_of(here: Scenario, policy: str, lengths: Lengths, truth: TruthKind) -> Fleet:
+def fleet_of(here: Scenario, policy: str, lengths: LengthKnowledge, truth: TruthKind) -> Fleet:
     """Its model, memory, tiers, limits and drafter under this policy."""
     return Fleet(
         policy,

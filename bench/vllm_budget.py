@@ -15,8 +15,8 @@ from penstock_cli.simulate.fleet import Conditions, fleet_of
 from penstock_cli.simulate.run import arrivals
 from penstock_core.domain.replica_view import Limits
 from penstock_pool import load_pool
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Arrival, Fleet, LengthKnowledge, simulate
 
 BUDGETS_TOKENS = (256, 384, 512, 640, 768, 1024, 2048, 8192)
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("-f", "--file", type=Path, default=Path("examples/demo-pool.yaml"))
     parser.add_argument("--trace", type=Path, default=Path("examples/azure-excerpt.csv.gz"))
     options = parser.parse_args()
-    conditions = Conditions(truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
+    conditions = Conditions(truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
     fleet = replace(fleet_of(load_pool(options.file), options.file, conditions), policy="vllm")
     trace = list(arrivals(Schedule(options.trace)))
     print(f"{'budget, tokens':>14}  {'attained, %':>11}")

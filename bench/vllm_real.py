@@ -20,7 +20,7 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.policies import VLLM_REAL, build
 from penstock_simulator.real_vllm import VllmMissing
 from penstock_simulator.scenarios import SCENARIOS, Scenario, arrivals
-from penstock_simulator.simulation import Arrival, Fleet, Outcome, simulate
+from penstock_simulator.simulation import Arrival, Fleet, SimulatedOutcome, simulate
 
 RATES_RPS = {
     "chatbot": (3.0, 4.0, 5.0),
@@ -89,7 +89,7 @@ def _first(coming: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
             return
 
 
-def served(case: Case, policy: str, asked: Sequence[Arrival]) -> dict[str, Outcome]:
+def served(case: Case, policy: str, asked: Sequence[Arrival]) -> dict[str, SimulatedOutcome]:
     here = case.scenario
     drafter = here.speculation
     fleet = Fleet(
@@ -105,7 +105,7 @@ def served(case: Case, policy: str, asked: Sequence[Arrival]) -> dict[str, Outco
     return {outcome.id: outcome for outcome in simulate(fleet, asked, seed=0)}
 
 
-def attained(outcomes: Iterable[Outcome]) -> float:
+def attained(outcomes: Iterable[SimulatedOutcome]) -> float:
     met = [outcome.met for outcome in outcomes]
     return 100 * sum(met) / len(met)
 

@@ -16,8 +16,8 @@ from statistics import fmean
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.timing.correction import Correction, corrected, expected, observe
 from penstock_core.timing.fit import Sample, fit_time_model
-from penstock_simulator.batch_shape import BatchShape, Chunk
-from penstock_simulator.truth import TruthKind, build_truth, undisturbed
+from penstock_simulator.engine_timing.batch_shape import BatchShape, Chunk
+from penstock_simulator.engine_timing.ground_truth import TruthKind, ground_truth, noiseless
 
 MEDIAN_CONTEXT_LOG, MEDIAN_CHUNK_LOG = 6.6, 6.5
 
@@ -49,19 +49,19 @@ def error(believed: float, true: float) -> float:
 
 
 def as_it_comes(name: str, shapes: list[BatchShape]) -> float:
-    model, truth = time_model(name), undisturbed(name)
+    model, truth = time_model(name), noiseless(name)
     return fmean(error(model.seconds(shape.work()), truth(shape)) for shape in shapes)
 
 
 def fitted(name: str, shapes: list[BatchShape], seed: int) -> float:
-    truth = build_truth(name, TruthKind.MEASURED, seed)
+    truth = ground_truth(name, TruthKind.MEASURED, seed)
     samples = [Sample(shape.work(), truth.seconds(shape, 0.0)) for shape in shapes[:1000]]
     return fit_time_model(name, samples).fidelity.error
 
 
 def online(name: str, shapes: list[BatchShape], seed: int) -> tuple[float, float, float]:
     """Mean error left, last margin, share of iterations longer than planned."""
-    model, truth = time_model(name), build_truth(name, TruthKind.MEASURED, seed)
+    model, truth = time_model(name), ground_truth(name, TruthKind.MEASURED, seed)
     correction, at_s, longer, errors = Correction(), 0.0, 0, []
     for shape in shapes:
         work, seconds = shape.work(), truth.seconds(shape, at_s)

@@ -18,10 +18,10 @@ from penstock_cli.capacity.setting import Setting, grid_of, laps_of
 from penstock_cli.capacity.trial import Tally, Trial, asked_by, fleet_of, run_trial, trial_of
 from penstock_cli.failure import Failure
 from penstock_core.policies import UnknownPolicy
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import scenario
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.simulation.distserve import Ratio
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge
+from penstock_simulator.simulation.disaggregated.distserve import Ratio
 
 REQUESTS = 905
 
@@ -33,7 +33,7 @@ def question(policy: str = "slos-serve", **changed: Any) -> Question:
     conditions = {
         "replicas": 1,
         "attainment": 0.9,
-        "lengths": Lengths.KNOWN,
+        "lengths": LengthKnowledge.KNOWN,
         "truth": TruthKind.EXACT,
         "seeds": 1,
         "order": "round-robin",
@@ -233,7 +233,7 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> None:
     path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
     found(question(), world, path)
-    assert len(found(question(lengths=Lengths.PREDICTED), world, path)[1]) > 5
+    assert len(found(question(lengths=LengthKnowledge.PREDICTED), world, path)[1]) > 5
 
 
 def test_a_longer_trial_answers_for_a_shorter_one() -> None:

@@ -16,10 +16,10 @@ from penstock_cli.plots.requests import Requests
 from penstock_cli.plots.series import Curve, Spot
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import time_model
-from penstock_simulator.simulation import Fleet, Lengths, Outcome, Verdict
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import FirstVerdict, Fleet, LengthKnowledge, SimulatedOutcome
 
-CONDITIONS = Conditions(1, 0.9, Lengths.KNOWN, TruthKind.EXACT, 3, "round-robin")
+CONDITIONS = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
 
 
 def answer(scenario: str, policy: str, rate_rps: float) -> Answer:
@@ -102,8 +102,10 @@ def uses(element: ElementTree.Element) -> int:
     return sum(e.tag.endswith("use") for e in element.iter())
 
 
-def outcome(name: str, ttft_s: float, tier: str = "chat") -> Outcome:
-    return Outcome(name, tier, 0.0, 100, 100, Verdict.ADMITTED, "r0", 1, ttft_s, 0.05, 9.0, ttft_s <= 1.0)
+def outcome(name: str, ttft_s: float, tier: str = "chat") -> SimulatedOutcome:
+    return SimulatedOutcome(
+        name, tier, 0.0, 100, 100, FirstVerdict.ADMITTED, "r0", 1, ttft_s, 0.05, 9.0, ttft_s <= 1.0
+    )
 
 
 def test_a_simulation_without_targets_is_an_empty_figure(tmp_path: Path) -> None:

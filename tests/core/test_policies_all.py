@@ -19,7 +19,7 @@ from penstock_core.policies import POLICIES, build
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
-from penstock_simulator.engine_state import EngineState
+from penstock_simulator.engine.engine_state import EngineState
 
 from examples import examples
 

@@ -12,14 +12,25 @@ from penstock_core.autoscaling.terms import Scaling
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.timing.builtin_models import time_model
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, Steering, simulate
-from penstock_simulator.simulation.queue_length import QueueLength, Target, in_flight
-from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import (
+    Arrival,
+    Fleet,
+    FleetAutoscaler,
+    LengthKnowledge,
+    SimulatedOutcome,
+    simulate,
+)
+from penstock_simulator.simulation.autoscaling.autoscaler import ReplicaCounts, gpu_hours, scale_events
+from penstock_simulator.simulation.autoscaling.queue_length import (
+    QueueLengthAutoscaler,
+    QueueTarget,
+    in_flight,
+)
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 TIERS = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)), "batch": Tier("batch", best_effort=True)}
-FLEET = Fleet("slos-serve", MODEL, 43296, TIERS, "chat", truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
+FLEET = Fleet("slos-serve", MODEL, 43296, TIERS, "chat", truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
 
 
 def every(gap_s: float, until_s: float, tier: str = "chat", prompt: int = 200) -> list[Arrival]:
@@ -32,11 +43,11 @@ def served(
     *,
     replicas: int = 1,
     startup_s: float = 20.0,
-) -> tuple[list[Outcome], list[Stand]]:
-    stands: list[Stand] = []
-    steering = Steering(decide, period_s=10.0, startup_s=startup_s, seen=stands.append)
+) -> tuple[list[SimulatedOutcome], list[ReplicaCounts]]:
+    stands: list[ReplicaCounts] = []
+    autoscaler = FleetAutoscaler(decide, period_s=10.0, startup_s=startup_s, on_change=stands.append)
     fleet = replace(FLEET, replicas=replicas)
-    return list(simulate(fleet, arrivals, 0, steering=steering)), stands
+    return list(simulate(fleet, arrivals, 0, autoscaler=autoscaler)), stands
 
 
 def scripted(*wanted: int) -> Callable[[Demand, float], int]:
@@ -136,7 +147,7 @@ def test_what_no_replica_could_ever_keep_is_no_demand() -> None:
         return 1
 
     impossible = replace(FLEET, tiers={"chat": Tier("chat", Slo(ttft_s=0.001))})
-    list(simulate(impossible, every(1.0, 15.0), 0, steering=Steering(look, period_s=10.0)))
+    list(simulate(impossible, every(1.0, 15.0), 0, autoscaler=FleetAutoscaler(look, period_s=10.0)))
     counted = [demand.tiers["chat"] for demand in demands if "chat" in demand.tiers]
     assert sum(tier.arrived for tier in counted) == sum(tier.best_effort for tier in counted) == 0
 
@@ -158,7 +169,12 @@ def test_production_decisions_meet_a_load_that_one_replica_cannot() -> None:
 
 # The yardsticks.
 
-STANDS = [Stand(0.0, 1, 1, 1), Stand(100.0, 3, 1, 3), Stand(160.0, 3, 3, 3), Stand(400.0, 1, 1, 2)]
+STANDS = [
+    ReplicaCounts(0.0, 1, 1, 1),
+    ReplicaCounts(100.0, 3, 1, 3),
+    ReplicaCounts(160.0, 3, 3, 3),
+    ReplicaCounts(400.0, 1, 1, 2),
+]
 
 
 def test_gpu_hours_count_starting_and_draining_ones() -> None:
@@ -190,12 +206,12 @@ def waiting_at(loads: list[int], starting: int = 0) -> Demand:
 def test_queue_lengths_are_scaled_as_kubernetes_scales_them(
     loads: list[int], starting: int, wanted: int
 ) -> None:
-    scaler = QueueLength(Target(in_flight, 10.0, 1, 9))
+    scaler = QueueLengthAutoscaler(QueueTarget(in_flight, 10.0, 1, 9))
     assert scaler.decide(waiting_at(loads, starting), 1000.0) == wanted
 
 
 def test_queue_lengths_go_down_by_the_largest_of_five_minutes() -> None:
-    scaler = QueueLength(Target(in_flight, 10.0, 1, 9))
+    scaler = QueueLengthAutoscaler(QueueTarget(in_flight, 10.0, 1, 9))
     at = [
         scaler.decide(waiting_at([5, 5, 5, 5] if step else [9, 9, 9, 9]), step * 15.0) for step in range(22)
     ]
@@ -204,7 +220,7 @@ def test_queue_lengths_go_down_by_the_largest_of_five_minutes() -> None:
 
 
 def test_queue_lengths_may_be_averaged_over_time() -> None:
-    scaler = QueueLength(Target(in_flight, 10.0, 1, 9, averaged_s=60.0))
+    scaler = QueueLengthAutoscaler(QueueTarget(in_flight, 10.0, 1, 9, averaged_s=60.0))
     assert [scaler.decide(waiting_at([load]), step * 15.0) for step, load in enumerate([10, 10, 30])] == [
         1,
         1,

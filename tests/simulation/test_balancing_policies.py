@@ -22,7 +22,7 @@ from penstock_core.policies.sola.policy import Sola
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
-from penstock_simulator.engine_state import EngineState
+from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.simulation import Arrival, Fleet, simulate
 
 from examples import examples

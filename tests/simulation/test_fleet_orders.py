@@ -11,11 +11,11 @@ import pytest
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.routing.orders import ORDERS
 from penstock_core.timing.builtin_models import time_model
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.policies import build
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
-from penstock_simulator.simulation.replica import Replica
-from penstock_simulator.simulation.snapshots import Snapshots
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import Arrival, Fleet, LengthKnowledge, SimulatedOutcome, simulate
+from penstock_simulator.simulation.replica import SimulatedReplica
+from penstock_simulator.simulation.snapshots import ReplicaSnapshots
 
 TIERS = {
     "chat": Tier("chat", Slo(ttft_slowdown=5, tpot_s=0.1)),
@@ -28,7 +28,7 @@ FLEET = Fleet(
     TIERS,
     "chat",
     truth=TruthKind.EXACT,
-    lengths=Lengths.KNOWN,
+    lengths=LengthKnowledge.KNOWN,
     replicas=4,
     max_hops=4,
 )
@@ -46,7 +46,7 @@ def bursts() -> Iterator[Arrival]:
 
 
 @cache
-def served(order: str, age_s: float = 0.005) -> tuple[Outcome, ...]:
+def served(order: str, age_s: float = 0.005) -> tuple[SimulatedOutcome, ...]:
     fleet = replace(FLEET, order=order, snapshot_age_s=age_s)
     return tuple(simulate(fleet, bursts(), 0))
 
@@ -85,9 +85,9 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
 
 
 def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
-    idle = Replica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).outlook(0.0)
+    idle = SimulatedReplica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).outlook(0.0)
     for heard_s, heard in ((0.003, 1), (inf, 0)):
-        snapshots = Snapshots("r0", idle, STALE_S, heard_s)
+        snapshots = ReplicaSnapshots("r0", idle, STALE_S, heard_s)
         snapshots.sent("a", router=0, prompt_tokens=100, now_s=1.0)
         assert snapshots.load(router=0, now_s=1.0).sent == 1
         assert snapshots.load(router=1, now_s=1.002).sent == 0

@@ -21,9 +21,9 @@ from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected,
 from penstock_core.routing.walk import Backup
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, simulate
-from penstock_simulator.simulation.replica import Stuck
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Arrival, Fleet, LengthKnowledge, SimulatedOutcome, simulate
+from penstock_simulator.simulation.replica import StuckPolicy
 
 from examples import examples
 
@@ -34,8 +34,8 @@ TIERS = {
     "thinker": Tier("thinker", Slo(ttft_s=5.0, tpot_s=0.03, answer_tpot_s=0.2)),
     "batch": Tier("batch", best_effort=True),
 }
-EXACT = Fleet("vllm", MODEL, 43296, TIERS, "chat", truth=TruthKind.EXACT, lengths=Lengths.KNOWN)
-LIVE = replace(EXACT, policy="slos-serve", truth=TruthKind.MEASURED, lengths=Lengths.PREDICTED)
+EXACT = Fleet("vllm", MODEL, 43296, TIERS, "chat", truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
+LIVE = replace(EXACT, policy="slos-serve", truth=TruthKind.MEASURED, lengths=LengthKnowledge.PREDICTED)
 
 Build = Callable[[str, Knobs], Any]
 
@@ -78,7 +78,9 @@ def traffic(rate_rps: float, seed: int = 1, tiers: Sequence[str] = ("chat", "cod
         yield Arrival(str(i), at_s, tiers[i % len(tiers)], prompt, output)
 
 
-def ended(fleet: Fleet, arrivals: Iterator[Arrival] | list[Arrival], **more: Any) -> dict[str, Outcome]:
+def ended(
+    fleet: Fleet, arrivals: Iterator[Arrival] | list[Arrival], **more: Any
+) -> dict[str, SimulatedOutcome]:
     return {outcome.id: outcome for outcome in simulate(fleet, arrivals, 0, **more)}
 
 
@@ -99,7 +101,7 @@ def test_a_lone_request_takes_what_the_model_says() -> None:
 def test_a_seed_reproduces_a_run(policy: str, order: str) -> None:
     fleet = replace(LIVE, policy=policy, order=order, replicas=3, speculation=Speculation(3, 0.7))
 
-    def run(seed: int) -> list[Outcome]:
+    def run(seed: int) -> list[SimulatedOutcome]:
         return list(simulate(fleet, islice(traffic(20.0), 120), seed))
 
     assert run(5) == run(5)
@@ -249,7 +251,7 @@ def test_best_effort_is_taken_without_asking() -> None:
 
 
 def test_stale_snapshots_change_where_requests_go_and_lose_none() -> None:
-    def run(age_s: float) -> list[Outcome]:
+    def run(age_s: float) -> list[SimulatedOutcome]:
         fleet = replace(LIVE, replicas=4, order="least-loaded", snapshot_age_s=age_s, backup=Backup.REJECT)
         return sorted(simulate(fleet, islice(traffic(16.0), 300), 0))
 
@@ -373,7 +375,7 @@ def test_lengths_are_learned_by_each_replica_and_predictions_follow_a_long_answe
     scripted = Scripted()
     arrivals = [Arrival(str(i), 10.0 * i, "chat", 100, 30) for i in range(60)]
     arrivals += [Arrival("long", 601.0, "chat", 100, 400), Arrival("next", 605.0, "chat", 100, 5)]
-    ended(replace(EXACT, lengths=Lengths.PREDICTED), arrivals, build=handing_out(scripted))
+    ended(replace(EXACT, lengths=LengthKnowledge.PREDICTED), arrivals, build=handing_out(scripted))
     (running,) = scripted.views[-1].running
     assert running.request.id == "long"
     assert 100 < running.generated_tokens + 1 < running.output_tokens
@@ -417,7 +419,7 @@ def test_a_policy_that_serves_nobody_is_told_so() -> None:
         def step(self, view: ReplicaView, memory: Any) -> tuple[Step, Any]:
             return Step(), memory
 
-    with pytest.raises(Stuck, match="r0 has 1 requests, and its policy has done nothing for 600 s"):
+    with pytest.raises(StuckPolicy, match="r0 has 1 requests, and its policy has done nothing for 600 s"):
         ended(EXACT, [Arrival("a", 0.0, "chat", 50, 2)], build=handing_out(Idle()))
 
 

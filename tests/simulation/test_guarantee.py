@@ -16,8 +16,15 @@ from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.routing.walk import Backup
 from penstock_core.timing.builtin_models import builtin
 from penstock_core.timing.speculation import Speculation
-from penstock_simulator.simulation import Arrival, Fleet, Lengths, Outcome, Verdict, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import (
+    Arrival,
+    FirstVerdict,
+    Fleet,
+    LengthKnowledge,
+    SimulatedOutcome,
+    simulate,
+)
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,11 @@ class Load:
     replicas: int = 1
     backup: Backup = Backup.REJECT
     truth: TruthKind = TruthKind.EXACT
-    lengths: Lengths = Lengths.KNOWN
+    lengths: LengthKnowledge = LengthKnowledge.KNOWN
     aging_s: float = 30.0
     speculation: Speculation | None = None
 
-    def serve(self, count: int, seed: int) -> list[Outcome]:
+    def serve(self, count: int, seed: int) -> list[SimulatedOutcome]:
         """What became of so many requests, by their number."""
         fleet = Fleet(
             self.policy,
@@ -103,12 +110,12 @@ class Load:
         return sorted(simulate(fleet, coming, seed))
 
 
-def of(verdict: Verdict, outcomes: list[Outcome]) -> list[Outcome]:
+def of(verdict: FirstVerdict, outcomes: list[SimulatedOutcome]) -> list[SimulatedOutcome]:
     return [outcome for outcome in outcomes if outcome.verdict is verdict]
 
 
-def misses(outcomes: list[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in of(Verdict.ADMITTED, outcomes) if not outcome.met]
+def misses(outcomes: list[SimulatedOutcome]) -> list[SimulatedOutcome]:
+    return [outcome for outcome in of(FirstVerdict.ADMITTED, outcomes) if not outcome.met]
 
 
 OPT = "slos-serve-opt-6.7b-a100"
@@ -139,7 +146,7 @@ def name_of(load: Load) -> str:
 def test_no_admitted_request_misses(load: Load, seed: int) -> None:
     outcomes = load.serve(160 * load.replicas, seed)
     assert misses(outcomes) == []
-    assert 0 < len(of(Verdict.ADMITTED, outcomes)) < len(outcomes)
+    assert 0 < len(of(FirstVerdict.ADMITTED, outcomes)) < len(outcomes)
 
 
 def test_decodes_that_draft_keep_nearly_every_promise() -> None:
@@ -148,7 +155,7 @@ def test_decodes_that_draft_keep_nearly_every_promise() -> None:
     kept, missed = 0, 0
     for seed in range(4):
         outcomes = load.serve(320, seed)
-        kept, missed = kept + len(of(Verdict.ADMITTED, outcomes)), missed + len(misses(outcomes))
+        kept, missed = kept + len(of(FirstVerdict.ADMITTED, outcomes)), missed + len(misses(outcomes))
     assert kept > 1000
     assert 1000 * missed <= kept
 
@@ -157,10 +164,10 @@ def test_hops_find_room_that_the_first_replica_has_not() -> None:
     """Two replicas admit more than twice what one does of half the traffic."""
     load = Load(OPT, ("chat", "coder", "summary"), 4.0, 43296, replicas=2)
     outcomes = load.serve(320, 0)
-    hopped = [outcome for outcome in of(Verdict.ADMITTED, outcomes) if outcome.hops == 2]
+    hopped = [outcome for outcome in of(FirstVerdict.ADMITTED, outcomes) if outcome.hops == 2]
     assert misses(outcomes) == []
     assert len(hopped) > 10
-    assert all(outcome.hops == 2 for outcome in of(Verdict.REJECTED, outcomes))
+    assert all(outcome.hops == 2 for outcome in of(FirstVerdict.REJECTED, outcomes))
 
 
 def test_promises_are_kept_where_first_come_first_served_keeps_few() -> None:
@@ -179,18 +186,18 @@ def test_wrong_predictions_cost_promises_but_everybody_is_served() -> None:
         6.0,
         20_000,
         truth=TruthKind.MEASURED,
-        lengths=Lengths.PREDICTED,
+        lengths=LengthKnowledge.PREDICTED,
     )
     outcomes = load.serve(250, 4)
-    accepted = [outcome for outcome in outcomes if outcome.verdict is not Verdict.REJECTED]
-    kept = [outcome for outcome in of(Verdict.ADMITTED, outcomes) if outcome.met]
+    accepted = [outcome for outcome in outcomes if outcome.verdict is not FirstVerdict.REJECTED]
+    kept = [outcome for outcome in of(FirstVerdict.ADMITTED, outcomes) if outcome.met]
     assert all(outcome.e2e_s is not None for outcome in accepted)
-    assert 0.8 * len(of(Verdict.ADMITTED, outcomes)) < len(kept) < len(accepted)
+    assert 0.8 * len(of(FirstVerdict.ADMITTED, outcomes)) < len(kept) < len(accepted)
 
 
 def test_light_load_is_nearly_all_admitted() -> None:
     outcomes = Load("llama-3-8b-a100", ("chat", "coder", "summary"), 2.0).serve(150, 2)
-    assert len(of(Verdict.ADMITTED, outcomes)) >= 0.9 * len(outcomes)
+    assert len(of(FirstVerdict.ADMITTED, outcomes)) >= 0.9 * len(outcomes)
 
 
 def test_best_effort_never_starves_under_endless_load() -> None:
@@ -198,8 +205,8 @@ def test_best_effort_never_starves_under_endless_load() -> None:
     kinds = ("chat",) * 7 + ("coder",) * 2 + ("batch",)
     outcomes = Load(OPT, kinds, 8.0, 16_000, aging_s=5.0).serve(700, 3)
     last_arrival_s = outcomes[-1].arrival_s
-    early = [o for o in of(Verdict.BEST_EFFORT, outcomes) if o.arrival_s < last_arrival_s / 4]
+    early = [o for o in of(FirstVerdict.BEST_EFFORT, outcomes) if o.arrival_s < last_arrival_s / 4]
     assert misses(outcomes) == []
-    assert len(of(Verdict.REJECTED, outcomes)) > len(outcomes) / 3
+    assert len(of(FirstVerdict.REJECTED, outcomes)) > len(outcomes) / 3
     assert len(early) > 10
     assert all(o.e2e_s is not None and o.arrival_s + o.e2e_s < last_arrival_s for o in early)

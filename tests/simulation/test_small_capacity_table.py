@@ -14,22 +14,22 @@ from penstock_cli.capacity.report import as_json
 from penstock_cli.capacity.run import Watch, run_all
 from penstock_cli.capacity.search import capacity
 from penstock_cli.capacity.trial import run_trial
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import SCENARIOS, Scenario, scenario
-from penstock_simulator.scenarios.asks import pairs
-from penstock_simulator.scenarios.recording import Window
-from penstock_simulator.scenarios.scenario import Stream
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.scenarios.recording import RecordingWindow
+from penstock_simulator.scenarios.request_sources import pairs
+from penstock_simulator.scenarios.scenario import RequestStream
+from penstock_simulator.simulation import LengthKnowledge
 
 CALM = "calm"
-KNOWN = Conditions(1, 0.9, Lengths.KNOWN, TruthKind.EXACT, 2, "round-robin")
-PREDICTED = Conditions(1, 0.9, Lengths.PREDICTED, TruthKind.MEASURED, 2, "round-robin")
+KNOWN = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 2, "round-robin")
+PREDICTED = Conditions(1, 0.9, LengthKnowledge.PREDICTED, TruthKind.MEASURED, 2, "round-robin")
 
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve seconds of the code trace on a faster engine: a scenario that is searched in a second."""
-    code = Stream(Window("azure-code", 0, 12, 300), pairs("coder", "azure-code", 1024))
+    code = RequestStream(RecordingWindow("azure-code", 0, 12, 300), pairs("coder", "azure-code", 1024))
     small = replace(scenario("coder"), name=CALM, streams=(code,), time_model="slos-serve-opt-13b-h100")
     monkeypatch.setitem(cast(dict[str, Scenario], SCENARIOS), CALM, small)
 

@@ -19,17 +19,17 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.serving import listen, serving
-from penstock_simulator.belief import Belief
-from penstock_simulator.completions import Completions
-from penstock_simulator.drafter import Drafter
-from penstock_simulator.drafting import Drafting
-from penstock_simulator.engine_state import EngineState
-from penstock_simulator.http_api import EngineApi
-from penstock_simulator.metrics import EngineMetrics
-from penstock_simulator.planning import Planning
-from penstock_simulator.report import StateReports
-from penstock_simulator.step_loop import StepLoop
-from penstock_simulator.truth import ExactTruth
+from penstock_simulator.engine.drafter import Drafter
+from penstock_simulator.engine.engine_state import EngineState
+from penstock_simulator.engine.learned_time_model import LearnedTimeModel
+from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
+from penstock_simulator.engine_timing.ground_truth import ExactTruth
+from penstock_simulator.http.api import EngineApi
+from penstock_simulator.http.completions import Completions
+from penstock_simulator.serving.metrics import EngineMetrics
+from penstock_simulator.serving.step_loop import StepLoop
+from penstock_simulator.serving.step_planner import StepPlanner
+from penstock_simulator.serving.step_reports import StepReports
 
 MODEL = TimeModel("quick", (Term(1e-6, 0.001),))
 
@@ -120,11 +120,11 @@ def real_time() -> Callable[..., object]:
         metrics = EngineMetrics("tiny", state)
         loop = StepLoop(
             state=state,
-            planning=Planning(policy or Eager(), Eager(), state, metrics),
-            belief=Belief(model),
-            drafting=Drafting(speculation),
+            planner=StepPlanner(policy or Eager(), Eager(), state, metrics),
+            time_model=LearnedTimeModel(model),
+            speculation=MeasuredSpeculation(speculation),
             truth=ExactTruth(model),
-            reports=StateReports(report_socket),
+            reports=StepReports(report_socket),
             metrics=metrics,
         )
         api = EngineApi(

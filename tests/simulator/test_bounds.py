@@ -17,14 +17,14 @@ from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.bounds import Setting, bound, capacity_bound, linear_program, setting_of
+from penstock_simulator.bounds import BoundSetting, bound, bound_setting, capacity_bound, linear_program
 from penstock_simulator.bounds.linear_program import LinearProgram
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
-from penstock_simulator.scenarios.asks import pairs
-from penstock_simulator.scenarios.recording import Window
-from penstock_simulator.scenarios.scenario import Stream
-from penstock_simulator.simulation import Fleet, Lengths, simulate
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.scenarios.recording import RecordingWindow
+from penstock_simulator.scenarios.request_sources import pairs
+from penstock_simulator.scenarios.scenario import RequestStream
+from penstock_simulator.simulation import Fleet, LengthKnowledge, simulate
 
 from examples import examples
 
@@ -41,7 +41,7 @@ TIERS = {
         Tier("free", best_effort=True),
     )
 }
-SETTING = Setting(MODEL, TIERS, kv_tokens=8_000)
+SETTING = BoundSetting(MODEL, TIERS, kv_tokens=8_000)
 
 
 def prompts(*sizes: int, at_s: float = 0.0, tier: str = "first") -> list[Arrival]:
@@ -56,7 +56,7 @@ def chats(count: int, rate_rps: float, seed: int, tiers: Sequence[str]) -> Itera
         yield Arrival(f"c{i}", at_s, random.choice(tiers), prompt, output, output // 2)
 
 
-def fleet(policy: str, setting: Setting) -> Fleet:
+def fleet(policy: str, setting: BoundSetting) -> Fleet:
     return Fleet(
         policy=policy,
         model=setting.model,
@@ -67,7 +67,7 @@ def fleet(policy: str, setting: Setting) -> Fleet:
         limits=setting.limits,
         speculation=setting.speculation,
         truth=TruthKind.EXACT,
-        lengths=Lengths.KNOWN,
+        lengths=LengthKnowledge.KNOWN,
     )
 
 
@@ -204,12 +204,13 @@ def test_any_prices_give_an_upper_bound(seed: int) -> None:
 def test_a_capacity_lies_where_the_bound_crosses() -> None:
     chat = scenario("chatbot")
     small = replace(
-        chat, streams=(Stream(Window("azure-conv", 0, 10, 10), pairs("chat", "azure-conv", 2048)),)
+        chat,
+        streams=(RequestStream(RecordingWindow("azure-conv", 0, 10, 10), pairs("chat", "azure-conv", 2048)),),
     )
     rate_rps = capacity_bound(small, 0.9, relative_error=0.05, start_rps=12.0)
 
     def share(at_rps: float) -> float:
-        return bound(arrivals(small, at_rps, 0), setting_of(small))
+        return bound(arrivals(small, at_rps, 0), bound_setting(small))
 
     assert share(rate_rps) < 0.9 <= share(rate_rps / 1.05)
 

@@ -8,10 +8,10 @@ from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import UnknownTimeModel, builtin
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
-from penstock_simulator.simulation import Arrival, Fleet, Outcome, Verdict
-from penstock_simulator.simulation.distserve import RATIOS, Ratio, simulate_distserve
-from penstock_simulator.simulation.kv_transfer import NVLINK_BYTES_PER_S
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Arrival, FirstVerdict, Fleet, SimulatedOutcome
+from penstock_simulator.simulation.disaggregated.distserve import RATIOS, Ratio, simulate_distserve
+from penstock_simulator.simulation.disaggregated.kv_transfer import NVLINK_BYTES_PER_S
 
 BUILTIN = builtin("slos-serve-opt-6.7b-a100")
 MODEL = BUILTIN.model
@@ -34,7 +34,9 @@ def ask(name: str, prompt: int = 400, answer: int = 5, at_s: float = 0.0, tier: 
     return Arrival(name, at_s, tier, prompt, answer)
 
 
-def served(arrivals: list[Arrival], fleet: Fleet = FLEET, ratio: Ratio = ONE_EACH) -> dict[str, Outcome]:
+def served(
+    arrivals: list[Arrival], fleet: Fleet = FLEET, ratio: Ratio = ONE_EACH
+) -> dict[str, SimulatedOutcome]:
     return {outcome.id: outcome for outcome in simulate_distserve(fleet, ratio, arrivals, seed=0)}
 
 
@@ -45,7 +47,7 @@ def test_the_first_token_comes_from_one_gpu_and_the_rest_from_the_other() -> Non
     decode_s = sum(MODEL.seconds(BatchWork(1, 401 + i)) for i in range(4))
     assert outcome.ttft_s == pytest.approx(ttft_s)
     assert outcome.e2e_s == pytest.approx(ttft_s + transfer_s + decode_s)
-    assert (outcome.replica, outcome.verdict, outcome.met) == ("p0+d0", Verdict.ADMITTED, True)
+    assert (outcome.replica, outcome.verdict, outcome.met) == ("p0+d0", FirstVerdict.ADMITTED, True)
 
 
 def test_an_answer_of_one_token_never_travels() -> None:
@@ -98,13 +100,13 @@ def test_seats_bound_the_decodes_that_run_together() -> None:
 
 def test_what_no_gpu_could_ever_hold_fails() -> None:
     outcome = served([ask("a", 7990, 100), ask("b")])
-    assert (outcome["a"].verdict, outcome["a"].met) == (Verdict.FAILED, False)
+    assert (outcome["a"].verdict, outcome["a"].met) == (FirstVerdict.FAILED, False)
     assert outcome["b"].met
 
 
 def test_best_effort_is_answered_as_such_and_served_alike() -> None:
     outcome = served([ask("a", tier="offline")])["a"]
-    assert (outcome.verdict, outcome.output_tokens) == (Verdict.BEST_EFFORT, 5)
+    assert (outcome.verdict, outcome.output_tokens) == (FirstVerdict.BEST_EFFORT, 5)
 
 
 def test_a_session_sends_its_next_request_when_the_last_has_ended() -> None:

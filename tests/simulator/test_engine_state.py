@@ -11,8 +11,8 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.time_model import Term, TimeModel
-from penstock_simulator.engine_state import EngineState, NeverFits
-from penstock_simulator.iteration import Finish, ImpossibleStep
+from penstock_simulator.engine.engine_state import EngineState, NeverFits
+from penstock_simulator.engine.iteration import Finish, InvalidStep
 
 from examples import examples
 
@@ -152,13 +152,13 @@ def test_the_answer_gets_its_own_pace_with_the_last_token_of_thinking(job: Make,
         step = Step({"a": 1}, drafts={"a": drafts} if drafts else {})
         state.apply(step, float(turn))
         paces.append(state.running[0].pace_s)
-    thought = 1 if drafts else 3
-    assert paces == [0.03] * (thought - 1) + [0.1] * (5 - thought)
-    assert state.running[0].anchor == (thought + 1.0, 5 if drafts else 4)
+    finished_thinking_tokens = 1 if drafts else 3
+    assert paces == [0.03] * (finished_thinking_tokens - 1) + [0.1] * (5 - finished_thinking_tokens)
+    assert state.running[0].anchor == (finished_thinking_tokens + 1.0, 5 if drafts else 4)
 
 
 def test_a_job_that_outruns_its_prediction_gets_a_longer_one(job: Make) -> None:
-    state = engine(longer=lambda job: job.generated_tokens * 3)
+    state = engine(extend_prediction=lambda job: job.generated_tokens * 3)
     state.add(job("a")._replace(output_tokens=4), 40)
     state.apply(Step({"a": 10}), 0.0)
     lengths = []
@@ -204,7 +204,7 @@ def test_the_impossible_is_refused_and_changes_nothing(job: Make, step: Step, wo
     state.add(job("w", prompt_tokens=60), 1)
     state.add(job("v", prompt_tokens=60), 1)
     before = (state.running, state.waiting, state.free_blocks, state.preemptions)
-    with pytest.raises(ImpossibleStep, match=words):
+    with pytest.raises(InvalidStep, match=words):
         state.start(step)
     assert (state.running, state.waiting, state.free_blocks, state.preemptions) == before
 
@@ -248,10 +248,10 @@ def random_step(data: st.DataObject, state: EngineState) -> Step:
     preempt = tuple(job.request.id for job in view.running if data.draw(st.integers(0, 9)) == 0)
     tokens: dict[str, int] = {}
     drafts: dict[str, int] = {}
-    room, free, seats = 64, view.kv.free_blocks, 5 - len(view.running)
+    room, free, entries = 64, view.kv.free_blocks, 5 - len(view.running)
     for job in (*view.running, *view.waiting):
         name, waits = job.request.id, job in view.waiting
-        if name in preempt or room < 4 or (waits and seats == 0) or data.draw(st.integers(0, 3)) == 0:
+        if name in preempt or room < 4 or (waits and entries == 0) or data.draw(st.integers(0, 3)) == 0:
             continue
         chunk = data.draw(st.integers(1, min(job.pending_tokens, room - 3)))
         if waits and view.kv.blocks_for(chunk) > free:
@@ -259,7 +259,7 @@ def random_step(data: st.DataObject, state: EngineState) -> Step:
         tokens[name] = chunk
         room -= chunk
         if waits:
-            free, seats = free - view.kv.blocks_for(chunk), seats - 1
+            free, entries = free - view.kv.blocks_for(chunk), entries - 1
         elif job.decoding and data.draw(st.booleans()):
             drafts[name] = data.draw(st.integers(1, 3))
             room -= drafts[name]
@@ -269,11 +269,11 @@ def random_step(data: st.DataObject, state: EngineState) -> Step:
 def assert_sound(
     state: EngineState, came: dict[str, int], wanted: dict[str, int], finished: set[str]
 ) -> None:
-    held = sum(seat.blocks for seat in state._running.values())
+    held = sum(entry.blocks for entry in state._running.values())
     assert held + state.free_blocks == state.total_blocks
     assert state.free_blocks >= 0
-    for seat in state._running.values():
-        assert seat.blocks * 16 >= seat.job.computed_tokens
+    for entry in state._running.values():
+        assert entry.blocks * 16 >= entry.job.computed_tokens
     for job in (*state.running, *state.waiting):
         assert job.generated_tokens == came[job.request.id] < wanted[job.request.id]
     for name in finished:

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 from penstock_core.timing.builtin_models import UnknownTimeModel, kv_cache_tokens
 from penstock_simulator.scenarios import SCENARIOS, Scenario, UnknownScenario, arrivals, scenario
-from penstock_simulator.scenarios.lengths import fitted
+from penstock_simulator.scenarios.length_distribution import fitted
 
 PAPER = ("chatbot", "coder", "summarizer", "toolllm", "reasoning", "mixed")
 

@@ -16,10 +16,10 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.policies.vllm import Vllm
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
-from penstock_simulator.drafter import Drafter
-from penstock_simulator.engine_state import EngineState
+from penstock_simulator.engine.drafter import Drafter
+from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.policies import VLLM_REAL, build
-from penstock_simulator.real_vllm.live_scheduler import Diverged
+from penstock_simulator.real_vllm.live_scheduler import SchedulersDiverged
 
 MODEL = time_model("llama-3-8b-a100")
 ACCEPTANCE = 0.7
@@ -150,5 +150,5 @@ def test_an_engine_that_did_something_else_is_noticed() -> None:
     engine.add(job(1, 40, 20), 20)
     view = engine.view(0.0, 0.0, MODEL)
     _, memory = policy.step(view, policy.start())
-    with pytest.raises(Diverged, match="q1"):
+    with pytest.raises(SchedulersDiverged, match="q1"):
         policy.step(view, memory)

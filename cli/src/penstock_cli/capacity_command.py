@@ -11,12 +11,12 @@ import typer
 from penstock_core.policies import UnknownPolicy
 from penstock_core.routing.orders import ORDERS
 from penstock_core.timing.builtin_models import UnknownTimeModel
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.real_vllm.location import VllmMissing
 from penstock_simulator.scenarios import SCENARIOS, UnknownScenario, scenario
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.simulation.replica import Stuck
+from penstock_simulator.simulation import LengthKnowledge
+from penstock_simulator.simulation.replica import StuckPolicy
 from penstock_simulator.simulation.run import MOST_REPLICAS
-from penstock_simulator.truth import TruthKind
 from rich.console import Console
 
 from penstock_cli.capacity.memory import Memory
@@ -59,7 +59,8 @@ Attainment = Annotated[
     float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must keep every target.")
 ]
 LengthsKind = Annotated[
-    Lengths, typer.Option(help="What planning knows of answers: their lengths, or what finished ones teach.")
+    LengthKnowledge,
+    typer.Option(help="What planning knows of answers: their lengths, or what finished ones teach."),
 ]
 Truth = Annotated[
     TruthKind,
@@ -80,7 +81,7 @@ def capacity(
     policies: PolicyNames,
     replicas: Replicas = 1,
     attainment: Attainment = 0.9,
-    lengths: LengthsKind = Lengths.PREDICTED,
+    lengths: LengthsKind = LengthKnowledge.PREDICTED,
     truth: Truth = TruthKind.MEASURED,
     seeds: Seeds = 3,
     order: Order = "round-robin",
@@ -148,7 +149,7 @@ class Run:
                 return run_all(searches, run_trial, self.jobs, self.memory, watch, report=report)
         except VllmMissing as missing:
             raise Failure(str(missing), bad_input=True) from None
-        except (NoEnd, Stuck) as error:
+        except (NoEnd, StuckPolicy) as error:
             raise Failure(str(error)) from None
 
 

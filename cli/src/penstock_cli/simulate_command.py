@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 from penstock_pool import Pool
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.policies import VLLM_REAL
-from penstock_simulator.simulation import Lengths
+from penstock_simulator.simulation import LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
-from penstock_simulator.truth import TruthKind
 from rich.console import Console
 
 from penstock_cli.failure import Failure
@@ -50,7 +50,7 @@ Replicas = Annotated[
     int | None, typer.Option(min=1, max=MOST_REPLICAS, help="In place of the file's.", show_default=False)
 ]
 LengthsKind = Annotated[
-    Lengths,
+    LengthKnowledge,
     typer.Option(help="What planning knows of answers: their own lengths, or what finished ones teach."),
 ]
 Truth = Annotated[
@@ -75,7 +75,7 @@ def simulate(
     replicas: Replicas = None,
     rate: Rate = None,
     duration: Duration = None,
-    lengths: LengthsKind = Lengths.PREDICTED,
+    lengths: LengthsKind = LengthKnowledge.PREDICTED,
     truth: Truth = TruthKind.MEASURED,
     autoscaling: Autoscaled = True,
     startup: Startup = 90.0,

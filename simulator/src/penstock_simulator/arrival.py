@@ -1,14 +1,15 @@
-"""One request of a workload, as it comes to a fleet."""
+"""One request of a workload."""
 
 from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """A request that arrives.
+    """A request with its arrival time and true lengths.
 
-    output_tokens: its true length, all of it. thinking_tokens: how many of those are thought, not answered.
-    session: of requests that follow one another, each arriving when the one before has finished; empty where
-        it stands alone. stage: its place in the session. `arrival_s` is then the session's own.
+    arrival_s: its arrival, or that of its session.
+    output_tokens: true length of its output, including `thinking_tokens`.
+    session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
+        "" for a single request. stage: its index in the session.
     """
 
     id: str

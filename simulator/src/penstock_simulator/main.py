@@ -1,4 +1,4 @@
-"""`penstock-engine`: a process that serves OpenAI's API with a GPU's timing and no GPU."""
+"""`penstock-engine`: a simulated engine that serves OpenAI's API with the timing of a GPU."""
 
 import argparse
 import asyncio
@@ -19,26 +19,26 @@ from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import address_of, listen, run_process, serving
 
-from penstock_simulator.belief import Belief
-from penstock_simulator.completions import Completions
-from penstock_simulator.drafter import Drafter
-from penstock_simulator.drafting import Drafting
-from penstock_simulator.engine_state import EngineState
-from penstock_simulator.http_api import EngineApi
-from penstock_simulator.metrics import EngineMetrics
-from penstock_simulator.planning import Planning
-from penstock_simulator.rehearsal import rehearse
-from penstock_simulator.report import StateReports
-from penstock_simulator.step_loop import StepLoop
-from penstock_simulator.truth import Truth, TruthKind, build_truth
+from penstock_simulator.engine.drafter import Drafter
+from penstock_simulator.engine.engine_state import EngineState
+from penstock_simulator.engine.learned_time_model import LearnedTimeModel
+from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
+from penstock_simulator.engine_timing.ground_truth import GroundTruth, TruthKind, ground_truth
+from penstock_simulator.http.api import EngineApi
+from penstock_simulator.http.completions import Completions
+from penstock_simulator.serving.metrics import EngineMetrics
+from penstock_simulator.serving.step_loop import StepLoop
+from penstock_simulator.serving.step_planner import StepPlanner
+from penstock_simulator.serving.step_reports import StepReports
+from penstock_simulator.warm_up import warm_up
 
 log = structlog.get_logger()
 
-STAND_IN_POLICY = "vllm"
+FALLBACK_POLICY = "vllm"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The process. Exit codes: 0 stopped, 1 cannot start, 2 bad pool file or flags."""
+    """Run the process. Exit codes: 0 stopped, 1 cannot start, 2 invalid pool file or flags."""
     options = parser().parse_args(arguments)
     configure_logs("penstock-engine", options.log_level)
     try:
@@ -48,17 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if pool.spec.engine.type != "simulated":
         print(
-            f'{options.file}: spec.engine.type: "{pool.spec.engine.type}" is served by its own engine; '
-            "penstock-engine runs `simulated`",
+            f'{options.file}: spec.engine.type: "{pool.spec.engine.type}"; penstock-engine runs only '
+            "`simulated`",
             file=sys.stderr,
         )
         return 2
-    truth = build_truth(pool.spec.engine.time_model, TruthKind(options.truth), options.seed)
+    truth = ground_truth(pool.spec.engine.time_model, TruthKind(options.truth), options.seed)
     return run_process(lambda stop: serve_engine(pool, truth, options, stop))
 
 
-async def serve_engine(pool: Pool, truth: Truth, options: argparse.Namespace, stop: asyncio.Event) -> None:
-    """Serve until `stop`, then drain."""
+async def serve_engine(
+    pool: Pool, truth: GroundTruth, options: argparse.Namespace, stop: asyncio.Event
+) -> None:
+    """Serve until `stop` is set, then drain."""
     listener = listen(options.host, options.port)
     loop = build_loop(pool, truth, options)
     stepping = asyncio.create_task(loop.run())
@@ -71,7 +73,7 @@ async def serve_engine(pool: Pool, truth: Truth, options: argparse.Namespace, st
 
 
 async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
-    """Wait for `stop`. An engine that has broken down ends the process at once, with its reason."""
+    """Wait for `stop`. Raises the step loop's exception if it ends first."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({stepping, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -79,8 +81,8 @@ async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
         stepping.result()
 
 
-def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoop:
-    """The engine that a pool describes, at a truth's speed."""
+def build_loop(pool: Pool, truth: GroundTruth, options: argparse.Namespace) -> StepLoop:
+    """Return the engine that a pool describes, with this ground truth."""
     engine, scheduling, speculation = pool.spec.engine, pool.spec.scheduling, _speculation(pool)
     model = time_model(engine.time_model)
     state = EngineState(
@@ -91,25 +93,25 @@ def build_loop(pool: Pool, truth: Truth, options: argparse.Namespace) -> StepLoo
     )
     metrics = EngineMetrics(pool.spec.model.name, state)
     policy = policies.build(scheduling.policy, scheduling.knobs())
-    rehearse(policy, state.limits, model, speculation)
+    warm_up(policy, state.limits, model, speculation)
     return StepLoop(
         state=state,
-        planning=Planning(policy, policies.build(STAND_IN_POLICY), state, metrics),
-        belief=Belief(model),
-        drafting=Drafting(speculation),
+        planner=StepPlanner(policy, policies.build(FALLBACK_POLICY), state, metrics),
+        time_model=LearnedTimeModel(model),
+        speculation=MeasuredSpeculation(speculation),
         truth=truth,
-        reports=StateReports(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
+        reports=StepReports(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
         metrics=metrics,
     )
 
 
 def _speculation(pool: Pool) -> Speculation | None:
-    told = pool.spec.engine.speculation
-    return Speculation(told.max_tokens, told.acceptance) if told else None
+    spec = pool.spec.engine.speculation
+    return Speculation(spec.max_tokens, spec.acceptance) if spec else None
 
 
 def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> EngineApi:
-    """Its HTTP surface. A context longer than all of its memory would promise what cannot be kept."""
+    """Return its HTTP API, whose longest context is bounded by KV memory."""
     kv_tokens = loop.state.total_blocks * loop.state.block_tokens
     return EngineApi(
         Completions(
@@ -124,7 +126,7 @@ def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> Engine
 
 
 def parser() -> argparse.ArgumentParser:
-    """The process's flags."""
+    """Return the parser of the process's flags."""
     flags = argparse.ArgumentParser(
         prog="penstock-engine",
         description="A simulated engine: OpenAI's API with a GPU's timing, for machines without GPUs.",
@@ -134,32 +136,38 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="port to listen on; 0 takes any (default: %(default)s)")
     add("--telemetry", type=Path, metavar="SOCK", help="Unix socket of the sidecar for step reports")
-    add("--seed", type=int, default=0, help="of timing noise and unknown lengths (default: %(default)s)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of timing noise and of unstated lengths (default: %(default)s)",
+    )
     add(
         "--truth",
         choices=[kind.value for kind in TruthKind],
         default=TruthKind.MEASURED.value,
-        help="measured: kernel tables, noise, drift; exact: the planner's own model (default: %(default)s)",
+        help="ground truth: measured kernel tables with noise and drift, or the planner's exact time model "
+        "(default: %(default)s)",
     )
     add(
         "--drain-s",
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds for open answers to end after SIGTERM (default: %(default)s)",
+        help="seconds that responses in progress may take after SIGTERM (default: %(default)s)",
     )
     add(
         "--max-body-bytes",
         type=int,
         default=32 << 20,
         metavar="N",
-        help="longest request body; more is answered 413 (default: %(default)s)",
+        help="longest request body; a longer one gets 413 (default: %(default)s)",
     )
     add(
         "--api-key",
         default=engine_key(os.environ),
         metavar="KEY",
-        help=f"that requests to /v1 have to carry; rather give it in {VARIABLE}: process lists show flags",
+        help=f"key that requests to /v1 must carry; prefer {VARIABLE}, because process lists show flags",
     )
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return flags

@@ -1,4 +1,4 @@
-"""The policies that a simulation can run: those that serve, and vLLM itself, which no pool can choose."""
+"""Policies by name, with `vllm-real` beside those of core. Only simulations can use `vllm-real`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NAMES = (*policies.POLICIES, VLLM_REAL)
 
 
 def build(name: str, knobs: Knobs | None = None) -> Policy[Any]:
-    """The policy of this name. Raises UnknownPolicy, and VllmMissing for vLLM where it is not here."""
+    """Return the policy of this name. Raises UnknownPolicy, and VllmMissing if vLLM is not installed."""
     if name == VLLM_REAL:
         load()
         return RealVllm()

@@ -14,7 +14,7 @@ from itertools import count
 import httpx2
 from live.pool_file import MODEL
 from patience import PATIENCE_S
-from penstock_simulator.words import WORDS, say
+from penstock_simulator.http.synthetic_text import WORDS, synthetic_text
 
 EVENT = re.compile(
     rb'data: \{"id":"cmpl-(?P<id>[^"]+)","object":"text_completion","created":(?P<created>\d+),'
@@ -41,8 +41,8 @@ def difference(data: bytes, id: str, tokens: int) -> str | None:
         text += event["text"].decode()
         if (event["finish"] == b"null") == (at == len(events)):
             return f"finishes at byte {at} of {len(events)}"
-    if not any(say(range(tokens), voice) == text for voice in VOICES):
-        return f"says {text!r}, which is not what {tokens} tokens say"
+    if not any(synthetic_text(range(tokens), voice) == text for voice in VOICES):
+        return f"says {text!r}, which is not what {tokens} tokens synthetic_text"
     return None
 
 

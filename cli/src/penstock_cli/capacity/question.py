@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Conditions:
 
     replicas: int
     attainment: float
-    lengths: Lengths
+    lengths: LengthKnowledge
     truth: TruthKind
     seeds: int
     order: str

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import scenario
-from penstock_simulator.simulation import Lengths
-from penstock_simulator.simulation.distserve import Ratio
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge
+from penstock_simulator.simulation.disaggregated.distserve import Ratio
 from rich.table import Table
 
 from penstock_cli.capacity.confidence import wilson
@@ -69,7 +69,7 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
     asked = Conditions(
         row["replicas"],
         row["attainment_target"],
-        Lengths(row["lengths"]),
+        LengthKnowledge(row["lengths"]),
         TruthKind(row["truth"]),
         row["seeds"],
         row["order"],

@@ -14,7 +14,7 @@ from typing import TypeVar
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.policies import NAMES
 from penstock_simulator.scenarios import Scenario
-from penstock_simulator.simulation.distserve import RATIOS, Ratio
+from penstock_simulator.simulation.disaggregated.distserve import RATIOS, Ratio
 
 ORACLE = "oracle"
 """No policy: the bound that none can pass."""

@@ -14,11 +14,11 @@ from penstock_core.domain.replica_view import Limits
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_simulator.arrival import Arrival
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
-from penstock_simulator.simulation import Fleet, Lengths, Outcome, simulate
-from penstock_simulator.simulation.distserve import Ratio, simulate_distserve
-from penstock_simulator.simulation.outcome import Verdict
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.simulation import Fleet, LengthKnowledge, SimulatedOutcome, simulate
+from penstock_simulator.simulation.disaggregated.distserve import Ratio, simulate_distserve
+from penstock_simulator.simulation.outcome import FirstVerdict
 
 from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.setting import ORACLE, Setting, base_policy, laps_of
@@ -113,7 +113,7 @@ def run_trial(trial: Trial) -> Tally:
             seen[outcome.tier].append(place)
         if not outcome.met:
             missed.add(outcome.session or outcome.id)
-        if outcome.verdict is Verdict.BEST_EFFORT:
+        if outcome.verdict is FirstVerdict.BEST_EFFORT:
             best_effort.add(outcome.session or outcome.id)
         if len(missed) > trial.most_misses:
             return Tally(total, len(missed), complete=False)
@@ -121,7 +121,7 @@ def run_trial(trial: Trial) -> Tally:
     return Tally(total, len(missed), True, spots, len(best_effort - missed))
 
 
-def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[Outcome]:
+def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:
     if trial.ratio is None:
         return simulate(fleet, coming, trial.seed)
     return simulate_distserve(fleet, _all_gpus(trial.ratio, trial.replicas), coming, trial.seed)
@@ -140,10 +140,10 @@ def _most_within(spots: Sequence[Spot]) -> tuple[float, float]:
 
 def _at_best(coming: Sequence[Arrival], here: Scenario, replicas: int) -> Tally:
     """What the best of all schedulers would have to miss, knowing everything beforehand."""
-    from penstock_simulator.bounds import bound, setting_of  # its solver takes a second to import
+    from penstock_simulator.bounds import bound, bound_setting  # its solver takes a second to import
 
     total = requests_in(coming)
-    at_most = bound(coming, setting_of(here, replicas))
+    at_most = bound(coming, bound_setting(here, replicas))
     return Tally(total, ceil(total * (1 - at_most) - 1e-6), complete=True)
 
 
@@ -170,7 +170,7 @@ def fleet_of(trial: Trial, here: Scenario) -> Fleet:
         replicas=trial.replicas,
         limits=Limits(trial.batch_tokens, trial.slots or here.limits.running),
         truth=TruthKind(trial.truth),
-        lengths=Lengths(trial.lengths),
+        lengths=LengthKnowledge(trial.lengths),
         max_output_tokens=here.max_output_tokens,
         speculation=_drafting(here.speculation, trial.drafts),
         order=trial.order,

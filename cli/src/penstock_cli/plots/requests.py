@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock_simulator.simulation import Fleet, Outcome
+from penstock_simulator.simulation import Fleet, SimulatedOutcome
 
 from penstock_cli.plots.figure import panels, save
 from penstock_cli.plots.plane import draw_plane, panel_titles, spot
@@ -22,7 +22,7 @@ class Requests:
         self._fleet = fleet
         self._spots: dict[tuple[str, str], list[Spot]] = defaultdict(list)
 
-    def passing(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    def passing(self, outcomes: Iterator[SimulatedOutcome]) -> Iterator[SimulatedOutcome]:
         """The same outcomes, seen."""
         for outcome in outcomes:
             self._see(outcome)
@@ -35,7 +35,7 @@ class Requests:
         draw_plane(axes[: len(tiers)], [cloud for name in tiers for cloud in self._of(name)])
         save(figure, path)
 
-    def _see(self, outcome: Outcome) -> None:
+    def _see(self, outcome: SimulatedOutcome) -> None:
         slo = self._fleet.tiers[outcome.tier].slo
         idle_prefill_s = self._fleet.model.prefill_seconds(outcome.prompt_tokens)
         place = spot(slo, idle_prefill_s, outcome.ttft_s, outcome.tpot_s)

@@ -8,9 +8,9 @@ from penstock_core.routing.walk import Backup
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
-from penstock_simulator.simulation import Fleet, Lengths
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Fleet, LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
-from penstock_simulator.truth import TruthKind
 
 from penstock_cli.failure import Failure
 from penstock_cli.validate_command import NO_REPLICAS
@@ -22,7 +22,7 @@ class Conditions:
 
     replicas: int | None = None
     truth: TruthKind = TruthKind.MEASURED
-    lengths: Lengths = Lengths.PREDICTED
+    lengths: LengthKnowledge = LengthKnowledge.PREDICTED
 
 
 def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from penstock_core.policies import POLICIES, build
 from penstock_simulator.real_vllm import VllmMissing
-from penstock_simulator.rehearsal import rehearse
-from penstock_simulator.simulation import Arrival, Fleet, simulate
-from penstock_simulator.simulation import Outcome as Simulated
-from penstock_simulator.simulation.replica import Stuck
+from penstock_simulator.simulation import Arrival, Fleet, SimulatedOutcome, simulate
+from penstock_simulator.simulation.replica import StuckPolicy
+from penstock_simulator.warm_up import warm_up
 from rich.console import Console
 
 from penstock_cli.failure import Failure
@@ -62,7 +61,7 @@ def run(
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
     tally, clock = Tally(tiers_without_targets(slos)), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
-        rehearse(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
+        warm_up(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
         steering = None if scaler is None else scaler.steering()
         outcomes = simulate(fleet, arrivals(schedule), seed, clock.build, steering)
@@ -77,7 +76,7 @@ def run(
                 tally.add(outcome, ON_TIME_S)
                 if file is not None:
                     file.add(outcome)
-        except Stuck as error:
+        except StuckPolicy as error:
             raise Failure(f"policy {fleet.policy}: {error}") from None
     found, words = ({}, "") if scaler is None else (scaler.found(span_s), scaler.in_words(span_s))
     report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), found)
@@ -99,7 +98,7 @@ def arrivals(schedule: Schedule) -> Iterator[Arrival]:
         )
 
 
-def as_replayed(simulated: Simulated) -> Outcome:
+def as_replayed(simulated: SimulatedOutcome) -> Outcome:
     """A simulated request as a replay would have seen it."""
     ending = Ending(simulated.verdict.value)
     return Outcome(

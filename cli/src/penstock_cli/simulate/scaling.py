@@ -7,8 +7,8 @@ from penstock_core.autoscaling.demand import Demand
 from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Scaling
 from penstock_pool import Pool
-from penstock_simulator.simulation import Steering
-from penstock_simulator.simulation.steering import Stand, gpu_hours, scale_events
+from penstock_simulator.simulation import FleetAutoscaler
+from penstock_simulator.simulation.autoscaling.autoscaler import ReplicaCounts, gpu_hours, scale_events
 
 
 @dataclass(slots=True)
@@ -21,11 +21,11 @@ class Scaler:
     scaling: Scaling
     startup_s: float
     memory: Memory = field(default_factory=Memory)
-    stands: list[Stand] = field(default_factory=list)
+    stands: list[ReplicaCounts] = field(default_factory=list)
 
-    def steering(self) -> Steering:
+    def steering(self) -> FleetAutoscaler:
         """For the simulation."""
-        return Steering(self._decide, startup_s=self.startup_s, seen=self.stands.append)
+        return FleetAutoscaler(self._decide, startup_s=self.startup_s, on_change=self.stands.append)
 
     def found(self, span_s: float) -> dict[str, float | int]:
         """What it took, for programs. span_s: until the last arrival."""

@@ -1,32 +1,32 @@
-"""Bounds as shares of a workload, and as the highest rate at which a share can be kept."""
+"""Bounds on attainment at a rate, and on the rate at an attainment."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.bounds.demand import demand_of
+from penstock_simulator.bounds.bound_setting import BoundSetting, bound_setting
+from penstock_simulator.bounds.least_work import least_work
 from penstock_simulator.bounds.relaxation import most_sessions
-from penstock_simulator.bounds.setting import Setting, setting_of
 from penstock_simulator.scenarios import Scenario
 from penstock_simulator.scenarios import arrivals as arrivals_of
 
 ROOF_RPS = 1000.0
-"""A rate that nobody is asked to serve: where the search for a bound on it gives up."""
+"""Highest rate that the search for a bound tries."""
 
 WIDENING = 1.4
-"""Factor from rate to rate while all are on one side."""
+"""Factor between rates until the bracket has both sides."""
 
 
-def bound(arrivals: Iterable[Arrival], setting: Setting) -> float:
-    """Largest share of these whose every target any scheduler can meet, a session counting as one.
+def bound(arrivals: Iterable[Arrival], setting: BoundSetting) -> float:
+    """Return the largest share of arrivals whose every target any scheduler can meet; a session counts once.
 
-    An average over the luck of speculation; without speculation it holds for every single run. Raises
-    KeyError for a tier that the setting does not have, ValueError where there are no arrivals.
+    With speculation the bound is on the expected share; without, it holds for every run. Raises KeyError for
+    a tier that the setting does not have, ValueError if there are no arrivals.
     """
-    demand = demand_of(list(arrivals), setting)
-    sessions = demand.sessions + demand.carefree
+    demand = least_work(list(arrivals), setting)
+    sessions = demand.sessions + demand.unconstrained_sessions
     if not sessions:
-        raise ValueError("no arrivals, no share of them")
+        raise ValueError("there are no arrivals")
     return most_sessions(demand, setting) / sessions
 
 
@@ -39,12 +39,12 @@ def capacity_bound(
     relative_error: float = 0.01,
     start_rps: float = 6.0,
 ) -> float:
-    """Rate per replica at which no scheduler reaches `attainment` any more, on average over the seeds.
+    """Return a rate per replica at which no scheduler reaches `attainment`, on average over the seeds.
 
-    The bound falls with the rate; the answer is the upper of two rates, at most `relative_error` apart, on
-    either side of it. Raises ValueError where nothing binds below `ROOF_RPS`.
+    The bound on attainment falls with the rate. The result is the upper end of a bracket no wider than
+    `relative_error`. Raises ValueError if the bound is never reached below `ROOF_RPS`.
     """
-    setting = setting_of(scenario, replicas)
+    setting = bound_setting(scenario, replicas)
 
     def share(rate_rps: float) -> float:
         samples = (arrivals_of(scenario, rate_rps * replicas, seed, replicas) for seed in seeds)
@@ -54,16 +54,16 @@ def capacity_bound(
 
 
 def _crossing(share: Callable[[float], float], level: float, start_rps: float, within: float) -> float:
-    """The upper of two rates, a factor of `within` apart or less, between which a share falls below a level.
+    """Return the upper end of a bracket, at most a factor of `within` wide, where a share crosses a level.
 
-    A straight line through the two, by the logarithm of the rate, says where; the next rate is a little to
-    that side of it which is farther away, so that both sides come near.
+    Each new rate comes from linear interpolation over the logarithm of the rate, moved slightly towards the
+    farther end, so that both ends converge.
     """
     low = high = None
     rate_rps = start_rps
     while low is None or high is None or high[0] > low[0] * within:
         if rate_rps > ROOF_RPS:
-            raise ValueError(f"nothing binds below {ROOF_RPS:g} requests a second")
+            raise ValueError(f"the bound is above {ROOF_RPS:g} requests/s")
         here = (rate_rps, share(rate_rps))
         low, high = (here, high) if here[1] >= level else (low, here)
         if low is None or high is None:
@@ -71,6 +71,6 @@ def _crossing(share: Callable[[float], float], level: float, start_rps: float, w
             continue
         part = (low[1] - level) / (low[1] - high[1])
         on_line = low[0] * (high[0] / low[0]) ** min(max(part, 0.05), 0.95)
-        aside = within**0.4
-        rate_rps = on_line * aside if high[0] / on_line > on_line / low[0] else on_line / aside
+        preempted = within**0.4
+        rate_rps = on_line * preempted if high[0] / on_line > on_line / low[0] else on_line / preempted
     return high[0]

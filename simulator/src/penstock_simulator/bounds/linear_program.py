@@ -1,10 +1,10 @@
-"""Linear programs in groups of variables, and an upper bound that needs no trust in a solver.
+"""Linear programs, with an upper bound on the optimum that does not depend on the solver's accuracy.
 
-A program is put together from columns (variables, each within finite limits) and rows (sums of them, from
-below, from above or both). HiGHS looks for prices of the rows. Any prices bound the optimum: each row gives
-its price times the limit that the price leans on, each column at most its reduced cost times the limit that
-helps most [LP duality, with every variable boxed]. So `upper_bound` adds that up by itself: prices that are
-a little off, by a solver's tolerance or because it was stopped early, cost tightness and never validity.
+A program consists of columns (variables within finite limits) and rows (sums of them with limits). HiGHS
+computes dual prices of the rows. Any prices give a bound on the optimum by weak duality with boxed variables:
+each row contributes its price times its limit, each column at most its reduced cost times its limit.
+`upper_bound` computes that sum itself, so inexact prices, from tolerances or an early stop, make the bound
+looser but never invalid.
 """
 
 import highspy
@@ -15,11 +15,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ENOUGH_ITERATIONS = 200
-"""Of the interior-point method, which takes 20 to 80 where it converges."""
+"""Iteration limit of the interior-point method, which takes 20 to 80 if it converges."""
 
 
 class LinearProgram:
-    """Maximise a sum over variables, under rows. Filled by `columns`, `rows` and `put`."""
+    """A maximisation, built by `columns`, `at_most`, `equal` and `put`."""
 
     def __init__(self) -> None:
         self._gains: list[Floats] = []
@@ -30,7 +30,7 @@ class LinearProgram:
         self._rows = 0
 
     def columns(self, most: ArrayLike, gain: float = 0.0) -> Ints:
-        """New variables, one for each of `most`, in the same shape: from 0 to that. Their numbers."""
+        """Add a variable from 0 to each of `most`. Returns their indices in the same shape."""
         limits = np.asarray(most, np.float64)
         numbers = np.arange(self._columns, self._columns + limits.size).reshape(limits.shape)
         self._columns += limits.size
@@ -39,21 +39,21 @@ class LinearProgram:
         return numbers
 
     def at_most(self, limits: ArrayLike) -> Ints:
-        """New rows, whose sums stay below these. Their numbers, in the same shape."""
+        """Add rows whose sums are at most `limits`. Returns their indices in the same shape."""
         upper = np.asarray(limits, np.float64)
         return self._new_rows(np.full(upper.shape, -np.inf), upper)
 
     def equal(self, values: ArrayLike) -> Ints:
-        """New rows, whose sums are these."""
+        """Add rows whose sums equal `values`. Returns their indices in the same shape."""
         return self._new_rows(np.asarray(values, np.float64), np.asarray(values, np.float64))
 
     def put(self, rows: Ints, columns: Ints, factors: ArrayLike) -> None:
-        """Count columns in rows, this much of each; shapes are broadcast."""
+        """Add coefficients of columns in rows; shapes are broadcast."""
         at, of, much = np.broadcast_arrays(rows, columns, np.asarray(factors, np.float64))
         self._entries.append((at.ravel(), of.ravel(), much.ravel()))
 
     def upper_bound(self) -> float:
-        """No assignment has a larger sum."""
+        """Return an upper bound on the optimum."""
         gains, most = np.concatenate(self._gains), np.concatenate(self._most)
         lower, upper = (np.concatenate(side) for side in zip(*self._limits, strict=True))
         at, of, much = self._merged()
@@ -64,7 +64,7 @@ class LinearProgram:
         return for_rows + float(np.sum(np.maximum(gains - paid, 0.0) * most))
 
     def _merged(self) -> tuple[Ints, Ints, Floats]:
-        """Entries by row, then column, with what was put at one place more than once added up."""
+        """Return the coefficients sorted by row and column, with duplicates summed."""
         at, of, much = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         places, which = np.unique(at * self._columns + of, return_inverse=True)
         return places // self._columns, places % self._columns, np.bincount(which, much).astype(np.float64)
@@ -79,13 +79,13 @@ class LinearProgram:
 def _prices(
     gains: Floats, most: Floats, limits: tuple[Floats, Floats], entries: tuple[Ints, Ints, Floats]
 ) -> Floats:
-    """Prices of the rows at the optimum, as far as HiGHS came: what one more unit of the limit would gain."""
+    """Return the dual prices of the rows that HiGHS found."""
     at, of, much = entries
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(gains), len(limits[0])
     program.col_cost_ = -gains
     program.col_lower_ = np.zeros(len(most))
-    program.col_upper_ = np.where(gains > 0, most, np.inf)  # the others' are for the certificate alone
+    program.col_upper_ = np.where(gains > 0, most, np.inf)  # limits of the others serve only the certificate
     program.row_lower_, program.row_upper_ = limits
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     starts = np.concatenate(([0], np.cumsum(np.bincount(at, minlength=len(limits[0])))))
@@ -102,6 +102,6 @@ def _prices(
     ):
         solver.setOptionValue(option, value)
     if solver.passModel(program) == highspy.HighsStatus.kError:
-        raise ValueError("HiGHS does not take this program")
+        raise ValueError("HiGHS rejects this program")
     solver.run()
     return -np.asarray(solver.getSolution().row_dual)

@@ -1,8 +1,8 @@
-"""Time in pieces: blocks, and the slots that deadlines of first tokens cut them into.
+"""Discretisation of time: blocks, divided into slots by arrivals and first-token deadlines.
 
-First tokens are due within fractions of a second, and whether a burst can be met is a matter of
-milliseconds; so slots end wherever a prompt arrives or is due, to the digit. Decoding takes seconds to
-minutes and is counted by blocks of an even length.
+First-token deadlines are within fractions of a second, and whether a burst is feasible depends on
+milliseconds, so slots end exactly at arrivals and first-token deadlines. Decoding takes seconds to minutes
+and is counted in blocks of equal length.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_simulator.bounds.demand import Demand
+from penstock_simulator.bounds.least_work import LeastWork
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MOST_BLOCKS_A_REQUEST = 8.0
-"""Blocks in which the average request may decode: with more the program grows and the bound hardly falls."""
+"""Blocks in which the average request may decode. More blocks hardly tighten the bound."""
 
 MOST_BLOCKS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class TimeGrid:
-    """block_ends_s, slot_ends_s: borders, the first one included. block_of: the block of each slot."""
+    """The grid. block_ends_s, slot_ends_s: borders, including the first. block_of: the block of each slot."""
 
     block_ends_s: Floats
     slot_ends_s: Floats
@@ -31,17 +31,17 @@ class TimeGrid:
 
     @property
     def blocks_s(self) -> Floats:
-        """Lengths of the blocks."""
+        """Lengths of the blocks, in seconds."""
         return np.diff(self.block_ends_s)
 
     @property
     def slots_s(self) -> Floats:
-        """Lengths of the slots."""
+        """Lengths of the slots, in seconds."""
         return np.diff(self.slot_ends_s)
 
 
-def time_grid(demand: Demand) -> TimeGrid:
-    """A grid from the first release to the last deadline."""
+def time_grid(demand: LeastWork) -> TimeGrid:
+    """Return a grid from the first release to the last deadline."""
     start_s, end_s = float(demand.release_s.min()), float(demand.end_s.max())
     life_s = float(np.mean(demand.end_s - demand.release_s))
     block_s = max(life_s / MOST_BLOCKS_A_REQUEST, (end_s - start_s) / MOST_BLOCKS)
@@ -52,7 +52,7 @@ def time_grid(demand: Demand) -> TimeGrid:
 
 
 def spans(ends_s: Floats, from_s: Floats, until_s: Floats) -> tuple[Ints, Ints]:
-    """Every (row, piece) of rows that last from and until these times: two columns, rows in order."""
+    """Return every (row, period) pair of rows that last `from_s` to `until_s`, as two columns."""
     first = np.clip(np.searchsorted(ends_s, from_s, side="right") - 1, 0, len(ends_s) - 2)
     beyond = np.clip(np.searchsorted(ends_s, until_s, side="left"), first + 1, len(ends_s) - 1)
     counts = beyond - first

@@ -1,11 +1,11 @@
-"""The policy `vllm-real`: vLLM's own V1 scheduler, its own code, under virtual time.
+"""The policy `vllm-real`: the code of vLLM's V1 scheduler in virtual time.
 
-It is how we know that the policy `vllm` is no straw man, and a baseline that nobody can call one. No model
-runs and no weights are there: vLLM's scheduler decides, the simulated engine carries it out, and what came
-out is told to vLLM as its model runner would tell it.
+It validates the policy `vllm`, and is a baseline without reimplementation. No model runs and no weights are
+needed: vLLM's scheduler decides, the simulated engine executes its steps, and the generated tokens are
+reported to vLLM as by its model runner.
 
-`location` says where vLLM lies, `scheduler` builds one, `live_scheduler` keeps it in step with an engine,
-`policy` is the policy. vLLM is imported when one is built by its name, since that takes seconds and 5 GB.
+`location` finds the installation, `scheduler` builds vLLM's scheduler, `live_scheduler` synchronises it with
+an engine, `policy` is the policy. vLLM is imported only when the policy is built, which takes seconds.
 """
 
 from penstock_simulator.real_vllm.location import VllmMissing

@@ -1,12 +1,12 @@
-"""vLLM's scheduler in step with an engine.
+"""Keeps vLLM's scheduler synchronised with a simulated engine.
 
-vLLM keeps the requests itself and is told what happens: who comes, who leaves, and at the end of each step
-the tokens that its model runner brought out. Here the engine is somebody else's, so all of that is read off
-the engine's next picture. A request that it has and vLLM has not has come; one that vLLM has and it has not
-has left, by its end or its client's wish; and how many tokens came out is the difference of two counts.
+vLLM's scheduler holds the requests itself and expects events: added requests, finished requests, and at the
+end of each step the generated tokens. These are derived from the engine's next view. A request that only the
+engine has was added; one that only vLLM has was finished or aborted; the number of generated tokens is the
+difference of two counts.
 
-vLLM changes what it is given, so unlike other policies' memory this one is no value: it goes with one engine,
-from its first step to its last.
+vLLM mutates its state, so unlike other policies' memory this one belongs to one engine from its first step to
+its last.
 """
 
 from typing import Any, NamedTuple
@@ -17,19 +17,19 @@ from penstock_core.domain.request import Job, RequestId
 from penstock_simulator.real_vllm.scheduler import build_scheduler, longest_tokens, shape_of
 
 A_TOKEN = 7
-"""What every token is. No scheduler reads them."""
+"""The id of every token. The scheduler does not read them."""
 
 
-class Diverged(Exception):
-    """vLLM and the engine run different requests: a fault of ours, which no result survives."""
+class SchedulersDiverged(Exception):
+    """vLLM and the engine run different requests, which is a defect of this package."""
 
 
 class Scheduled(NamedTuple):
-    """What vLLM wants of the next iteration.
+    """vLLM's plan for the next iteration.
 
-    tokens: of each request's pending ones, running ones first, in vLLM's order.
-    drafts: verified beside them.
-    preempted: running requests that give way for it.
+    tokens: pending tokens to compute by request, running ones first, in vLLM's order.
+    drafts: draft tokens to verify by request.
+    preempted: running requests to preempt.
     """
 
     tokens: dict[RequestId, int]
@@ -38,9 +38,9 @@ class Scheduled(NamedTuple):
 
 
 class LiveScheduler:
-    """vLLM's scheduler, and its last step, whose end it has not been told yet.
+    """vLLM's scheduler, and its last step, whose results have not been reported yet.
 
-    scheduler: vLLM's own.
+    scheduler: vLLM's own object.
     """
 
     def __init__(self, view: ReplicaView) -> None:
@@ -53,7 +53,7 @@ class LiveScheduler:
         self._under_way: Any = None
 
     def follow(self, view: ReplicaView) -> None:
-        """Tell vLLM what has happened to the engine since its last step. Raises Diverged."""
+        """Report what has happened in the engine since the last step to vLLM. Raises SchedulersDiverged."""
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
         self._leave(jobs)
         if self._under_way is not None:
@@ -64,10 +64,10 @@ class LiveScheduler:
         ours = [job.request.id for job in view.running]
         theirs = [request.request_id for request in self.scheduler.running]
         if ours != theirs:
-            raise Diverged(f"the engine runs {ours}, vLLM {theirs}")
+            raise SchedulersDiverged(f"the engine runs {ours}, vLLM {theirs}")
 
     def schedule(self) -> Scheduled:
-        """vLLM's next step."""
+        """Return vLLM's next step."""
         output = self.scheduler.schedule()
         self._under_way = output if output.num_scheduled_tokens else None
         drafts = {job_id: len(tokens) for job_id, tokens in output.scheduled_spec_decode_tokens.items()}
@@ -93,7 +93,7 @@ class LiveScheduler:
         )
 
     def _finish_step(self, jobs: dict[RequestId, Job]) -> None:
-        """As vLLM's engine core does: the tokens that were sampled, then the drafts for the next step."""
+        """Report sampled tokens, then the drafts for the next step, as vLLM's engine core does."""
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         step, requests = self._under_way, self.scheduler.requests

@@ -1,7 +1,7 @@
-"""Where vLLM lies. `make vllm-env` puts it into a folder of the user's cache, and this finds it there.
+"""Finds the vLLM installation, which `make vllm-env` creates in the user's cache folder.
 
-The folder holds vLLM and what only vLLM needs, installed from `requirements.txt`. It is searched after
-everything else, so where the project has a package itself, the project's version counts.
+The folder holds vLLM and those of its dependencies that Penstock does not have, installed from
+`requirements.txt`. It comes last in the import path, so Penstock's versions of packages take precedence.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 READY = ".ready"
-"""In the folder when it is whole: a copy of the requirements that it was made from."""
+"""File that marks a complete installation: a copy of its requirements."""
 
 SETTINGS = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -25,18 +25,18 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""vLLM's own: no GPU is looked for, and nothing is said, sent or fetched."""
+"""vLLM's environment variables: CPU only, quiet, no usage statistics, no downloads."""
 
 
 class VllmMissing(Exception):
-    """vLLM is not on this machine, or not as it is wanted."""
+    """vLLM is not installed, or not in the required version."""
 
     def __str__(self) -> str:
-        return f"policy vllm-real is vLLM itself, which is not in {folder()}: run 'make vllm-env' once (5 GB)"
+        return f"policy vllm-real needs vLLM in {folder()}: run 'make vllm-env' once (5 GB)"
 
 
 def folder() -> Path:
-    """Where it is, or would be: a folder per version of vLLM, torch and Python."""
+    """Return the folder of the installation, by versions of vLLM, torch and Python; it may not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     wanted = dict(line.split("==") for line in REQUIREMENTS.read_text().splitlines() if "==" in line)
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -44,19 +44,19 @@ def folder() -> Path:
 
 
 def newer_folder() -> Path:
-    """Where the newer release of vLLM lies beside it, for what must work with both. It has vLLM alone."""
+    """Return the folder of the newer vLLM release, for code that must work with both. It has only vLLM."""
     return folder().with_name(f"{folder().name}-vllm-0.33.0")
 
 
 def is_ready() -> bool:
-    """Whether vLLM can be imported: it is in its folder, whole and of the wanted versions, or installed."""
+    """Return whether vLLM can be imported: from its folder in the required versions, or as a package."""
     marker = folder() / READY
     in_its_folder = marker.is_file() and marker.read_text() == REQUIREMENTS.read_text()
     return in_its_folder or importlib.util.find_spec("vllm") is not None
 
 
 def load() -> None:
-    """Import vLLM's scheduler, which takes some seconds the first time. Raises VllmMissing."""
+    """Import vLLM's scheduler, which takes seconds the first time. Raises VllmMissing."""
     if not is_ready():
         raise VllmMissing
     for name, value in SETTINGS.items():
@@ -69,9 +69,9 @@ def load() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """While vLLM is imported or configured: it warns of GPUs and kernels that nobody will use here.
+    """Silence vLLM's warnings about GPUs and kernels while it is imported or configured.
 
-    It also starts a Python of its own, to look at a model class, which has to find the same packages.
+    vLLM also starts a Python process to inspect a model class, which must find the same packages.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -1,15 +1,15 @@
-"""**vllm-real.** vLLM itself: what decides is the V1 scheduler of the release named in `requirements.txt`.
+"""**vllm-real.** The V1 scheduler of the vLLM release named in `requirements.txt`.
 
-Choose it to check a baseline, or a claim about vLLM, against the code that claims are about. Everybody is
-admitted, as vLLM does. Without drafts `vllm` takes the very same steps, and with drafts nearly; it needs
-nothing and is faster.
+Use it to check a baseline or a claim about vLLM against vLLM's code. All requests are admitted, as in vLLM.
+Without drafts the policy `vllm` takes identical steps, and with drafts nearly; it needs no installation and
+is faster.
 
-Costs: 5 GB of packages (`make vllm-env`), seconds to import, ten times `vllm`'s time a step. It exists in
-simulation only: a vLLM engine has it already. One knob, the engine's: `limits.batch_tokens`.
+Cost: 5 GB of packages (`make vllm-env`), seconds to import, ten times the time of `vllm` per step. It exists
+only in simulation. One knob, the engine's: `limits.batch_tokens`.
 
-Two things differ from a server. A request whose prompt is a single token starts without the drafts that vLLM
-pads it with beside decodes, since the simulated engine drafts for decodes only; they would be refused. And
-answers end by the engine's word: vLLM hears of an end as of a stop, in the same step as on a server.
+Two differences from a server: a request with a prompt of one token starts without draft tokens, which vLLM
+adds beside decodes, because the simulated engine drafts for decodes only. And the engine decides when answers
+end: vLLM is told of each end as a stop, in the same step as on a server.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ from penstock_simulator.real_vllm.live_scheduler import LiveScheduler, Scheduled
 
 @dataclass(frozen=True, slots=True)
 class RealVllm:
-    """vLLM's V1 scheduler, its own code. It has been loaded (`location.load`)."""
+    """The policy. vLLM must have been loaded (`location.load`)."""
 
     def start(self) -> LiveScheduler | None:
-        """Nothing yet: vLLM's scheduler is built for the first engine that is seen."""
+        """Return None: the scheduler is built for the first view."""
         return None
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all requests."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: LiveScheduler | None) -> tuple[Step, LiveScheduler]:
-        """vLLM's next batch."""
+        """Return vLLM's next step."""
         live = memory or LiveScheduler(view)
         live.follow(view)
         return _as_step(view, live.schedule()), live

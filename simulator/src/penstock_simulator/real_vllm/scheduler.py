@@ -1,11 +1,12 @@
-"""Builds vLLM's scheduler as `vllm serve` would: its own configuration with its own defaults.
+"""Builds vLLM's scheduler as `vllm serve` does: vLLM's configuration with its defaults.
 
-What is set is what an engine of ours has as well: memory, batch, seats, drafts. Prefix caching is off, since
-simulated prompts have no text to share, and so is asynchronous scheduling, which overlaps a step's planning
-with the step before: planning takes no simulated time. The model is a name and a shape that no decision
-looks at; its longest context is the whole memory, so that memory is the only bound on a request.
+Set explicitly are the settings that the simulated engine has too: KV memory, batch tokens, slots, draft
+tokens. Prefix caching is off, because simulated prompts have no text to share. Asynchronous scheduling, which
+overlaps planning with the previous step, is off because planning takes no simulated time. The model is a
+placeholder that no decision reads; its context is the whole KV memory, so that memory is the only limit on a
+request.
 
-Drafts are configured as n-gram drafts, the kind that needs no memory of its own, as on the simulated engine.
+Draft tokens are configured as n-gram drafts, which need no memory of their own, as in the simulated engine.
 """
 
 from pathlib import Path
@@ -18,8 +19,8 @@ from penstock_simulator.real_vllm.location import importing, load
 MODEL = "model"
 
 
-class Shape(NamedTuple):
-    """What of an engine vLLM's scheduler depends on. drafts: tokens drafted for a decode, in every step."""
+class EngineShape(NamedTuple):
+    """The settings that vLLM's scheduler depends on. drafts: draft tokens of a decode in every step."""
 
     blocks: int
     block_tokens: int
@@ -28,33 +29,33 @@ class Shape(NamedTuple):
     drafts: int
 
 
-def shape_of(view: ReplicaView) -> Shape:
-    """Of the engine that is seen here."""
+def shape_of(view: ReplicaView) -> EngineShape:
+    """Return the settings of the engine in this view."""
     kv, limits = view.kv, view.limits
     drafts = view.speculation.max_tokens if view.speculation else 0
-    return Shape(kv.total_blocks, kv.block_tokens, limits.batch_tokens, limits.running, drafts)
+    return EngineShape(kv.total_blocks, kv.block_tokens, limits.batch_tokens, limits.running, drafts)
 
 
-def build_scheduler(shape: Shape) -> Any:
-    """A `vllm.v1.core.sched.scheduler.Scheduler` with no requests. Raises VllmMissing."""
+def build_scheduler(shape: EngineShape) -> Any:
+    """Return a `vllm.v1.core.sched.scheduler.Scheduler` without requests. Raises VllmMissing."""
     load()
     with importing():
         return _build(shape)
 
 
-def longest_tokens(shape: Shape) -> int:
-    """Of one request. One token more than fits, since vLLM does not compute the last one it brings out."""
+def longest_tokens(shape: EngineShape) -> int:
+    """Return the most tokens of a request: one more than fits, because the last one is not computed."""
     return shape.blocks * shape.block_tokens + 1
 
 
-def _build(shape: Shape) -> Any:
+def _build(shape: EngineShape) -> Any:
     import torch
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
     config = _configuration(shape)
-    blocks = shape.blocks + 1  # vLLM keeps one for itself, which stands for no block
+    blocks = shape.blocks + 1  # vLLM reserves one as the null block
     config.cache_config.num_gpu_blocks = blocks
     layer = FullAttentionSpec(block_size=shape.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
     cache = KVCacheConfig(
@@ -68,7 +69,7 @@ def _build(shape: Shape) -> Any:
     )
 
 
-def _configuration(shape: Shape) -> Any:
+def _configuration(shape: EngineShape) -> Any:
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
@@ -102,7 +103,7 @@ def _configuration(shape: Shape) -> Any:
         scheduler_config=SchedulerConfig(
             max_model_len=longest,
             is_encoder_decoder=False,
-            # vLLM wants room for a token of every request; the bound on a step is the one below
+            # vLLM requires at least a token for every slot; the next setting limits a step
             max_num_batched_tokens=max(shape.batch_tokens, shape.running),
             max_num_scheduled_tokens=shape.batch_tokens,
             max_num_seqs=shape.running,

@@ -1,9 +1,9 @@
-"""Workloads by name: who asks, when, how much, under which promise, on which engine.
+"""Workloads by name: arrivals, lengths, SLOs and the engine.
 
 The first six are the SLOs-Serve paper's scenarios [Table 2, SLOs in Table 3, lengths in Table 4], the others
-recordings of other services. `scenario(name)` says what one is; `arrivals` makes its requests at any rate,
-as many samples as there are seeds. `catalogue` has the scenarios, `arrivals` how time is stretched,
-`asks` where lengths come from, `recordings/` the data.
+recordings of other services. `scenario(name)` returns one; `arrivals` generates its requests at any rate, one
+sample per seed. `catalogue` has the scenarios, `arrivals` scales time, `request_sources` draws lengths,
+`recordings/` has the data.
 """
 
 from penstock_simulator.scenarios.arrivals import arrivals

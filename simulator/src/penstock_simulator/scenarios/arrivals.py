@@ -1,9 +1,8 @@
-"""A scenario's requests at a rate: the recorded arrivals with their time stretched, lengths drawn.
+"""A scenario's requests at a rate: recorded arrivals with time scaled, and drawn lengths.
 
-Stretching keeps what makes a trace hard, its bursts, in proportion: at half the rate every gap is twice as
-long. A rate counts what arrives by itself, a request or a whole session. The seed chooses the sample: with
-seed 0 arrivals are the recorded stretch itself, others begin elsewhere in it, and every seed draws its own
-lengths.
+Scaling keeps bursts in proportion: at half the rate every gap is twice as long. A session counts once in a
+rate. The seed selects the sample: seed 0 has the recorded window itself, others start elsewhere in the
+recording, and every seed draws its own lengths.
 """
 
 from collections.abc import Iterator
@@ -12,18 +11,18 @@ from operator import attrgetter
 from random import Random
 
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.scenarios.recording import Row
-from penstock_simulator.scenarios.scenario import Scenario, Stream
+from penstock_simulator.scenarios.recording import RecordedRequest
+from penstock_simulator.scenarios.scenario import RequestStream, Scenario
 
 
 def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> Iterator[Arrival]:
-    """Its requests in order of arrival. The requests of a session stand together, at the session's time.
+    """Yield its requests in order of arrival. All requests of a session have the session's arrival time.
 
-    laps: how often the recorded stretch is run through, with new lengths each time. A fleet of four needs
-        four times the requests to be under load for as long as one replica.
+    laps: how often the recorded window is repeated, with new lengths each time. A fleet of four needs four
+        times the requests to be under load for as long as one replica.
     """
     samples = [stream.window.rows(seed) for stream in scenario.streams]
-    each = min(len(rows) for rows in samples)  # streams have equal shares, and last as long as one another
+    each = min(len(rows) for rows in samples)  # streams have equal shares and equal durations
     lap_s = each * len(samples) / rate_rps
     streams = (
         _requests(
@@ -34,23 +33,27 @@ def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> I
     return merge(*streams, key=attrgetter("arrival_s"))
 
 
-def _laps(rows: list[Row], laps: int, lap_s: float) -> list[Row]:
-    """Rows again and again."""
+def _laps(rows: list[RecordedRequest], laps: int, lap_s: float) -> list[RecordedRequest]:
+    """Repeat the rows."""
     return [row._replace(arrival_s=row.arrival_s + lap * lap_s) for lap in range(laps) for row in rows]
 
 
-def _stretched(rows: list[Row], count: int, seconds: float, span_s: float) -> list[Row]:
-    """The first `count` of rows that took `seconds`, laid over `span_s`."""
+def _stretched(
+    rows: list[RecordedRequest], count: int, seconds: float, span_s: float
+) -> list[RecordedRequest]:
+    """Return the first `count` of rows recorded over `seconds`, scaled to `span_s`."""
     end_s = rows[count].arrival_s if count < len(rows) else seconds
     return [row._replace(arrival_s=row.arrival_s / end_s * span_s) for row in rows[:count]]
 
 
-def _requests(stream: Stream, rows: list[Row], stream_number: int, seed: int) -> Iterator[Arrival]:
+def _requests(
+    stream: RequestStream, rows: list[RecordedRequest], stream_number: int, seed: int
+) -> Iterator[Arrival]:
     random = Random(f"lengths {stream_number} {seed}")
-    for number, (row, asks) in enumerate(zip(rows, stream.asks(rows, random), strict=True)):
+    for number, (row, requests) in enumerate(zip(rows, stream.requests(rows, random), strict=True)):
         name = f"{stream_number}-{number}"
-        session = name if len(asks) > 1 else ""
-        for stage, ask in enumerate(asks):
+        session = name if len(requests) > 1 else ""
+        for stage, ask in enumerate(requests):
             yield Arrival(
                 f"{name}.{stage}" if session else name,
                 row.arrival_s,

@@ -1,16 +1,15 @@
-"""The scenarios there are.
+"""The catalogue of scenarios.
 
-The paper's six run on its own engine's constants and memory: OPT-6.7B with an OPT-125m that drafts for it,
-ToolLLaMA and R1-Distill without. Its Table 4 turns out to describe recordings that are public: ChatBot and
-Coder are the requests of Azure's trace of November 2023, within the window, that fit into OPT's context of
-2,048 tokens together with their answers, and Summarizer those of the arXiv set that do. (The table counts the
-tokens after the first, ours count all.) So their lengths are drawn from those very pairs. Reasoning and
-ToolLLM are drawn by the table's figures.
+The paper's six run with its engine constants and KV memory: OPT-6.7B with OPT-125m as drafter, ToolLLaMA and
+R1-Distill without. Table 4 describes public recordings: ChatBot and Coder are the requests of Azure's trace
+of November 2023 that fit OPT's context of 2,048 tokens together with their answers, and Summarizer those of
+the arXiv set. (The table counts tokens after the first; here all are counted.) Their lengths are drawn from
+these recorded pairs. Reasoning and ToolLLM are drawn from the table's figures.
 
-Arrivals are all of the window's, longer requests' too: how bursty it is should not depend on what fits.
+Arrival times include those of longer requests, so that burstiness does not depend on what fits.
 
-Targets are the paper's [Table 3]: tight is a first token within 3 times what an idle replica takes and 50 ms
-a token, loose is 5 times and 100 ms; the pace is judged by tens of tokens.
+Targets are the paper's [Table 3]: tight is TTFT within 3 times an idle prefill and TPOT of 50 ms, loose is 5
+times and 100 ms; TPOT is judged over windows of ten tokens.
 """
 
 from collections.abc import Mapping
@@ -20,22 +19,22 @@ from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.timing.builtin_models import kv_cache_tokens
 from penstock_core.timing.speculation import Speculation
 
-from penstock_simulator.scenarios.asks import as_recorded, pairs, reasoning, tool_sessions
-from penstock_simulator.scenarios.recording import Window
-from penstock_simulator.scenarios.scenario import Scenario, Stream
+from penstock_simulator.scenarios.recording import RecordingWindow
+from penstock_simulator.scenarios.request_sources import as_recorded, pairs, reasoning, tool_sessions
+from penstock_simulator.scenarios.scenario import RequestStream, Scenario
 
 TIGHT_TTFT, LOOSE_TTFT = 3.0, 5.0
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
 
-CHATTING = Window("azure-conv", 0, 300, 300)
-SUMMARISING = Window("azure-conv", 0, 300, 300, phase=0.5)
-"""As chatting, half a period on: beside it in one scenario, no two requests come at once by design."""
-THINKERS = Window("azure-conv", 0, 100, 300)
-"""Every request lasts minutes: a third of them keep a replica busy for half an hour."""
-CODING = Window("azure-code", 0, 300, 300)
-TOOLS = Window("azure-code", 150, 100, 100)
-LONG_CONTEXT = Window("mooncake", 0, 400, 1000)
-THINKING_CLIENTS = Window("servegen-reasoning", 0, 120, 600)
+CHATTING = RecordingWindow("azure-conv", 0, 300, 300)
+SUMMARISING = RecordingWindow("azure-conv", 0, 300, 300, phase=0.5)
+"""Like CHATTING, offset by half a period, so that in a joint scenario their arrivals do not coincide."""
+THINKERS = RecordingWindow("azure-conv", 0, 100, 300)
+"""A third of CHATTING, because every request lasts minutes."""
+CODING = RecordingWindow("azure-code", 0, 300, 300)
+TOOLS = RecordingWindow("azure-code", 150, 100, 100)
+LONG_CONTEXT = RecordingWindow("mooncake", 0, 400, 1000)
+THINKING_CLIENTS = RecordingWindow("servegen-reasoning", 0, 120, 600)
 
 OPT_CONTEXT_TOKENS = 2048
 ANY_TOKENS = 1 << 20
@@ -57,7 +56,7 @@ def _named(*tiers: Tier) -> Mapping[str, Tier]:
     return {tier.name: tier for tier in tiers}
 
 
-def _on_opt(name: str, about: str, tiers: Mapping[str, Tier], *streams: Stream) -> Scenario:
+def _on_opt(name: str, about: str, tiers: Mapping[str, Tier], *streams: RequestStream) -> Scenario:
     return Scenario(name, about, tiers, streams, OPT, OPT_KV_TOKENS, OPT_CONTEXT_TOKENS, OPT_DRAFTER)
 
 
@@ -66,7 +65,7 @@ def _on(
     name: str,
     about: str,
     tiers: Mapping[str, Tier],
-    stream: Stream,
+    stream: RequestStream,
     *,
     max_output_tokens: int = 4096,
 ) -> Scenario:
@@ -77,35 +76,38 @@ CHAT_TIER = _tier("chat", LOOSE_TTFT, LOOSE_TPOT_S)
 CODER_TIER = _tier("coder", LOOSE_TTFT, TIGHT_TPOT_S)
 SUMMARY_TIER = _tier("summary", TIGHT_TTFT, LOOSE_TPOT_S)
 
-CHAT = Stream(CHATTING, pairs("chat", "azure-conv", OPT_CONTEXT_TOKENS))
-CODE = Stream(CODING, pairs("coder", "azure-code", OPT_CONTEXT_TOKENS))
-SUMMARIES = Stream(SUMMARISING, pairs("summary", "arxiv-lengths", OPT_CONTEXT_TOKENS))
+CHAT = RequestStream(CHATTING, pairs("chat", "azure-conv", OPT_CONTEXT_TOKENS))
+CODE = RequestStream(CODING, pairs("coder", "azure-code", OPT_CONTEXT_TOKENS))
+SUMMARIES = RequestStream(SUMMARISING, pairs("summary", "arxiv-lengths", OPT_CONTEXT_TOKENS))
 
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         _on_opt("chatbot", "steady arrivals, long answers; bound by KV memory", _named(CHAT_TIER), CHAT),
-        _on_opt("coder", "bursts of short answers at a tight pace", _named(CODER_TIER), CODE),
+        _on_opt("coder", "bursts of short answers with a tight TPOT", _named(CODER_TIER), CODE),
         _on_opt(
-            "summarizer", "long prompts, first tokens due soon; memory again", _named(SUMMARY_TIER), SUMMARIES
+            "summarizer",
+            "long prompts, tight TTFT; bound by KV memory",
+            _named(SUMMARY_TIER),
+            SUMMARIES,
         ),
         _on(
             TOOL_LLAMA,
             "toolllm",
-            "bursts of sessions: calls of tools in a loop at a tight pace, then an answer at a loose one",
+            "bursts of sessions: tool calls in a loop with a tight TPOT, then an answer with a loose one",
             _named(
                 _tier("tool", TIGHT_TTFT, TIGHT_TPOT_S),
                 _tier("tool-loop", TIGHT_TTFT, TIGHT_TPOT_S),
                 _tier("tool-final", TIGHT_TTFT, LOOSE_TPOT_S),
             ),
-            Stream(TOOLS, tool_sessions("tool", "tool-loop", "tool-final")),
+            RequestStream(TOOLS, tool_sessions("tool", "tool-loop", "tool-final")),
         ),
         _on(
             R1_DISTILL,
             "reasoning",
-            "minutes of thought at a tight pace, then an answer at a loose one",
+            "minutes of thinking with a tight TPOT, then an answer with a loose one",
             _named(_tier("reasoning", TIGHT_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
-            Stream(THINKERS, reasoning("reasoning")),
+            RequestStream(THINKERS, reasoning("reasoning")),
             max_output_tokens=16_384,
         ),
         _on_opt(
@@ -121,22 +123,22 @@ SCENARIOS: Mapping[str, Scenario] = {
             "arxiv",
             "summaries of whole articles on Llama-3-8B",
             _named(SUMMARY_TIER),
-            Stream(SUMMARISING, pairs("summary", "arxiv-lengths", ANY_TOKENS)),
+            RequestStream(SUMMARISING, pairs("summary", "arxiv-lengths", ANY_TOKENS)),
         ),
-        # A slowdown, since prompts differ a thousandfold: what is late for one is out of reach for another.
+        # TTFT is a slowdown, because prompt lengths differ by a factor of a thousand.
         _on(
             LLAMA,
             "mooncake",
             "a long-context assistant on Llama-3-8B: 15,000 tokens of prompt on average",
             _named(_tier("long-context", LOOSE_TTFT, LOOSE_TPOT_S)),
-            Stream(LONG_CONTEXT, as_recorded("long-context")),
+            RequestStream(LONG_CONTEXT, as_recorded("long-context")),
         ),
         _on(
             LLAMA,
             "servegen-reasoning",
-            "the clients of a public reasoning service on Llama-3-8B; some think for 20,000 tokens",
+            "clients of a public reasoning service on Llama-3-8B; some answers have 20,000 thinking tokens",
             _named(_tier("reasoning", LOOSE_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
-            Stream(THINKING_CLIENTS, as_recorded("reasoning")),
+            RequestStream(THINKING_CLIENTS, as_recorded("reasoning")),
             max_output_tokens=32_768,
         ),
     )
@@ -144,14 +146,14 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 class UnknownScenario(KeyError):
-    """No scenario has this name."""
+    """There is no scenario of this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
     def __str__(self) -> str:
-        return f"no scenario is called '{self.name}'; there are: {', '.join(SCENARIOS)}"
+        return f"unknown scenario '{self.name}'; known: {', '.join(SCENARIOS)}"
 
 
 def scenario(name: str) -> Scenario:

@@ -1,4 +1,4 @@
-"""The recorded traces that scenarios are made of. What each is, and whose: `recordings/README.md`."""
+"""The recorded traces that scenarios are made of. `recordings/README.md` describes each and its licence."""
 
 import gzip
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
-    """One recorded request. What a recording does not tell is 0."""
+class RecordedRequest(NamedTuple):
+    """One recorded request. Values that a recording lacks are 0."""
 
     arrival_s: float = 0.0
     prompt_tokens: int = 0
@@ -17,28 +17,30 @@ class Row(NamedTuple):
 
 
 @cache
-def recording(name: str) -> tuple[Row, ...]:
-    """The recording of this name, in its order."""
+def recording(name: str) -> tuple[RecordedRequest, ...]:
+    """Return the recording of this name, in its order."""
     text = gzip.decompress((files(__package__) / "recordings" / f"{name}.csv.gz").read_bytes()).decode()
     header, *lines = text.split()
     columns = header.split(",")
     return tuple(_row(dict(zip(columns, line.split(","), strict=True))) for line in lines)
 
 
-def _row(cells: dict[str, str]) -> Row:
-    return Row(float(cells.pop("arrival_s", "0")), **{name: int(cell) for name, cell in cells.items()})
+def _row(cells: dict[str, str]) -> RecordedRequest:
+    return RecordedRequest(
+        float(cells.pop("arrival_s", "0")), **{name: int(cell) for name, cell in cells.items()}
+    )
 
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, never come close to one another: starts of samples that differ."""
+"""Its multiples modulo 1 are evenly spread, so the samples' start times differ."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A stretch of a recording that is one sample of arrivals.
+class RecordingWindow:
+    """A window of a recording, which is one sample of arrivals.
 
-    The first sample is the stretch itself. Others begin elsewhere within `period_s` and wrap around, so that
-    bursts are met at other moments, and where the period is longer than the stretch, other requests too.
+    Sample 0 is the window itself. Others start elsewhere within `period_s` and wrap around, so bursts come at
+    other times, and if the period is longer than the window, with other requests.
     """
 
     recording: str
@@ -47,8 +49,8 @@ class Window:
     period_s: float
     phase: float = 0.0
 
-    def rows(self, sample: int) -> list[Row]:
-        """The sample's requests, with times from 0 to `seconds`."""
+    def rows(self, sample: int) -> list[RecordedRequest]:
+        """Return the sample's requests, with times from 0 to `seconds`."""
         shift_s = self.start_s + self.period_s * ((sample * GOLDEN + self.phase) % 1.0)
         placed = (
             (self._since(row.arrival_s, shift_s), row)

@@ -1,4 +1,4 @@
-"""What a scenario is."""
+"""The definition of a scenario."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,35 +7,35 @@ from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.speculation import Speculation
 
-from penstock_simulator.scenarios.asks import Source
-from penstock_simulator.scenarios.recording import Window
+from penstock_simulator.scenarios.recording import RecordingWindow
+from penstock_simulator.scenarios.request_sources import RequestSource
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """One application: when its requests come, and what they ask for."""
+class RequestStream:
+    """The requests of one application: arrival times and lengths."""
 
-    window: Window
-    asks: Source
+    window: RecordingWindow
+    requests: RequestSource
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A workload with its promises and its engine.
+    """A workload with its SLOs and its engine.
 
-    about: one line for people: what it is, and what is special about it.
-    tiers: by name, with their targets.
-    streams: those that it consists of, in equal shares of its requests.
-    time_model: name of the built-in that its engine is.
-    kv_tokens: tokens of KV cache of one replica.
-    max_output_tokens: the clients' own bound on an answer, which all of them state.
-    speculation: what the engine drafts, with the true acceptance; None without a drafter.
+    about: a description in one line.
+    tiers: by name.
+    streams: its parts, with equal shares of its requests.
+    time_model: name of the engine's built-in time model.
+    kv_tokens: KV cache tokens of one replica.
+    max_output_tokens: `max_tokens` of all requests.
+    speculation: draft tokens of the engine with their true acceptance rate; None without a drafter.
     """
 
     name: str
     about: str
     tiers: Mapping[str, Tier]
-    streams: tuple[Stream, ...]
+    streams: tuple[RequestStream, ...]
     time_model: str
     kv_tokens: int
     max_output_tokens: int

@@ -1,9 +1,17 @@
-"""A whole fleet in virtual time: `simulate(fleet, arrivals, seed)` gives what became of every request."""
+"""Discrete-event simulation of a fleet: `simulate(fleet, arrivals, seed)` yields all outcomes."""
 
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.simulation.fleet import Fleet, Lengths
-from penstock_simulator.simulation.outcome import Outcome, Verdict
+from penstock_simulator.simulation.autoscaling.autoscaler import FleetAutoscaler
+from penstock_simulator.simulation.fleet import Fleet, LengthKnowledge
+from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 from penstock_simulator.simulation.run import simulate
-from penstock_simulator.simulation.steering import Steering
 
-__all__ = ["Arrival", "Fleet", "Lengths", "Outcome", "Steering", "Verdict", "simulate"]
+__all__ = [
+    "Arrival",
+    "FirstVerdict",
+    "Fleet",
+    "FleetAutoscaler",
+    "LengthKnowledge",
+    "SimulatedOutcome",
+    "simulate",
+]

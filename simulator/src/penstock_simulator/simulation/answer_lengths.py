@@ -1,4 +1,4 @@
-"""What a replica believes of its answers' lengths: nothing but the truth, or what it has learned."""
+"""The answer lengths that a replica plans with: true lengths, or predictions learned online."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,65 +6,65 @@ from typing import Protocol
 from penstock_core.domain.request import Job, Request
 from penstock_core.forecast.length_predictor import LengthPredictor
 
-from penstock_simulator.simulation.fleet import Lengths
+from penstock_simulator.simulation.fleet import LengthKnowledge
 
 
 class AnswerLengths(Protocol):
-    """Lengths to plan with.
+    """Source of the lengths that a replica plans with.
 
-    longer: asked for a job that has outrun its prediction; None where that cannot be.
+    extend_prediction: new prediction for a job that has reached its prediction; None if none ever does.
     """
 
-    longer: Callable[[Job], int] | None
+    extend_prediction: Callable[[Job], int] | None
 
     def first(self, request: Request, true_tokens: int) -> int:
-        """Of a request that has just come."""
+        """Return the predicted answer length of a new request."""
 
     def sure(self, request: Request, true_tokens: int) -> int:
-        """`Job.sure_tokens`. true_tokens: of its first stage, if it has two."""
+        """Return `Job.sure_tokens`. true_tokens: length of the thinking stage, if there is one."""
 
     def observe(self, request: Request, tokens: int) -> None:
-        """An answer has ended."""
+        """Learn from an answer that has ended."""
 
 
-class Known:
-    """The truth."""
+class KnownLengths:
+    """True lengths."""
 
-    longer: Callable[[Job], int] | None = None
+    extend_prediction: Callable[[Job], int] | None = None
 
     def first(self, request: Request, true_tokens: int) -> int:
-        """As it will be."""
+        """Return the true length."""
         return true_tokens
 
     def sure(self, request: Request, true_tokens: int) -> int:
-        """As it will be."""
+        """Return the true length."""
         return true_tokens
 
     def observe(self, request: Request, tokens: int) -> None:
-        """Nothing that was not known."""
+        """Do nothing."""
 
 
-class Learned:
-    """One replica's own predictor, as its sidecar has one: it learns as answers finish."""
+class LearnedLengths:
+    """One replica's own length predictor, as in its sidecar: it learns from finished answers."""
 
     def __init__(self) -> None:
         self._predictor = LengthPredictor()
-        self.longer: Callable[[Job], int] | None = self._longer
+        self.extend_prediction: Callable[[Job], int] | None = self._extend_prediction
 
     def first(self, request: Request, true_tokens: int) -> int:
-        """A quantile of those that finished before."""
+        """Return a quantile of the lengths of similar finished answers."""
         return self._predict(request, 0)
 
     def sure(self, request: Request, true_tokens: int) -> int:
-        """A low quantile of them."""
+        """Return a low quantile of them."""
         return self._predictor.sure(request)
 
     def observe(self, request: Request, tokens: int) -> None:
-        """One more of its tier and prompt length."""
+        """Add an answer to those of its tier and prompt length."""
         cut_short = tokens >= request.max_output_tokens
         self._predictor.observe(request.tier, request.prompt_tokens, tokens, cut_short=cut_short)
 
-    def _longer(self, job: Job) -> int:
+    def _extend_prediction(self, job: Job) -> int:
         return self._predict(job.request, job.generated_tokens)
 
     def _predict(self, request: Request, generated_tokens: int) -> int:
@@ -73,6 +73,6 @@ class Learned:
         )
 
 
-def answer_lengths(kind: Lengths) -> AnswerLengths:
-    """One replica's."""
-    return Known() if kind is Lengths.KNOWN else Learned()
+def answer_lengths(kind: LengthKnowledge) -> AnswerLengths:
+    """Return one replica's lengths."""
+    return KnownLengths() if kind is LengthKnowledge.KNOWN else LearnedLengths()

@@ -1,8 +1,8 @@
-"""What is simulated: replicas that are all alike, the routers before them, and what each is told.
+"""Settings of a simulated fleet: identical replicas and the routers before them.
 
-Two things are kept apart that a flattering simulator would mix. What replicas and routers believe (`model`,
-predicted lengths, stale snapshots, a measured acceptance) is all that their decisions see. What is true
-(`truth`, the arrivals' own lengths, `speculation.acceptance`) only ever shows in what happens.
+Decisions see only what real replicas and routers know: the time model, predicted lengths, stale snapshots,
+the measured acceptance rate. The ground truth (`truth`, true lengths, `speculation.acceptance`) is visible
+only through its effects.
 """
 
 from collections.abc import Mapping
@@ -17,36 +17,38 @@ from penstock_core.routing.walk import Backup
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_simulator.truth import TruthKind
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 
 
-class Lengths(StrEnum):
-    """What a replica knows of an answer's length before it has ended."""
+class LengthKnowledge(StrEnum):
+    """What a replica knows of an answer's length in advance."""
 
-    PREDICTED = "predicted"  # learned online from the answers that this replica has finished
-    KNOWN = "known"  # the truth
+    PREDICTED = "predicted"  # a prediction learned online from the answers that this replica has finished
+    KNOWN = "known"  # the true length
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """Replicas and routers.
 
-    policy, knobs: what every replica decides by.
-    model: the time model that planning starts from. Under an exact truth it is the truth, and stays as it is;
-        under a measured one every replica corrects it by what it measures.
-    kv_tokens: of one replica's cache.
-    tiers: by name; `default_tier` is that of requests that name none.
-    truth: what iterations really take. truth_model: the built-in whose kernels they run; "" for `model`'s.
-    max_waiting: most best-effort requests that a replica holds, and most that it holds beside those that run.
-    max_model_len: longest prompt and answer together that an engine takes; None for all of its memory.
-    max_output_tokens: the clients' own bound on answers, unless one is longer.
-    speculation: what engines can draft, and their true acceptance. Planning starts from that figure, and goes
-        by what it measures; None: no drafter.
-    order, max_hops, backup: as routers walk.
-    routers: requests are dealt to them in turn, and each counts its own.
-    hop_latency_s: from a router to a replica, and from one replica's refusal to the next.
-    snapshot_age_s: how much later routers see what a replica publishes, at each iteration and each verdict.
-    placements_heard_s: how much later they hear what others have sent where; infinite: they share nothing.
+    policy, knobs: every replica's policy.
+    model: the time model that planning starts from. Under an exact ground truth it stays unchanged; under a
+        measured one every replica corrects it online.
+    kv_tokens: KV cache tokens of one replica.
+    tiers: by name. default_tier: tier of requests that name none.
+    truth: kind of ground truth. truth_model: the built-in time model whose kernel tables are used; "" for
+        that of `model`.
+    max_waiting: most best-effort requests of a replica, and most requests that wait at one.
+    max_model_len: longest prompt and answer together that an engine serves; None for its KV memory.
+    max_output_tokens: `max_tokens` of requests whose true answer is not longer.
+    speculation: draft tokens of engines and their true acceptance rate, which planning starts from and then
+        measures; None without a drafter.
+    order, max_hops, backup: how routers choose replicas.
+    routers: number of routers; requests go to them in turn.
+    hop_latency_s: network latency of each hop.
+    snapshot_age_s: delay until routers see what a replica publishes, at each iteration and each verdict.
+    placement_delay_s: delay until a router sees other routers' placements; infinite if they do not share
+        them.
     """
 
     policy: str
@@ -60,7 +62,7 @@ class Fleet:
     block_tokens: int = 16
     truth: TruthKind = TruthKind.MEASURED
     truth_model: str = ""
-    lengths: Lengths = Lengths.PREDICTED
+    lengths: LengthKnowledge = LengthKnowledge.PREDICTED
     max_waiting: int = 1_000_000
     max_model_len: int | None = None
     max_output_tokens: int = 4096
@@ -71,10 +73,10 @@ class Fleet:
     routers: int = 1
     hop_latency_s: float = 0.001
     snapshot_age_s: float = 0.005
-    placements_heard_s: float = inf
+    placement_delay_s: float = inf
 
     @property
     def longest_tokens(self) -> int:
-        """Longest prompt and answer together that a replica serves."""
+        """Longest prompt and answer together that a replica serves, in tokens."""
         memory_tokens = self.kv_tokens // self.block_tokens * self.block_tokens
         return memory_tokens if self.max_model_len is None else min(memory_tokens, self.max_model_len)

@@ -1,27 +1,27 @@
-"""What became of one request."""
+"""The outcome of one simulated request."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
-class Verdict(StrEnum):
-    """What a request was answered first, whatever happened to it later."""
+class FirstVerdict(StrEnum):
+    """The verdict on a request, regardless of a later promotion."""
 
     ADMITTED = "admitted"
     BEST_EFFORT = "best-effort"
     REJECTED = "rejected"
-    FAILED = "failed"  # longer than any engine takes: refused before a policy was asked
+    FAILED = "failed"  # longer than any engine serves; no policy decided about it
 
 
-class Outcome(NamedTuple):
-    """One request, as it ended.
+class SimulatedOutcome(NamedTuple):
+    """One request that has ended.
 
-    arrival_s: when it was really sent: later than its arrival where it waited for an earlier stage.
-    output_tokens: that came out.
-    replica: that served it; "" where none did.
-    hops: replicas that answered for their capacity.
-    ttft_s, tpot_s, e2e_s: None where there was no such thing; `tpot_s` as its tier judges it.
-    met: every target that it carries was kept, whatever it was answered.
+    arrival_s: when it was sent, which is later than its arrival if it waited for an earlier stage.
+    output_tokens: tokens generated.
+    replica: replica that served it; "" if none did.
+    hops: replicas that decided about it.
+    ttft_s, tpot_s, e2e_s: None if they do not exist. tpot_s: as its tier's `judge` says.
+    met: whether it met every target of its tier, whatever its verdict.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    verdict: Verdict
+    verdict: FirstVerdict
     replica: str
     hops: int
     ttft_s: float | None

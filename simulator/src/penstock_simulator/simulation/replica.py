@@ -1,10 +1,10 @@
-"""One replica in virtual time: a policy, an engine, and what the replica has learned of both.
+"""One replica in virtual time: a policy, an engine, and what the replica has learned.
 
-As in production the policy is asked twice. `admit` decides about newcomers at the moment they come, also in
-the middle of an iteration, with what can be seen then: the jobs as they were when it began, and what it
-prefills. `begin` starts an iteration with the policy's step.
+As in production, the policy is called at two points. `admit` decides about new requests when they arrive,
+also during an iteration, from the jobs as they were at its begin and its prefill chunks. `begin` starts an
+iteration with the policy's step.
 
-A policy's fault is not caught here: it would flatter whoever stands in for it.
+A policy's exceptions are not caught: a fallback would distort the policy's results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,151 +16,151 @@ from penstock_core.domain.replica_view import ReplicaView, at_iteration_end
 from penstock_core.domain.request import Job, RequestId, new_job
 from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
 
-from penstock_simulator.drafter import Drafter
-from penstock_simulator.drafting import Drafting
-from penstock_simulator.engine_state import EngineState, no_drafts
-from penstock_simulator.iteration import Iteration
+from penstock_simulator.engine.drafter import Drafter
+from penstock_simulator.engine.engine_state import EngineState, no_drafts
+from penstock_simulator.engine.iteration import Iteration
+from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
 from penstock_simulator.simulation.fleet import Fleet
-from penstock_simulator.simulation.journey import Journey
-from penstock_simulator.simulation.timing import pace_of
+from penstock_simulator.simulation.iteration_timer import iteration_timer
+from penstock_simulator.simulation.simulated_request import SimulatedRequest
 
 STUCK_S = 600.0
-"""A policy that keeps an engine with work idle for so long will never serve it."""
+"""Longest time that a policy may leave an engine with requests idle."""
 
 
-class Stuck(Exception):
-    """A policy serves nobody though there is work: its defect, which no result should hide."""
+class StuckPolicy(Exception):
+    """A policy plans no batch although there are requests: a defect of the policy."""
 
 
-class Replica:
+class SimulatedReplica:
     """A replica of a fleet.
 
-    journeys: what it serves, by id.
-    newcomers: have just arrived, and wait for their verdict.
-    busy: an iteration is under way.
-    replanning: it stands still, and will be asked again.
-    draining: it takes nobody any more, and finishes what it has.
+    requests: requests that it serves, by id.
+    new_requests: requests that wait for their verdict.
+    busy: whether an iteration is running.
+    replanning: whether it is idle and a retry of its policy is scheduled.
+    draining: whether it takes no new requests.
     """
 
     def __init__(self, name: str, fleet: Fleet, policy: Policy[Any], seed: int) -> None:
         self.name, self._policy, self._memory = name, policy, policy.start()
-        self._pace = pace_of(fleet, seed)
+        self._timer = iteration_timer(fleet, seed)
         self._lengths = answer_lengths(fleet.lengths)
-        self._drafting = Drafting(fleet.speculation)
+        self._speculation = MeasuredSpeculation(fleet.speculation)
         self._engine = _engine(fleet, self._lengths, seed)
         self._under_way = Iteration()
-        self._moved_s = 0.0
+        self._progress_s = 0.0
         self._holds = Holds(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
         self._best_effort: set[RequestId] = set()
-        self.journeys: dict[RequestId, Journey] = {}
-        self.newcomers: list[Journey] = []
+        self.requests: dict[RequestId, SimulatedRequest] = {}
+        self.new_requests: list[SimulatedRequest] = []
         self.busy = self.replanning = self.draining = False
 
     def view(self, now_s: float) -> ReplicaView:
-        """Everything that its policy, or a snapshot of it, may tell."""
-        busy_until_s = max(self._pace.expected_end_s, now_s)
-        return self._engine.view(now_s, busy_until_s, self._pace.model, self._drafting.measured)
+        """Return what its policy may read."""
+        busy_until_s = max(self._timer.expected_end_s, now_s)
+        return self._engine.view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
 
     def outlook(self, now_s: float) -> ReplicaView:
-        """The view as of the end of the iteration under way, which newcomers and routers plan by."""
-        return self.outlook_later(now_s)()
+        """Return the view as of the end of the running iteration, which admission and snapshots use."""
+        return self.lazy_outlook(now_s)()
 
-    def outlook_later(self, now_s: float) -> Callable[[], ReplicaView]:
-        """The outlook of now, worked out when it is asked for: most that replicas publish nobody reads."""
-        busy, busy_until_s, under_way = self.busy, max(self._pace.expected_end_s, now_s), self._under_way
-        look = self._engine.view_later(now_s, busy_until_s, self._pace.model, self._drafting.measured)
+    def lazy_outlook(self, now_s: float) -> Callable[[], ReplicaView]:
+        """Return a function that computes the outlook as of this call; most snapshots are never read."""
+        busy, busy_until_s, under_way = self.busy, max(self._timer.expected_end_s, now_s), self._under_way
+        read_view = self._engine.lazy_view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
         chunks = under_way.chunks()
 
         def outlook() -> ReplicaView:
-            view = look()
+            view = read_view()
             resting = under_way.resting(view.running) if busy else frozenset[RequestId]()
             return at_iteration_end(view, chunks, resting)
 
         return outlook
 
-    def admit(self, now_s: float) -> Iterator[tuple[Journey, Verdict]]:
-        """Verdicts for the newcomers, decided together. Whoever is not refused stays."""
-        newcomers, self.newcomers = self.newcomers, []
-        for start in range(0, len(newcomers), DECIDED_TOGETHER):
-            group = newcomers[start : start + DECIDED_TOGETHER]
-            jobs = [self._job(journey) for journey in group]
-            for journey, job, verdict in zip(group, jobs, self._decide(jobs, now_s), strict=True):
+    def admit(self, now_s: float) -> Iterator[tuple[SimulatedRequest, Verdict]]:
+        """Decide about all new requests together and yield the verdicts; requests not rejected are queued."""
+        new_requests, self.new_requests = self.new_requests, []
+        for start in range(0, len(new_requests), DECIDED_TOGETHER):
+            group = new_requests[start : start + DECIDED_TOGETHER]
+            jobs = [self._job(simulated) for simulated in group]
+            for simulated, job, verdict in zip(group, jobs, self._decide(jobs, now_s), strict=True):
                 if not isinstance(verdict, Rejected):
-                    self._take(journey, job._replace(best_effort=isinstance(verdict, BestEffort)), now_s)
-                yield journey, verdict
+                    self._take(simulated, job._replace(best_effort=isinstance(verdict, BestEffort)), now_s)
+                yield simulated, verdict
 
     def begin(self, now_s: float) -> float | None:
-        """Start an iteration, and say when it ends. None where the policy lets the engine stand still."""
-        iteration = self._engine.go_on() or self._ask(now_s)
+        """Start an iteration and return its end time; None if the policy leaves the engine idle."""
+        iteration = self._engine.repeat_last() or self._step(now_s)
         shape = self._engine.shape()
         if shape.tokens == 0:
             self._engine.finish(now_s)
-            self._check_moving(now_s)
+            self._check_progress(now_s)
             return None
         self.busy, self._under_way = True, iteration
-        return self._pace.begin(shape, now_s)
+        return self._timer.begin(shape, now_s)
 
-    def _ask(self, now_s: float) -> Iteration:
-        """Start what the policy wants next."""
+    def _step(self, now_s: float) -> Iteration:
+        """Start the policy's next step."""
         step, self._memory = self._policy.step(self.view(now_s), self._memory)
         return self._engine.start(step)
 
-    def finish(self, now_s: float) -> list[Journey]:
-        """End the iteration: tokens come out, the replica learns. Returns those whose answer is whole."""
+    def finish(self, now_s: float) -> list[SimulatedRequest]:
+        """End the iteration and learn from it. Returns the requests whose answer is complete."""
         outcome = self._engine.finish(now_s)
-        self.busy, self._under_way, self._moved_s = False, Iteration(), now_s
-        self._pace.end(now_s)
-        self._drafting.observe(outcome.drafted)
+        self.busy, self._under_way, self._progress_s = False, Iteration(), now_s
+        self._timer.end(now_s)
+        self._speculation.observe(outcome.drafted)
         for job_id, tokens in outcome.tokens.items():
-            self.journeys[job_id].take(tokens, now_s)
-        return [self._leave(job_id) for job_id in outcome.finished]
+            self.requests[job_id].take(tokens, now_s)
+        return [self._finish_request(job_id) for job_id in outcome.finished]
 
-    def _job(self, journey: Journey) -> Job:
-        request, true_tokens = journey.request, journey.arrival.output_tokens
-        first_stage = request.targets.answer_tpot_s is not None and journey.arrival.thinking_tokens
+    def _job(self, simulated: SimulatedRequest) -> Job:
+        request, true_tokens = simulated.request, simulated.arrival.output_tokens
+        first_stage = request.targets.answer_tpot_s is not None and simulated.arrival.thinking_tokens
         predicted = self._lengths.first(request, true_tokens)
         sure = self._lengths.sure(request, first_stage or true_tokens)
-        return new_job(request, predicted, journey.sent_as_best_effort, sure)
+        return new_job(request, predicted, simulated.sent_as_best_effort, sure)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
         standing = Standing(
             draining=self.draining,
             engine_ready=True,
-            carried=len(self.journeys),
+            carried=len(self.requests),
             best_effort=len(self._best_effort),
         )
         return decide(self._policy, self.outlook(now_s), new, standing, self._holds)
 
-    def _take(self, journey: Journey, job: Job, now_s: float) -> None:
-        if not self.journeys:
-            self._moved_s = now_s
+    def _take(self, simulated: SimulatedRequest, job: Job, now_s: float) -> None:
+        if not self.requests:
+            self._progress_s = now_s
         if job.best_effort:
             self._best_effort.add(job.request.id)
-        arrival = journey.arrival
+        arrival = simulated.arrival
         self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens)
-        self.journeys[arrival.id] = journey
+        self.requests[arrival.id] = simulated
 
-    def _leave(self, job_id: RequestId) -> Journey:
-        journey = self.journeys.pop(job_id)
+    def _finish_request(self, job_id: RequestId) -> SimulatedRequest:
+        simulated = self.requests.pop(job_id)
         self._best_effort.discard(job_id)
-        self._lengths.observe(journey.request, journey.arrival.output_tokens)
-        return journey
+        self._lengths.observe(simulated.request, simulated.arrival.output_tokens)
+        return simulated
 
-    def _check_moving(self, now_s: float) -> None:
-        if now_s - self._moved_s > STUCK_S:
-            raise Stuck(
-                f"{self.name} has {len(self.journeys)} requests, and its policy has done nothing for "
+    def _check_progress(self, now_s: float) -> None:
+        if now_s - self._progress_s > STUCK_S:
+            raise StuckPolicy(
+                f"{self.name} has {len(self.requests)} requests, and its policy has planned no batch for "
                 f"{STUCK_S:g} s"
             )
 
 
 def _engine(fleet: Fleet, lengths: AnswerLengths, seed: int) -> EngineState:
-    told = fleet.speculation
+    speculation = fleet.speculation
     return EngineState(
         fleet.kv_tokens,
         fleet.limits,
         fleet.block_tokens,
-        no_drafts if told is None else Drafter(told.acceptance, seed).accepted,
-        lengths.longer,
+        no_drafts if speculation is None else Drafter(speculation.acceptance, seed).accepted,
+        lengths.extend_prediction,
     )

@@ -1,7 +1,7 @@
-"""The routers of a fleet: where a request is tried first, and where next.
+"""The routers of a fleet: which replica a request is sent to first, and which next.
 
-A request is one router's from its arrival to its end. Routers read the same snapshots, count their own turns
-and know what they sent themselves, and where they share it, a little later what the others sent.
+A request stays with one router. Routers read the same snapshots and count their own turns. Each knows its own
+placements, and if placements are shared, those of the others after a delay.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 from penstock_core.routing.walk import Backup, Move, Try, Walk, next_move, refused
 
 from penstock_simulator.simulation.fleet import Fleet
-from penstock_simulator.simulation.journey import Journey
-from penstock_simulator.simulation.snapshots import Snapshots
+from penstock_simulator.simulation.simulated_request import SimulatedRequest
+from penstock_simulator.simulation.snapshots import ReplicaSnapshots
 
-LOOKS_AT_NOBODY = "round-robin"
-"""The order that is the same whatever replicas say, so none needs to be read for it."""
+LOAD_INDEPENDENT_ORDER = "round-robin"
+"""The order that does not depend on load, so no snapshot is read for it."""
 
 
 class Routers:
-    """All of them."""
+    """All routers of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self._order = fleet, ORDERS[fleet.order]
-        self._snapshots: dict[str, Snapshots] = {}
+        self._snapshots: dict[str, ReplicaSnapshots] = {}
         self._names: list[ReplicaLoad] = []
-        self._dealt = 0
+        self._received = 0
 
     def receive(self, request: Request, best_effort: bool) -> tuple[int, Walk]:
-        """A new request: the router whose it is, and the walk that lies before it."""
-        turn, router = divmod(self._dealt, self._fleet.routers)
-        self._dealt += 1
+        """Assign a new request to a router. Returns the router's index and the order of replicas."""
+        turn, router = divmod(self._received, self._fleet.routers)
+        self._received += 1
         targets, now_s = request.targets, request.arrival_s
         asked = Asked(
             tier=request.tier,
@@ -44,41 +44,41 @@ class Routers:
             ttft_s=inf if targets.ttft_s is None else targets.ttft_s,
             tpot_s=inf if targets.tpot_s is None else targets.tpot_s,
         )
-        loads = self._names if self._fleet.order == LOOKS_AT_NOBODY else self._loads(router, now_s)
+        loads = self._names if self._fleet.order == LOAD_INDEPENDENT_ORDER else self._loads(router, now_s)
         backup = Backup.REJECT if best_effort else self._fleet.backup
         return router, Walk(self._order(loads, asked), self._fleet.max_hops, backup)
 
-    def send(self, journey: Journey, now_s: float) -> Move:
-        """Send it to its next replica, if there is one."""
-        walk = journey.walk
-        on_the_way = walk.left and len(walk.refusals) < walk.max_hops
-        move = next_move(walk, self._names if on_the_way else self._loads(journey.router, now_s))
+    def send(self, simulated: SimulatedRequest, now_s: float) -> Move:
+        """Send a request to its next replica, if there is one."""
+        walk = simulated.walk
+        has_next = walk.left and len(walk.refusals) < walk.max_hops
+        move = next_move(walk, self._names if has_next else self._loads(simulated.router, now_s))
         if isinstance(move, Try):
-            journey.tried = move
-            request = journey.request
-            self._snapshots[move.replica].sent(request.id, journey.router, request.prompt_tokens, now_s)
+            simulated.tried = move
+            request = simulated.request
+            self._snapshots[move.replica].sent(request.id, simulated.router, request.prompt_tokens, now_s)
         return move
 
-    def answered(self, journey: Journey, tried: Try, verdict: Verdict, now_s: float) -> None:
-        """The replica tried has decided."""
+    def answered(self, simulated: SimulatedRequest, tried: Try, verdict: Verdict, now_s: float) -> None:
+        """Record a replica's verdict."""
         rejected = isinstance(verdict, Rejected)
         if tried.replica in self._snapshots:
-            self._snapshots[tried.replica].answered(journey.request.id, not rejected, now_s)
+            self._snapshots[tried.replica].answered(simulated.request.id, not rejected, now_s)
         if isinstance(verdict, Rejected):
-            journey.walk = refused(journey.walk, tried, verdict)
+            simulated.walk = refused(simulated.walk, tried, verdict)
 
-    def publish(self, name: str, look: Callable[[], ReplicaView], now_s: float) -> None:
-        """A replica's snapshot is on its way."""
-        self._snapshots[name].publish(look, now_s)
+    def publish(self, name: str, read_view: Callable[[], ReplicaView], now_s: float) -> None:
+        """Publish a replica's snapshot, which routers see after a delay."""
+        self._snapshots[name].publish(read_view, now_s)
 
-    def joined(self, name: str, view: ReplicaView) -> None:
-        """A replica takes work from now on, and says at once how it stands."""
+    def add_replica(self, name: str, view: ReplicaView) -> None:
+        """Add a replica that takes requests. Its first snapshot is visible immediately."""
         fleet = self._fleet
-        self._snapshots[name] = Snapshots(name, view, fleet.snapshot_age_s, fleet.placements_heard_s)
+        self._snapshots[name] = ReplicaSnapshots(name, view, fleet.snapshot_age_s, fleet.placement_delay_s)
         self._names.append(ReplicaLoad(name))
 
-    def left(self, name: str) -> None:
-        """It takes none any more."""
+    def remove_replica(self, name: str) -> None:
+        """Remove a replica that takes no more requests."""
         del self._snapshots[name]
         self._names = [load for load in self._names if load.name != name]
 

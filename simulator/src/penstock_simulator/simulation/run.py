@@ -1,16 +1,15 @@
 """The discrete-event simulation of a fleet.
 
-Time jumps from moment to moment: an iteration ends, a request arrives at its router or at a replica, an
-engine that stood still is asked again. What happens in one moment happens in this order, until nothing is
-left to happen in it: iterations end, requests travel and gather, replicas decide about those that have
-gathered together. Then every engine that stands still and has work begins its next iteration.
+Events are: an iteration ends, a request arrives at its router or at a replica, the policy of an idle engine
+is called again, the autoscaler decides, a replica has started. At each time, events are processed in this
+order
+until none is left: iterations end, requests arrive, replicas decide about all requests that have arrived
+together. Then every idle engine with requests begins its next iteration. While no replica is ready, requests
+wait at the routers.
 
-Where the number of replicas is steered, a moment may also bring a decision about it, or a replica that has
-started. Without any replica, requests are held at the routers until one is ready.
-
-Nothing but the seed is random, no clock is read, and only what is under way is held: arrivals are taken from
-their iterator when their time has come, and an outcome is given as soon as its request has ended. Whoever
-has seen enough stops asking.
+The result depends only on the arguments and the seed; no clock is read. Memory is bounded by the requests in
+progress: arrivals are read from their iterator when they are due, and an outcome is yielded when its request
+ends. The caller may stop at any outcome.
 """
 
 from collections import deque
@@ -19,28 +18,27 @@ from typing import Any, NamedTuple
 
 from penstock_core.autoscaling.demand import Demand
 from penstock_core.domain.policy import Knobs, Policy
-from penstock_core.domain.verdict import Admitted, Rejected
-from penstock_core.domain.verdict import Verdict as Answer
+from penstock_core.domain.verdict import Admitted, Rejected, Verdict
 from penstock_core.routing.walk import Try
 
 from penstock_simulator import policies
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.simulation.agenda import Agenda
-from penstock_simulator.simulation.demand_counts import DemandCounts
+from penstock_simulator.simulation.autoscaling.autoscaler import FleetAutoscaler, ReplicaCounts
+from penstock_simulator.simulation.autoscaling.demand_counts import DemandCounts
+from penstock_simulator.simulation.autoscaling.replica_set import FleetReplicas, ReplicaStart
+from penstock_simulator.simulation.event_queue import EventQueue
 from penstock_simulator.simulation.fleet import Fleet
-from penstock_simulator.simulation.journey import Journey, request_of
-from penstock_simulator.simulation.outcome import Outcome, Verdict
-from penstock_simulator.simulation.replica import Replica
-from penstock_simulator.simulation.replica_set import ReplicaSet, Start
+from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
+from penstock_simulator.simulation.replica import SimulatedReplica
 from penstock_simulator.simulation.routers import Routers
 from penstock_simulator.simulation.sessions import Sessions
-from penstock_simulator.simulation.steering import Stand, Steering
+from penstock_simulator.simulation.simulated_request import SimulatedRequest, request_of
 
 REPLAN_S = 0.01
-"""An engine whose policy wanted nothing is asked again after so long."""
+"""Delay until the policy of an engine is called again after an empty step."""
 
 MOST_REPLICAS = 64
-"""Seeds of replicas are told apart up to here."""
+"""Most replicas of a fleet, which bounds the seeds of replicas."""
 
 BuildPolicy = Callable[[str, Knobs], Policy[Any]]
 
@@ -50,46 +48,46 @@ def simulate(
     arrivals: Iterable[Arrival],
     seed: int,
     build: BuildPolicy = policies.build,
-    steering: Steering | None = None,
-) -> Iterator[Outcome]:
-    """Serve arrivals, given in order of time, and tell what became of each, as they end.
+    autoscaler: FleetAutoscaler | None = None,
+) -> Iterator[SimulatedOutcome]:
+    """Serve arrivals, which are sorted by time, and yield each outcome when its request ends.
 
-    build: makes each replica's policy; who wants to measure or replace it gives another one.
-    steering: moves the number of replicas, which begins as the fleet has it; None: it stays.
+    build: returns each replica's policy by name and knobs; pass another one to measure or replace policies.
+    autoscaler: changes the number of replicas, which starts as in `fleet`; None keeps it.
 
-    Raises UnknownPolicy, VllmMissing, UnknownTimeModel, and whatever a policy that has a fault does.
+    Raises UnknownPolicy, VllmMissing, UnknownTimeModel, StuckPolicy, and any exception of a policy.
     """
-    return _Simulation(fleet, arrivals, seed, build, steering).outcomes()
+    return _Simulation(fleet, arrivals, seed, build, autoscaler).outcomes()
 
 
-class _Reaches(NamedTuple):
-    """A request arrives at the replica that it was sent to."""
+class _RequestArrives(NamedTuple):
+    """A request arrives at a replica."""
 
-    journey: Journey
-    replica: Replica
+    simulated: SimulatedRequest
+    replica: SimulatedReplica
 
 
-class _Ends(NamedTuple):
+class _IterationEnds(NamedTuple):
     """A replica's iteration ends."""
 
-    replica: Replica
+    replica: SimulatedReplica
 
 
-class _Replans(NamedTuple):
-    """A replica that stands still is asked again."""
+class _PolicyRetried(NamedTuple):
+    """The policy of an idle replica is called again."""
 
-    replica: Replica
-
-
-class _Looks(NamedTuple):
-    """Somebody decides how many replicas there are to be."""
+    replica: SimulatedReplica
 
 
-_Event = _Reaches | _Ends | _Replans | _Looks | Start
+class _AutoscalerDecides(NamedTuple):
+    """The autoscaler decides."""
+
+
+_Event = _RequestArrives | _IterationEnds | _PolicyRetried | _AutoscalerDecides | ReplicaStart
 
 
 class _Simulation:
-    """One run."""
+    """One simulation run."""
 
     def __init__(
         self,
@@ -97,146 +95,156 @@ class _Simulation:
         arrivals: Iterable[Arrival],
         seed: int,
         build: BuildPolicy,
-        steering: Steering | None,
+        autoscaler: FleetAutoscaler | None,
     ) -> None:
-        fewest = 1 if steering is None else 0
+        fewest = 1 if autoscaler is None else 0
         if not fewest <= fleet.replicas <= MOST_REPLICAS:
-            raise ValueError(f"{fleet.replicas} replicas; from {fewest} to {MOST_REPLICAS} can be simulated")
+            raise ValueError(
+                f"{fleet.replicas} replicas: the simulation supports {fewest} to {MOST_REPLICAS}"
+            )
 
-        def make(ordinal: int) -> Replica:
+        def make(ordinal: int) -> SimulatedReplica:
             policy = build(fleet.policy, fleet.knobs)
-            return Replica(f"r{ordinal}", fleet, policy, seed * MOST_REPLICAS + ordinal)
+            return SimulatedReplica(f"r{ordinal}", fleet, policy, seed * MOST_REPLICAS + ordinal)
 
-        self._fleet, self._steering = fleet, steering
-        self._replicas = ReplicaSet(fleet.replicas, make)
+        self._fleet, self._autoscaler = fleet, autoscaler
+        self._replicas = FleetReplicas(fleet.replicas, make)
         self._routers, self._sessions = Routers(fleet), Sessions()
         for replica in self._replicas.ready.values():
-            self._routers.joined(replica.name, replica.outlook(0.0))
-        self._agenda: Agenda[_Event] = Agenda()
-        self._coming = iter(arrivals)
-        self._next = next(self._coming, None)
-        self._awake: dict[str, Replica] = {}
-        self._gathering: dict[str, Replica] = {}
-        self._ended: list[Outcome] = []
+            self._routers.add_replica(replica.name, replica.outlook(0.0))
+        self._events: EventQueue[_Event] = EventQueue()
+        self._arrivals = iter(arrivals)
+        self._next_arrival = next(self._arrivals, None)
+        self._to_start: dict[str, SimulatedReplica] = {}
+        self._to_decide: dict[str, SimulatedReplica] = {}
+        self._ended: list[SimulatedOutcome] = []
         self._counts, self._under_way = DemandCounts(fleet.tiers), 0
-        self._held: deque[Journey] = deque()
-        self._looked_s = 0.0
-        self._stand: Stand | None = None
-        if steering is not None:
-            self._agenda.plan(0.0, _Looks())
+        self._held: deque[SimulatedRequest] = deque()
+        self._decided_s = 0.0
+        self._last_counts: ReplicaCounts | None = None
+        if autoscaler is not None:
+            self._events.schedule(0.0, _AutoscalerDecides())
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Everything, moment by moment."""
+    def outcomes(self) -> Iterator[SimulatedOutcome]:
+        """Run to the end, and yield outcomes."""
         while (now_s := self._next_moment_s()) is not None:
-            while self._something_happens(now_s):
+            while self._process_due(now_s):
                 self._decide(now_s)
-            self._begin(now_s)
+            self._start_iterations(now_s)
             yield from self._ended
             self._ended.clear()
 
     def _next_moment_s(self) -> float | None:
-        planned_s = self._agenda.next_s
-        if self._next is None:
+        planned_s = self._events.next_s
+        if self._next_arrival is None:
             return planned_s
-        return self._next.arrival_s if planned_s is None else min(planned_s, self._next.arrival_s)
+        return (
+            self._next_arrival.arrival_s
+            if planned_s is None
+            else min(planned_s, self._next_arrival.arrival_s)
+        )
 
-    def _something_happens(self, now_s: float) -> bool:
-        """Let everything happen that is due; whether there was anything."""
-        happened = False
-        while (event := self._agenda.due(now_s)) is not None:
-            self._happens(event, now_s)
-            happened = True
-        while self._next is not None and self._next.arrival_s <= now_s:
-            arrival, self._next = self._next, next(self._coming, None)
-            self._arrives(arrival, now_s)
-            happened = True
-        return happened
+    def _process_due(self, now_s: float) -> bool:
+        """Process all due events and arrivals. Returns whether there were any."""
+        processed = False
+        while (event := self._events.pop_due(now_s)) is not None:
+            self._process(event, now_s)
+            processed = True
+        while self._next_arrival is not None and self._next_arrival.arrival_s <= now_s:
+            arrival, self._next_arrival = self._next_arrival, next(self._arrivals, None)
+            self._arrive(arrival, now_s)
+            processed = True
+        return processed
 
-    def _happens(self, event: _Event, now_s: float) -> None:
-        if isinstance(event, _Looks):
-            self._look(now_s)
+    def _process(self, event: _Event, now_s: float) -> None:
+        if isinstance(event, _AutoscalerDecides):
+            self._autoscale(now_s)
             return
-        if isinstance(event, Start):
+        if isinstance(event, ReplicaStart):
             self._start(event, now_s)
             return
         replica = event.replica
-        if isinstance(event, _Reaches):
-            replica.newcomers.append(event.journey)
-            self._gathering[replica.name] = replica
+        if isinstance(event, _RequestArrives):
+            replica.new_requests.append(event.simulated)
+            self._to_decide[replica.name] = replica
             return
-        replica.replanning &= not isinstance(event, _Replans)
-        if isinstance(event, _Ends):
-            for journey in replica.finish(now_s):
-                self._end(journey.served(), now_s)
-        self._awake[replica.name] = replica
+        replica.replanning &= not isinstance(event, _PolicyRetried)
+        if isinstance(event, _IterationEnds):
+            for simulated in replica.finish(now_s):
+                self._end(simulated.served_outcome(), now_s)
+        self._to_start[replica.name] = replica
 
-    def _arrives(self, arrival: Arrival, now_s: float) -> None:
+    def _arrive(self, arrival: Arrival, now_s: float) -> None:
         if self._sessions.arrive(arrival):
             self._send(arrival, now_s)
 
     def _send(self, arrival: Arrival, now_s: float) -> None:
-        """A request sets out from its router."""
+        """Create a request at its router, and send it to its first replica."""
         fleet = self._fleet
         tier = fleet.tiers[arrival.tier or fleet.default_tier]
         request = request_of(arrival, tier, fleet, now_s)
         best_effort = tier.best_effort or self._sessions.best_effort(arrival)
-        journey = Journey(arrival, request, best_effort, *self._routers.receive(request, best_effort))
+        simulated = SimulatedRequest(
+            arrival, request, best_effort, *self._routers.receive(request, best_effort)
+        )
         self._under_way += 1
         if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
-            self._end(journey.turned_away(Verdict.FAILED), now_s)
+            self._end(simulated.unserved_outcome(FirstVerdict.FAILED), now_s)
         else:
-            self._counts.arrived(journey)
-            self._travel(journey, now_s)
+            self._counts.arrived(simulated)
+            self._send_to_next(simulated, now_s)
 
-    def _travel(self, journey: Journey, now_s: float) -> None:
+    def _send_to_next(self, simulated: SimulatedRequest, now_s: float) -> None:
         if not self._replicas.ready:
-            self._held.append(journey)
+            self._held.append(simulated)
             return
-        move = self._routers.send(journey, now_s)
+        move = self._routers.send(simulated, now_s)
         if isinstance(move, Try):
-            reaches = _Reaches(journey, self._replicas.ready[move.replica])
-            self._agenda.plan(now_s + self._fleet.hop_latency_s, reaches)
+            arrives = _RequestArrives(simulated, self._replicas.ready[move.replica])
+            self._events.schedule(now_s + self._fleet.hop_latency_s, arrives)
         else:
-            self._counts.rejected(journey)
-            self._end(journey.turned_away(Verdict.REJECTED), now_s)
+            self._counts.rejected(simulated)
+            self._end(simulated.unserved_outcome(FirstVerdict.REJECTED), now_s)
 
     def _decide(self, now_s: float) -> None:
-        """Every replica decides about those who have gathered there."""
-        gathering, self._gathering = self._gathering, {}
-        for replica in gathering.values():
-            for journey, answer in replica.admit(now_s):
-                self._answered(journey, answer, now_s)
-            self._awake[replica.name] = replica
+        """Every replica decides about the requests that have arrived there."""
+        to_decide, self._to_decide = self._to_decide, {}
+        for replica in to_decide.values():
+            for simulated, verdict in replica.admit(now_s):
+                self._answered(simulated, verdict, now_s)
+            self._to_start[replica.name] = replica
 
-    def _answered(self, journey: Journey, answer: Answer, now_s: float) -> None:
-        assert journey.tried is not None, "it is answered where it was tried"
-        self._counts.answered(journey, answer)
-        self._routers.answered(journey, journey.tried, answer, now_s)
-        if isinstance(answer, Rejected):
-            self._travel(journey, now_s)
+    def _answered(self, simulated: SimulatedRequest, verdict: Verdict, now_s: float) -> None:
+        assert simulated.tried is not None, "it was sent to this replica"
+        self._counts.answered(simulated, verdict)
+        self._routers.answered(simulated, simulated.tried, verdict, now_s)
+        if isinstance(verdict, Rejected):
+            self._send_to_next(simulated, now_s)
         else:
-            journey.verdict = Verdict.ADMITTED if isinstance(answer, Admitted) else Verdict.BEST_EFFORT
+            simulated.verdict = (
+                FirstVerdict.ADMITTED if isinstance(verdict, Admitted) else FirstVerdict.BEST_EFFORT
+            )
 
-    def _begin(self, now_s: float) -> None:
-        """Engines that stand still and have work go on, and replicas tell what they do now."""
-        awake, self._awake = self._awake, {}
-        for replica in awake.values():
-            if not replica.busy and replica.journeys:
-                self._begin_one(replica, now_s)
+    def _start_iterations(self, now_s: float) -> None:
+        """Start the next iteration of idle replicas with requests, and publish snapshots."""
+        to_start, self._to_start = self._to_start, {}
+        for replica in to_start.values():
+            if not replica.busy and replica.requests:
+                self._start_iteration(replica, now_s)
             if not replica.draining:
-                self._routers.publish(replica.name, replica.outlook_later(now_s), now_s)
-            elif not replica.journeys and self._replicas.gone(replica):
-                self._settle(now_s)
+                self._routers.publish(replica.name, replica.lazy_outlook(now_s), now_s)
+            elif not replica.requests and self._replicas.drained(replica):
+                self._start_missing_replicas(now_s)
 
-    def _begin_one(self, replica: Replica, now_s: float) -> None:
+    def _start_iteration(self, replica: SimulatedReplica, now_s: float) -> None:
         end_s = replica.begin(now_s)
         if end_s is not None:
-            self._agenda.plan(end_s, _Ends(replica))
+            self._events.schedule(end_s, _IterationEnds(replica))
         elif not replica.replanning:
             replica.replanning = True
-            self._agenda.plan(now_s + REPLAN_S, _Replans(replica))
+            self._events.schedule(now_s + REPLAN_S, _PolicyRetried(replica))
 
-    def _end(self, outcome: Outcome, now_s: float) -> None:
+    def _end(self, outcome: SimulatedOutcome, now_s: float) -> None:
         self._ended.append(outcome)
         self._under_way -= 1
         self._counts.ended(outcome)
@@ -244,45 +252,45 @@ class _Simulation:
         if following is not None:
             self._send(following, now_s)
 
-    def _look(self, now_s: float) -> None:
-        """Decide how many replicas there are to be, for as long as there is anything to serve."""
-        steering, replicas = self._steering, self._replicas
-        assert steering is not None, "nobody looks where nobody steers"
+    def _autoscale(self, now_s: float) -> None:
+        """Apply the autoscaler's decision, and schedule the next while there are requests."""
+        autoscaler, replicas = self._autoscaler, self._replicas
+        assert autoscaler is not None, "decisions are scheduled only with an autoscaler"
         demand = Demand(
-            elapsed_s=now_s - self._looked_s,
+            elapsed_s=now_s - self._decided_s,
             desired=replicas.desired,
             tiers=self._counts.read(),
             held=len(self._held),
             replicas=tuple(replicas.demands(now_s)),
         )
-        self._looked_s = now_s
-        replicas.desired = steering.decide(demand, now_s)
-        for replica in replicas.drains():
-            self._routers.left(replica.name)
-            self._awake[replica.name] = replica
-        self._settle(now_s)
-        if self._next is not None or self._under_way:
-            self._agenda.plan(now_s + steering.period_s, _Looks())
+        self._decided_s = now_s
+        replicas.desired = autoscaler.decide(demand, now_s)
+        for replica in replicas.drain_surplus():
+            self._routers.remove_replica(replica.name)
+            self._to_start[replica.name] = replica
+        self._start_missing_replicas(now_s)
+        if self._next_arrival is not None or self._under_way:
+            self._events.schedule(now_s + autoscaler.period_s, _AutoscalerDecides())
 
-    def _settle(self, now_s: float) -> None:
-        """Start what is to be there and is not, and tell how things stand."""
-        steering, replicas = self._steering, self._replicas
-        assert steering is not None, "replicas come and go where somebody steers"
-        for start in replicas.starts(now_s + steering.startup_s):
-            self._agenda.plan(start.ready_s, start)
-        stand = Stand(now_s, replicas.desired, len(replicas.ready), replicas.gpus)
-        if self._stand is None or stand[1:] != self._stand[1:]:
-            self._stand = stand
-            steering.seen(stand)
+    def _start_missing_replicas(self, now_s: float) -> None:
+        """ReplicaStart what is to be there and is not, and tell how things stand."""
+        autoscaler, replicas = self._autoscaler, self._replicas
+        assert autoscaler is not None, "replicas are added and removed only with an autoscaler"
+        for start in replicas.start_missing(now_s + autoscaler.startup_s):
+            self._events.schedule(start.ready_s, start)
+        counts = ReplicaCounts(now_s, replicas.desired, len(replicas.ready), replicas.gpus)
+        if self._last_counts is None or counts[1:] != self._last_counts[1:]:
+            self._last_counts = counts
+            autoscaler.on_change(counts)
 
-    def _start(self, start: Start, now_s: float) -> None:
-        """A replica is ready: it takes work, those that were held first."""
-        replica = self._replicas.started(start)
+    def _start(self, start: ReplicaStart, now_s: float) -> None:
+        """Add a replica that is ready, and send it the requests that waited for one."""
+        replica = self._replicas.finish_start(start)
         if replica is None:
             return
-        self._routers.joined(replica.name, replica.outlook(now_s))
-        self._settle(now_s)
+        self._routers.add_replica(replica.name, replica.outlook(now_s))
+        self._start_missing_replicas(now_s)
         held, self._held = self._held, deque()
-        for journey in held:
-            journey.router, journey.walk = self._routers.receive(journey.request, journey.best_effort)
-            self._travel(journey, now_s)
+        for simulated in held:
+            simulated.router, simulated.walk = self._routers.receive(simulated.request, simulated.best_effort)
+            self._send_to_next(simulated, now_s)

@@ -1,25 +1,26 @@
-"""Sessions: requests that are sent one after the other, each when the one before it has ended.
+"""Sessions: sequences of requests, each sent when the previous one has ended.
 
-A later stage that arrives early waits here for its turn. What its session was answered before goes with it:
-a client whose earlier stage was served without a promise, or not at all, has read so in the verdict header,
-and sends the rest of the session as best effort. It has missed as a whole, and must not crowd out others.
+A later stage that arrives early waits here. After a stage that was not admitted, which the client reads in
+the
+verdict header, it sends the rest of the session as best effort: the session as a whole has missed its SLO,
+and must not displace others.
 
-A session that nobody has heard of for `FORGOTTEN_S` is forgotten, so memory is bounded by what is under way.
-A later stage that comes after all is sent like a first one.
+A session is forgotten after `FORGOTTEN_S` without a request, so memory is bounded. A stage that arrives later
+is sent like a first one.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.simulation.outcome import Outcome, Verdict
+from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 
 FORGOTTEN_S = 3600.0
-"""An hour without a request ends a session."""
+"""Time without a request after which a session is forgotten."""
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionState:
     busy: bool = False
     best_effort: bool = False
     waiting: deque[Arrival] = field(default_factory=deque)
@@ -27,18 +28,18 @@ class _Session:
 
 
 class Sessions:
-    """The sessions under way."""
+    """The sessions in progress."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Session] = {}  # the one that has been idle for longest comes first
+        self._open: dict[str, _SessionState] = {}  # ordered by idle time, longest first
 
     def arrive(self, arrival: Arrival) -> bool:
-        """Whether the request may be sent now; otherwise it is kept until the one before it has ended."""
+        """Return whether the request may be sent now; otherwise it waits for the previous one to end."""
         if not arrival.session:
             return True
         session = self._open.get(arrival.session)
         if session is None or (arrival.stage == 0 and not session.busy):
-            session = self._open[arrival.session] = _Session()
+            session = self._open[arrival.session] = _SessionState()
         if session.busy:
             session.waiting.append(arrival)
             return False
@@ -46,16 +47,16 @@ class Sessions:
         return True
 
     def best_effort(self, arrival: Arrival) -> bool:
-        """Whether its session has no promise any more."""
+        """Return whether an earlier request of its session was not admitted."""
         return bool(arrival.session) and self._open[arrival.session].best_effort
 
-    def ended(self, outcome: Outcome, now_s: float) -> Arrival | None:
-        """A request has ended. Returns the one that waited for it, to be sent now."""
+    def ended(self, outcome: SimulatedOutcome, now_s: float) -> Arrival | None:
+        """Record that a request has ended. Returns the request that waited for it, if any."""
         if not outcome.session:
             return None
         session = self._open.pop(outcome.session)
         self._open[outcome.session] = session
-        session.best_effort |= outcome.verdict is not Verdict.ADMITTED
+        session.best_effort |= outcome.verdict is not FirstVerdict.ADMITTED
         session.idle_since_s = now_s
         self._forget(now_s)
         if session.waiting:

@@ -1,9 +1,8 @@
-"""What a router knows of a replica: what it published a while ago, and what was sent there since.
+"""What routers know of a replica: its last visible snapshot, and the requests sent to it since.
 
-A replica publishes when an iteration has begun and with its verdicts. Routers see that `age_s` later, so
-what has happened since is hidden from them, as it is in production. How it stood when it joined they know
-from the start. What they sent themselves they know: it counts until a snapshot that includes its
-verdict has come. So does what other routers sent, from when it is heard of.
+A replica publishes a snapshot when an iteration begins and with its verdicts. Routers see it `age_s` later,
+as in production. The first snapshot is visible immediately. A router counts the requests that it sent itself
+until a snapshot that includes their verdict is visible, and those of other routers after `placement_delay_s`.
 """
 
 from collections import deque
@@ -18,7 +17,7 @@ from penstock_core.routing.replica_load import ReplicaLoad
 UNDECIDED_S = float("inf")
 
 
-class _Sent(NamedTuple):
+class _SentRequest(NamedTuple):
     router: int
     prompt_tokens: int
     sent_s: float
@@ -27,47 +26,47 @@ class _Sent(NamedTuple):
 
 class _Published(NamedTuple):
     now_s: float
-    look: Callable[[], ReplicaView]
+    read_view: Callable[[], ReplicaView]
 
 
-class Snapshots:
-    """One replica's, as they reach the routers. Holds those under way and the last that has arrived."""
+class ReplicaSnapshots:
+    """The snapshots of one replica: those not visible yet, and the last visible one."""
 
-    def __init__(self, name: str, first: ReplicaView, age_s: float, heard_s: float) -> None:
-        self._name, self._age_s, self._heard_s = name, age_s, heard_s
+    def __init__(self, name: str, first: ReplicaView, age_s: float, placement_delay_s: float) -> None:
+        self._name, self._age_s, self._placement_delay_s = name, age_s, placement_delay_s
         self._under_way: deque[_Published] = deque()
         self._arrived: _Published | None = None
-        self._seen, self._seen_s = snapshot(first), first.now_s
-        self._sent: dict[RequestId, _Sent] = {}
+        self._visible, self._visible_s = snapshot(first), first.now_s
+        self._sent: dict[RequestId, _SentRequest] = {}
 
     def sent(self, request_id: RequestId, router: int, prompt_tokens: int, now_s: float) -> None:
-        """A router has sent a request there."""
-        self._sent[request_id] = _Sent(router, prompt_tokens, now_s, UNDECIDED_S)
+        """Record that a router has sent a request to the replica."""
+        self._sent[request_id] = _SentRequest(router, prompt_tokens, now_s, UNDECIDED_S)
 
     def answered(self, request_id: RequestId, accepted: bool, now_s: float) -> None:
-        """The replica has decided about it."""
+        """Record the replica's verdict."""
         sent = self._sent.pop(request_id)
         if accepted:
             self._sent[request_id] = sent._replace(decided_s=now_s)
 
-    def publish(self, look: Callable[[], ReplicaView], now_s: float) -> None:
-        """The replica as it is now. look: what it says, worked out only where a router reads it."""
-        self._under_way.append(_Published(now_s, look))
+    def publish(self, read_view: Callable[[], ReplicaView], now_s: float) -> None:
+        """Publish the replica's state. read_view: computes it; called only if a router reads the snapshot."""
+        self._under_way.append(_Published(now_s, read_view))
         self._arrive(now_s)
 
     def load(self, router: int, now_s: float) -> ReplicaLoad:
-        """What a router knows at a moment."""
+        """Return the load that a router knows of at `now_s`."""
         self._arrive(now_s)
         if self._arrived is not None:
-            self._seen, self._seen_s = snapshot(self._arrived.look()), self._arrived.now_s
+            self._visible, self._visible_s = snapshot(self._arrived.read_view()), self._arrived.now_s
             self._arrived = None
-        heard_of_s = now_s - self._heard_s
+        placements_since_s = now_s - self._placement_delay_s
         since = [
             sent.prompt_tokens
             for sent in self._sent.values()
-            if sent.router == router or sent.sent_s <= heard_of_s
+            if sent.router == router or sent.sent_s <= placements_since_s
         ]
-        return ReplicaLoad(self._name, self._seen, now_s - self._seen_s, len(since), sum(since))
+        return ReplicaLoad(self._name, self._visible, now_s - self._visible_s, len(since), sum(since))
 
     def _arrive(self, now_s: float) -> None:
         came = None

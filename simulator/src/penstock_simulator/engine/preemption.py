@@ -1,0 +1,53 @@
+"""Which requests are preempted if an iteration needs more KV blocks than are free.
+
+As in vLLM, the request started last is preempted first, until the rest fits. Two kinds go before it: requests
+that this iteration would start, which stay in the queue, and best-effort requests.
+"""
+
+from collections.abc import Sequence
+
+from penstock_core.domain.replica_view import KvCache
+
+from penstock_simulator.engine.iteration import EngineRequest, Iteration
+
+
+def growth_blocks(entry: EngineRequest, kv_tokens: int, kv: KvCache) -> int:
+    """Return how many more blocks a request needs to hold `kv_tokens`."""
+    return max(kv.blocks_for(kv_tokens) - entry.blocks, 0)
+
+
+def preempt_for_growth(
+    wanted: Iteration, running: Sequence[EngineRequest], kv: KvCache
+) -> tuple[Iteration, list[EngineRequest]]:
+    """Return the part of an iteration that fits into KV memory, and the running requests to preempt for it.
+
+    running: all requests that hold blocks, in the order in which they were started.
+    """
+    full = [entry for entry in wanted.decodes if entry.job.computed_tokens == entry.blocks * kv.block_tokens]
+    owed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
+    owed |= {id(entry): 1 for entry in full}
+    missing_blocks = sum(owed.values()) - kv.free_blocks
+    out: dict[int, EngineRequest] = {}
+    for entry in _preemption_order(wanted, running) if missing_blocks > 0 else ():
+        out[id(entry)] = entry
+        missing_blocks -= entry.blocks + owed.get(id(entry), 0)
+        if missing_blocks <= 0:
+            break
+    return _without(wanted, out), [entry for entry in out.values() if entry.blocks]
+
+
+def _preemption_order(wanted: Iteration, running: Sequence[EngineRequest]) -> list[EngineRequest]:
+    """Return all candidates, the first to be preempted first."""
+    newcomers = [g.entry for g in reversed(wanted.grants) if g.entry.blocks == 0]
+    return [*newcomers, *sorted(reversed(running), key=lambda entry: not entry.job.best_effort)]
+
+
+def _without(wanted: Iteration, out: dict[int, EngineRequest]) -> Iteration:
+    if not out:
+        return wanted
+    preempted = [entry.job.request.id for entry in out.values() if entry.blocks]
+    return Iteration(
+        [entry for entry in wanted.decodes if id(entry) not in out],
+        [grant for grant in wanted.grants if id(grant.entry) not in out],
+        (*wanted.preempted, *preempted),
+    )

@@ -1,0 +1,87 @@
+"""Iterations that repeat the previous one, in constant time.
+
+While all running requests decode and none waits, consecutive steps are equal, which a policy states with
+`Step.stands_blocks`. Then the policy is not called again and jobs are not advanced at each iteration: only
+the iteration's end time is recorded. Jobs are advanced when they are read, or when an event ends the
+repetition. The results are the same as without it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock_core.domain.request import Job, RequestId, after_each
+
+from penstock_simulator.engine.iteration import EngineRequest, Iteration
+from penstock_simulator.engine_timing.batch_shape import BatchShape
+
+
+@dataclass(slots=True, eq=False)
+class RepeatedDecodes:
+    """A sequence of equal iterations.
+
+    iteration: each of them. least_blocks: blocks that must be free before each.
+    left: how many may still begin before an event of a request (`EngineRequest.next_event_tokens`).
+    context_tokens: context that the first one reads, without the tokens that it computes.
+    blocks_needed: blocks that an iteration allocates, indexed by `begun` modulo a block's tokens.
+    begun: iterations begun.
+    jobs: as they were before the first of `ends_s`.
+    ends_s: end times of iterations that are not yet applied to the jobs.
+    """
+
+    iteration: Iteration
+    least_blocks: int
+    left: int
+    context_tokens: int
+    blocks_needed: list[int]
+    jobs: tuple[Job, ...]
+    tokens_out: dict[RequestId, int]
+    begun: int = 0
+    ends_s: list[float] = field(default_factory=list)
+
+    def begin(self) -> int:
+        """Begin one more iteration. Returns the blocks that it allocates."""
+        blocks = self.blocks_needed[self.begun % len(self.blocks_needed)]
+        self.begun += 1
+        self.left -= 1
+        return blocks
+
+    def shape(self) -> BatchShape:
+        """Return the shape of the iteration that has just begun."""
+        decodes = len(self.jobs)
+        return BatchShape(decodes=decodes, context_tokens=self.context_tokens + self.begun * decodes)
+
+    def lazy_jobs(self) -> Callable[[], tuple[Job, ...]]:
+        """Return a function that computes the jobs as of this call."""
+        jobs, ends_s, ended = self.jobs, self.ends_s, len(self.ends_s)
+        return lambda: tuple(after_each(jobs, ends_s[:ended])) if ended else jobs
+
+    def settle(self, block_tokens: int, *, under_way: bool) -> None:
+        """Apply all ended iterations to jobs and blocks. under_way: an iteration has begun and not ended."""
+        if self.ends_s:
+            self.jobs, self.ends_s = tuple(after_each(self.jobs, self.ends_s)), []
+        for entry, job in zip(self.iteration.decodes, self.jobs, strict=True):
+            entry.job = job
+            entry.blocks = max(entry.blocks, -(-(job.computed_tokens + under_way) // block_tokens))
+
+
+def repeated_decodes(
+    entries: Sequence[EngineRequest], least_blocks: int, block_tokens: int
+) -> RepeatedDecodes | None:
+    """Return the repetition that these decodes, which are all running requests, can begin; None if none."""
+    left = min([entry.next_event_tokens - entry.job.generated_tokens for entry in entries], default=0) - 1
+    rooms = [entry.blocks * block_tokens - entry.job.computed_tokens for entry in entries]
+    if left < 1 or not 0 <= min(rooms) <= max(rooms) < block_tokens:
+        return None
+    blocks_needed = [0] * block_tokens
+    for room in rooms:
+        blocks_needed[room] += 1
+    jobs = tuple([entry.job for entry in entries])
+    return RepeatedDecodes(
+        iteration=Iteration(list(entries)),
+        least_blocks=least_blocks,
+        left=left,
+        context_tokens=sum([job.computed_tokens for job in jobs]),
+        blocks_needed=blocks_needed,
+        jobs=jobs,
+        tokens_out=dict.fromkeys([job.request.id for job in jobs], 1),
+    )

@@ -1,0 +1,108 @@
+"""The engine's HTTP API: OpenAI's endpoints and vLLM's own, as an ASGI application."""
+
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.engine_key import carries
+from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from penstock_simulator.http.completions import Completions
+from penstock_simulator.http.json_fields import bad_field, read_object
+from penstock_simulator.http.request_body import ApiEndpoint, check_model, message_texts
+from penstock_simulator.http.synthetic_text import MESSAGE_TOKENS, token_ids
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class EngineApi:
+    """The application of one engine.
+
+    api_key: key that requests to `/v1` must carry, as in vLLM; "" requires none.
+    """
+
+    def __init__(self, completions: Completions, api_key: str = "") -> None:
+        self._completions, self._api_key = completions, api_key
+        self._created_s = int(time.time())
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completion),
+            "/tokenize": ("POST", self._tokenize),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/version": ("GET", self._version),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises ApiError."""
+        path = scope["path"]
+        route = self._routes.get(path)
+        if route is None:
+            raise ApiError(404, f"{path[:200]} does not exist", code="not_found")
+        method, handler = route
+        if scope["method"] != method:
+            raise ApiError(
+                405, f"{path} takes {method}", code="method_not_allowed", headers=(("allow", method),)
+            )
+        if self._api_key and path.startswith("/v1") and not carries(dict(scope["headers"]), self._api_key):
+            raise ApiError(401, "missing or invalid API key", code="invalid_api_key")
+        await handler(scope, receive, send)
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._completions.serve(ApiEndpoint.CHAT, _request_id(scope), receive, send)
+
+    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._completions.serve(ApiEndpoint.COMPLETION, _request_id(scope), receive, send)
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = read_object(await read_body(receive, self._completions.max_body_bytes))
+        check_model(body, self._completions.model)
+        tokens = _tokens(body)
+        reply = {"count": len(tokens), "max_model_len": self._completions.max_model_len, "tokens": tokens}
+        await answer(send, orjson.dumps(reply | {"token_strs": None}))
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model = {
+            "id": self._completions.model,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "penstock",
+            "root": self._completions.model,
+            "parent": None,
+            "max_model_len": self._completions.max_model_len,
+        }
+        await answer(send, orjson.dumps({"object": "list", "data": [model]}))
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"")
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, orjson.dumps({"version": version("penstock-simulator")}))
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())
+
+
+def _tokens(body: dict[str, Any]) -> list[int]:
+    if body.get("messages") is not None:
+        return [token for texts in message_texts(body) for token in _message_tokens(texts)]
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise bad_field("prompt", "must be a string; or give messages")
+    return token_ids(prompt)
+
+
+def _message_tokens(texts: list[str]) -> list[int]:
+    return [*range(MESSAGE_TOKENS), *[token for text in texts for token in token_ids(text)]]
+
+
+def _request_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))[:128] or None
+    return None

@@ -1,0 +1,138 @@
+"""The completion endpoints: from a request body to a streamed or complete response.
+
+A streamed response wakes and writes once an iteration. A second task waits for the client to disconnect, and
+then aborts the request in the engine, which frees its KV blocks.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.request import Job
+from penstock_runtime.asgi import EVENT_STREAM, ClientGone, Receive, Send, answer, read_body
+
+from penstock_simulator.engine.engine_state import NeverFits
+from penstock_simulator.http.json_fields import bad_field
+from penstock_simulator.http.request_body import ApiEndpoint, CompletionRequest, read_request
+from penstock_simulator.http.responses import EventWriter, ResponseHead, json_response, usage_of
+from penstock_simulator.serving.step_loop import StepLoop
+from penstock_simulator.serving.token_stream import Aborted, TokenStream
+
+ANSWER_MEDIAN_LOG = 5.3
+"""Answers of unstated length are log-normal: median of 200 stream, 90th percentile of 560."""
+ANSWER_SIGMA = 0.8
+
+_PREFIX = {ApiEndpoint.CHAT: "chatcmpl-", ApiEndpoint.COMPLETION: "cmpl-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The two completion endpoints of one engine.
+
+    lengths: random generator for answer lengths that a request does not state.
+    """
+
+    loop: StepLoop
+    model: str
+    max_model_len: int
+    max_body_bytes: int
+    lengths: random.Random
+
+    async def serve(
+        self, endpoint: ApiEndpoint, request_id: str | None, receive: Receive, send: Send
+    ) -> None:
+        """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
+        request = read_request(
+            await read_body(receive, self.max_body_bytes), endpoint, self.model, self.max_model_len
+        )
+        head = self._head(endpoint, request_id or uuid.uuid4().hex)
+        stream = self._submit(request, head.id)
+        try:
+            async with _aborted_with_client(self.loop, stream, receive):
+                if request.stream:
+                    await _stream(request, head, stream, send)
+                else:
+                    await _whole(request, head, stream, send)
+        except Aborted:
+            raise ClientGone from None
+
+    def _head(self, endpoint: ApiEndpoint, request_id: str) -> ResponseHead:
+        text_seed = self.lengths.getrandbits(16)
+        return ResponseHead(endpoint, _PREFIX[endpoint] + request_id, self.model, int(time.time()), text_seed)
+
+    def _submit(self, request: CompletionRequest, engine_id: str) -> TokenStream:
+        try:
+            return self.loop.submit(
+                self._job(request, engine_id), self._answer_tokens(request), request.thinking_tokens
+            )
+        except NeverFits:
+            raise bad_field(
+                "max_tokens", "prompt and answer need more KV blocks than the engine has"
+            ) from None
+        except ValueError:
+            raise bad_field("vllm_xargs.penstock_id", "a request with this id is in progress") from None
+
+    def _job(self, request: CompletionRequest, engine_id: str) -> Job:
+        try:
+            return from_fields(
+                request.xargs,
+                engine_id=engine_id,
+                prompt_tokens=request.prompt_tokens,
+                max_output_tokens=request.max_tokens,
+                now_s=self.loop.now_s(),
+            )
+        except ValueError as error:
+            raise bad_field("vllm_xargs.penstock_judge", str(error)) from None
+
+    def _answer_tokens(self, request: CompletionRequest) -> int:
+        if request.answer_tokens is not None:
+            return request.answer_tokens
+        drawn = round(self.lengths.lognormvariate(ANSWER_MEDIAN_LOG, ANSWER_SIGMA))
+        return min(max(drawn, request.min_tokens, 1), request.max_tokens)
+
+
+async def _stream(request: CompletionRequest, head: ResponseHead, stream: TokenStream, send: Send) -> None:
+    events = EventWriter(head, request.thinking_tokens)
+    positions = (
+        await stream.take()
+    )  # headers wait for the first token, so that an error before it has a status
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")],
+        }
+    )
+    while stream.finish is None:
+        await send({"type": "http.response.body", "body": events.tokens(positions), "more_body": True})
+        positions = await stream.take()
+    usage = usage_of(request.prompt_tokens, stream.tokens) if request.include_usage else None
+    await send({"type": "http.response.body", "body": events.end(positions, stream.finish, usage)})
+
+
+async def _whole(request: CompletionRequest, head: ResponseHead, stream: TokenStream, send: Send) -> None:
+    while stream.finish is None:
+        await stream.take()
+    usage = usage_of(request.prompt_tokens, stream.tokens)
+    await answer(send, json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage))
+
+
+@contextlib.asynccontextmanager
+async def _aborted_with_client(loop: StepLoop, stream: TokenStream, receive: Receive) -> AsyncIterator[None]:
+    watcher = asyncio.create_task(_abort_on_disconnect(loop, stream, receive))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        loop.abort(stream)  # no effect if the answer is complete
+
+
+async def _abort_on_disconnect(loop: StepLoop, stream: TokenStream, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    loop.abort(stream)

@@ -1,0 +1,1 @@
+"""Fleets whose GPUs are split by phase, prefill and decode [DistServe]."""

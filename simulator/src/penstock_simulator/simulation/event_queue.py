@@ -1,0 +1,30 @@
+"""A queue of timed events."""
+
+import heapq
+from typing import Generic, TypeVar
+
+Event = TypeVar("Event")
+
+
+class EventQueue(Generic[Event]):
+    """Events by time. Deterministic: events at equal times keep the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Event]] = []
+        self._scheduled = 0
+
+    @property
+    def next_s(self) -> float | None:
+        """Time of the first event; None if the queue is empty."""
+        return self._heap[0][0] if self._heap else None
+
+    def schedule(self, at_s: float, event: Event) -> None:
+        """Add an event at `at_s`."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (at_s, self._scheduled, event))
+
+    def pop_due(self, now_s: float) -> Event | None:
+        """Remove and return the first event up to `now_s`, or None."""
+        if self._heap and self._heap[0][0] <= now_s:
+            return heapq.heappop(self._heap)[2]
+        return None

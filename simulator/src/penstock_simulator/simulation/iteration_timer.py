@@ -1,0 +1,43 @@
+"""True and predicted durations of one replica's iterations."""
+
+from penstock_core.timing.time_model import BatchWork, TimeModel
+
+from penstock_simulator.engine.learned_time_model import LearnedTimeModel
+from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.ground_truth import ExactTruth, GroundTruth, TruthKind, ground_truth
+from penstock_simulator.simulation.fleet import Fleet
+
+
+class IterationTimer:
+    """Times the iterations of one replica.
+
+    model: the time model to plan with; corrected online unless `learned` is None.
+    expected_end_s: predicted end of the running iteration, or the end of the last one.
+    """
+
+    def __init__(self, truth: GroundTruth, model: TimeModel, learned: LearnedTimeModel | None) -> None:
+        self._truth, self._learned = truth, learned
+        self.model = model if learned is None else learned.model
+        self.expected_end_s = self._began_s = 0.0
+        self._work = BatchWork(0)
+
+    def begin(self, shape: BatchShape, now_s: float) -> float:
+        """Begin an iteration. Returns its true end time."""
+        self._work, self._began_s = shape.work(), now_s
+        self.expected_end_s = now_s + self.model.seconds(self._work)
+        return now_s + self._truth.seconds(shape, now_s)
+
+    def end(self, now_s: float) -> None:
+        """End the iteration, and correct the time model."""
+        self.expected_end_s = now_s
+        if self._learned is not None:
+            self._learned.observe(self._work, now_s - self._began_s)
+            self.model = self._learned.model
+
+
+def iteration_timer(fleet: Fleet, seed: int) -> IterationTimer:
+    """Return the timer of one replica. Raises UnknownTimeModel."""
+    if fleet.truth is TruthKind.EXACT:
+        return IterationTimer(ExactTruth(fleet.model), fleet.model, None)
+    truth = ground_truth(fleet.truth_model or fleet.model.name, fleet.truth, seed)
+    return IterationTimer(truth, fleet.model, LearnedTimeModel(fleet.model))

@@ -1,0 +1,94 @@
+"""The state of one request in a simulation: its arrival, its replica, and the times of its tokens."""
+
+from dataclasses import dataclass, field
+
+from penstock_core.domain.judgement import judge
+from penstock_core.domain.request import Request
+from penstock_core.domain.slo import Tier
+from penstock_core.routing.walk import Try, Walk
+
+from penstock_simulator.arrival import Arrival
+from penstock_simulator.simulation.fleet import Fleet
+from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request in progress.
+
+    request: as replicas receive it; its arrival is when it was sent.
+    best_effort: whether its tier has no SLO, or an earlier request of its session was not admitted.
+    router: index of its router.
+    tried: the last replica that it was sent to.
+    verdict: the verdict on it; None until it is served.
+    """
+
+    arrival: Arrival
+    request: Request
+    best_effort: bool
+    router: int
+    walk: Walk
+    tried: Try | None = None
+    verdict: FirstVerdict | None = None
+    token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def sent_as_best_effort(self) -> bool:
+        """Whether it is sent to the replica as best effort."""
+        return self.best_effort or (self.tried is not None and self.tried.backup)
+
+    def take(self, tokens: int, now_s: float) -> None:
+        """Record tokens generated at `now_s`."""
+        if tokens == 1:
+            self.token_times_s.append(now_s)
+        else:
+            self.token_times_s += [now_s] * tokens
+
+    def served_outcome(self) -> SimulatedOutcome:
+        """Return the outcome after its last token."""
+        assert self.verdict is not None and self.tried is not None, "it was served by a replica"
+        request, times_s = self.request, self.token_times_s
+        judged = judge(request.targets, request.arrival_s, times_s, self.arrival.thinking_tokens)
+        return self.unserved_outcome(self.verdict)._replace(
+            output_tokens=len(times_s),
+            replica=self.tried.replica,
+            hops=self.tried.hop,
+            ttft_s=judged.ttft_s,
+            tpot_s=judged.tpot_s,
+            e2e_s=judged.e2e_s,
+            met=judged.met,
+        )
+
+    def unserved_outcome(self, verdict: FirstVerdict) -> SimulatedOutcome:
+        """Return the outcome of a request that no replica serves."""
+        request, arrival = self.request, self.arrival
+        return SimulatedOutcome(
+            id=request.id,
+            tier=request.tier,
+            arrival_s=request.arrival_s,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=0,
+            verdict=verdict,
+            replica="",
+            hops=len(self.walk.refusals),
+            ttft_s=None,
+            tpot_s=None,
+            e2e_s=None,
+            met=False,
+            session=arrival.session,
+            stage=arrival.stage,
+        )
+
+
+def request_of(arrival: Arrival, tier: Tier, fleet: Fleet, now_s: float) -> Request:
+    """Return the request as replicas receive it, sent at `now_s`."""
+    left_tokens = fleet.longest_tokens - arrival.prompt_tokens
+    return Request(
+        id=arrival.id,
+        tier=tier.name,
+        arrival_s=now_s,
+        prompt_tokens=arrival.prompt_tokens,
+        max_output_tokens=max(min(fleet.max_output_tokens, left_tokens), arrival.output_tokens),
+        targets=tier.slo.targets(fleet.model.prefill_seconds(arrival.prompt_tokens)),
+        value=tier.value,
+    )

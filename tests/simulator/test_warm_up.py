@@ -1,0 +1,57 @@
+"""What an engine does with its policy before it says that it is ready."""
+
+from collections.abc import Sequence
+
+import pytest
+from penstock_core import policies
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Verdict
+from penstock_core.timing.speculation import Speculation
+from penstock_simulator.warm_up import warm_up
+
+from tests.simulator.conftest import MODEL, Eager
+
+
+class Watched(Eager):
+    """Keeps the views that it is shown."""
+
+    def __init__(self) -> None:
+        self.views: list[ReplicaView] = []
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        self.views.append(view)
+        return super().step(view, memory)
+
+
+def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() -> None:
+    policy, told = Watched(), Speculation(4, 0.7)
+    warm_up(policy, Limits(), MODEL, told)
+    assert all(view.speculation == told for view in policy.views)
+    assert any(job.decoding for view in policy.views for job in view.running)
+    seen = {job.request.id: job for view in policy.views for job in view.waiting}.values()
+    assert {job.best_effort for job in seen} == {True, False}
+    assert policy.views[-1].running == (), "everybody has come to an end"
+
+
+@pytest.mark.parametrize("speculation", [None, Speculation(4, 0.7)], ids=["plain", "speculating"])
+@pytest.mark.parametrize("name", policies.POLICIES)
+def test_every_policy_can_be_rehearsed(name: str, speculation: Speculation | None) -> None:
+    warm_up(policies.build(name), Limits(batch_tokens=256, running=4), MODEL, speculation)
+
+
+class Broken:
+    def start(self) -> None:
+        return None
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> Sequence[Verdict]:
+        raise NotImplementedError
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        raise ZeroDivisionError
+
+
+def test_a_policy_that_fails_at_once_keeps_an_engine_from_starting() -> None:
+    with pytest.raises(ZeroDivisionError):
+        warm_up(Broken(), Limits(), MODEL, None)
