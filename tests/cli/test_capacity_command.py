@@ -84,7 +84,7 @@ def test_the_picture_is_made(penstock: Call) -> None:
     [
         (
             ["--scenario", "chat", "--policy", "vllm"],
-            "--scenario chat: no scenario is called 'chat'; there are: chatb",
+            "--scenario chat: unknown scenario 'chat'; known: chatb",
         ),
         (
             ["--scenario", "coder", "--policy", "best"],

@@ -413,19 +413,19 @@ def test_a_policy_that_waits_is_asked_again() -> None:
     assert outcomes["b"].e2e_s is not None
 
 
-def test_a_policy_that_serves_nobody_is_told_so() -> None:
+def test_a_policy_that_plans_no_batch_is_reported() -> None:
     @dataclass
     class Idle(Scripted):
         def step(self, view: ReplicaView, memory: Any) -> tuple[Step, Any]:
             return Step(), memory
 
-    with pytest.raises(StuckPolicy, match="r0 has 1 requests, and its policy has done nothing for 600 s"):
+    with pytest.raises(StuckPolicy, match="r0 has 1 requests, and its policy has planned no batch for 600 s"):
         ended(EXACT, [Arrival("a", 0.0, "chat", 50, 2)], build=handing_out(Idle()))
 
 
 @pytest.mark.parametrize("replicas", [0, 65])
 def test_as_many_replicas_as_seeds_can_tell_apart(replicas: int) -> None:
-    with pytest.raises(ValueError, match="from 1 to 64"):
+    with pytest.raises(ValueError, match="supports 1 to 64"):
         simulate(replace(EXACT, replicas=replicas), [], 0)
 
 

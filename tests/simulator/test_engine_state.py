@@ -179,25 +179,25 @@ def test_an_iteration_knows_what_the_gpu_computes(job: Make) -> None:
     assert shape.tokens == 18
 
 
-IMPOSSIBLE = {
-    "an unknown job": (Step({"x": 1}), "not here"),
+INVALID = {
+    "an unknown job": (Step({"x": 1}), "unknown"),
     "more than pending": (Step({"a": 2}), "1 tokens pending"),
     "nothing": (Step({"a": 0}), "pending, not 0"),
     "too large a batch": (Step({"w": 60, "v": 60}), "at most 64"),
     "too many running": (Step({"w": 1, "v": 1}), "at most 2"),
-    "newcomers without room": (Step({"w": 60}), "4 blocks, 3 are free"),
+    "new requests without room": (Step({"w": 60}), "4 blocks, 3 are free"),
     "preempting who waits": (Step(preempt=("w",)), "not running"),
     "preempting who computes": (Step({"a": 1}, preempt=("a",)), "in the batch"),
     "preempting twice": (Step(preempt=("a", "a")), "twice"),
-    "promoting who is unknown": (Step(promote=("x",)), "not here"),
+    "promoting who is unknown": (Step(promote=("x",)), "unknown"),
     "promoting who has a promise": (Step(promote=("a",)), "not best effort"),
-    "drafts of a prefill": (Step({"w": 5}, drafts={"w": 1}), "cannot draft"),
+    "drafts of a prefill": (Step({"w": 5}, drafts={"w": 1}), "draft tokens"),
     "drafts of an absent one": (Step({}, drafts={"a": 1}), "not in the batch"),
 }
 
 
-@pytest.mark.parametrize(("step", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-def test_the_impossible_is_refused_and_changes_nothing(job: Make, step: Step, words: str) -> None:
+@pytest.mark.parametrize(("step", "words"), INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_step_is_rejected_without_a_change(job: Make, step: Step, words: str) -> None:
     state = engine(blocks=4, running=2, batch_tokens=64)
     state.add(job("a", prompt_tokens=10), 30)
     state.apply(Step({"a": 10}), 0.0)

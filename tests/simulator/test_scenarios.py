@@ -131,8 +131,8 @@ def test_the_papers_settings() -> None:
     assert (thinking.ttft_slowdown, thinking.tpot_s, thinking.answer_tpot_s) == (3.0, 0.05, 0.1)
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
-    with pytest.raises(UnknownScenario, match="no scenario is called 'chat'; there are: chatbot, coder"):
+def test_an_unknown_name_lists_the_known_scenarios() -> None:
+    with pytest.raises(UnknownScenario, match="unknown scenario 'chat'; known: chatbot, coder"):
         scenario("chat")
 
 

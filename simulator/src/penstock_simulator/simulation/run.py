@@ -273,7 +273,7 @@ class _Simulation:
             self._events.schedule(now_s + autoscaler.period_s, _AutoscalerDecides())
 
     def _start_missing_replicas(self, now_s: float) -> None:
-        """ReplicaStart what is to be there and is not, and tell how things stand."""
+        """Start missing replicas, and report the numbers of replicas if they have changed."""
         autoscaler, replicas = self._autoscaler, self._replicas
         assert autoscaler is not None, "replicas are added and removed only with an autoscaler"
         for start in replicas.start_missing(now_s + autoscaler.startup_s):
