@@ -2,8 +2,10 @@
 
 The planner's time model is a maximum of two linear functions plus two slopes
 (`penstock_core.timing.time_model`). The ground truth differs from it as a GPU does: kernel times from
-measured tables, with steps and bends (`kernel_times`), times noise and drift (`noise`). For models without
-published tables, those of the SLOs-Serve paper, it is the paper's time model with steps by tiles.
+measured tables, with steps and bends (`kernel_times`), times noise and drift (`noise`). For the paper's
+engines (`slos-serve-*`) no tables are public: theirs is the paper's coefficients, as are the planner's,
+with tiles of ±8 %. There the planner is nearly right, so a result needs a second reading on an engine with
+tables.
 
 `ExactTruth` is the planner's model itself, for runs that test the guarantee under a correct model.
 """
