@@ -27,6 +27,7 @@ print(loops.twice(4.0), sum(loops.twice.stats.cache_hits.values()))
 def run(folder: Path, cache: Path) -> tuple[float, int]:
     """What the compiled function says in a new process, and how often the cache had it."""
     environment = os.environ | {
+        "NUMBA_DISABLE_JIT": "0",
         "NUMBA_CACHE_DIR": str(cache),
         "NUMBA_CACHE_LOCATOR_CLASSES": "penstock_core.compilation.cache.ShippedCacheLocator",
     }
