@@ -9,7 +9,13 @@ from penstock_core.domain.request import Job, Request, advance, new_job, preempt
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.accelgen.batch import Demand, distance
 from penstock_core.policies.accelgen.policy import AccelGen, Remembered
-from penstock_core.policies.accelgen.remaining_time import Pauses, Tempo, claim, pauses_after
+from penstock_core.policies.accelgen.remaining_time import (
+    LEARNING_RATE,
+    Pauses,
+    Tempo,
+    claim,
+    pauses_after,
+)
 from penstock_core.policies.accelgen.token_budget import Budget, budget, pivot_tokens
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
@@ -95,6 +101,17 @@ def test_the_budget_is_what_fits_the_tightest_time_between_tokens_up_to_the_pivo
     assert budget(view, [], 0.1875) == Budget(400, inf, pytest.approx(0.05))  # type: ignore[arg-type]
 
 
+def test_the_budget_counts_what_decodes_read() -> None:
+    """20 ms are left for tokens and for reading 101 tokens of context at 50 us each."""
+    reading = TimeModel("reading", MODEL.terms, 5e-5)
+    tight = budget(replica([], [], model=reading), [decode("d", tpot_s=0.03)], 0.1875)
+    assert tight.tokens == int((0.020 - 101 * 5e-5) / 1e-4 + 1e-6)
+    assert tight.longest_s == reading.seconds(BatchWork(tight.tokens, 101))
+    assert budget(replica([], [], limits=Limits(batch_tokens=0)), [], 0.1875).longest_s == pytest.approx(
+        0.0101
+    )
+
+
 def test_a_decode_without_a_pace_is_held_to_reading_speed() -> None:
     assert budget(replica([], []), [decode("a", tpot_s=None)], 0.02).tokens == 100
 
@@ -129,6 +146,18 @@ def test_those_that_were_promised_nothing_are_patient_or_read() -> None:
     assert remaining_s(reader) == pytest.approx(0.1875 - 0.1 - 0.05)
 
 
+def test_computing_again_takes_all_chunks_of_what_is_there() -> None:
+    job = advance(prompt("a", 400), 400, 1, NOW_S)
+    assert claim(job, NOW_S, TEMPO, 0.1875, FOREVER_S).recompute_s == pytest.approx(2 * 0.05)
+
+
+def test_many_preemptions_at_once_count_as_one_a_token() -> None:
+    paused = [preempted(decode(name)) for name in "abcd"]
+    assert pauses_after(Pauses(), replica([], paused), 2).share == LEARNING_RATE
+    assert pauses_after(Pauses(), replica([], paused), 8).share == LEARNING_RATE / 2
+    assert pauses_after(Pauses(), replica([], paused[:1]), 0).share == LEARNING_RATE
+
+
 @pytest.mark.parametrize(
     ("waited_s", "urgent"), [(0.8, False), (0.89, False), (0.91, True), (0.99, True), (1.01, False)]
 )
@@ -145,6 +174,12 @@ def test_a_target_for_the_whole_job_is_spread_over_its_chunks_and_tokens() -> No
     job = prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51)
     assert remaining_s(job) == pytest.approx((5.2 - 52 * 0.05) / 52)
     assert remaining_s(job._replace(output_tokens=103)) == pytest.approx(5.2 / 104 - 0.05)
+
+
+@pytest.mark.parametrize(("waited_s", "urgent"), [(0.02, False), (0.03, True), (5.1, True), (5.3, False)])
+def test_a_whole_job_is_urgent_while_its_target_can_be_kept(waited_s: float, urgent: bool) -> None:
+    job = prompt("a", 400, waited_s=waited_s, targets=JOB_TARGET, output=40)
+    assert claim(job, NOW_S, TEMPO, 0.1875, FOREVER_S).urgent == urgent
 
 
 @pytest.mark.parametrize("used_s", [0.02, 0.05, 0.30])
@@ -237,6 +272,49 @@ def test_an_urgent_prompt_without_any_room_waits() -> None:
     assert (step.tokens, step.preempt) == ({"d": 1}, ())
 
 
+def test_who_gave_way_is_not_served_however_urgent() -> None:
+    """The decode takes one of the prompt's four blocks, and the three that it lacks would be free."""
+    pressing = prompt("p", 100, done=64, waited_s=0.92)
+    step = step_of(replica([decode("d", context=16, tpot_s=0.06), pressing], [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ("p",))
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_best_effort_gives_way_whatever_it_holds(block: int) -> None:
+    offline = prompt("o", 500, done=block, best_effort=True, targets=Targets())
+    step = step_of(replica([offline], [prompt("a", 100, waited_s=0.92)], free_blocks=6))
+    assert (step.tokens.get("a"), step.preempt) == (100, ("o",))
+    step = step_of(replica([decode("d", context=160, tpot_s=0.06), offline], [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ("o",))
+
+
+@pytest.mark.parametrize(("free_blocks", "served"), [(57, True), (56, False)])
+def test_an_urgent_prompt_leaves_the_blocks_that_others_under_way_need(
+    free_blocks: int, served: bool
+) -> None:
+    """The other lacks 50 blocks, and this one takes seven."""
+    other = prompt("other", 900, done=100, targets=Targets(50.0))
+    step = step_of(replica([other], [prompt("urgent", 112, waited_s=0.92)], free_blocks=free_blocks))
+    assert ("urgent" in step.tokens) is served
+
+
+def test_an_urgent_prompt_whose_next_token_would_end_too_late_is_not_in_the_batch() -> None:
+    attending = TimeModel("attending", MODEL.terms, prefill_work_s=1e-6)
+    far = prompt("far", 5000, done=4000, waited_s=0.92)
+    assert step_of(replica([decode("d", tpot_s=0.03), far], [], model=attending)).tokens == {"d": 1}
+
+
+def test_behind_an_urgent_prompt_that_ends_a_long_one_may_begin() -> None:
+    waiting = [prompt("urgent", 100, waited_s=0.92), prompt("new", 5000)]
+    assert step_of(replica([], waiting)).tokens == {"urgent": 100, "new": 300}
+
+
+def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:
+    first, second = prompt("first", 800, done=160), prompt("second", 800, done=640)
+    step = step_of(replica([first, second], [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"first": 640}, ("second",))
+
+
 def test_a_decode_that_needs_a_block_takes_it_from_who_has_most_time() -> None:
     running = [decode("a", context=160, tpot_s=0.9), decode("b", context=160, tpot_s=0.2)]
     step = step_of(replica(running, [], free_blocks=0))
@@ -265,6 +343,25 @@ def test_only_prompts_with_alike_time_left_compete() -> None:
 def test_a_prompt_without_blocks_is_passed_over() -> None:
     waiting = [prompt("large", 300), prompt("small", 30)]
     assert step_of(replica([decode("d")], waiting, free_blocks=3)).tokens == {"d": 1, "small": 30}
+
+
+def test_the_last_token_of_the_budget_and_of_a_block_is_used() -> None:
+    view = replica([decode("d", tpot_s=0.03)], [prompt("a", 198), prompt("b", 100)])
+    assert step_of(view).tokens == {"d": 1, "a": 198, "b": 1}
+    assert step_of(replica([prompt("half", 900, done=15)], [], free_blocks=0)).tokens == {"half": 1}
+
+
+def test_without_a_free_block_nobody_starts_and_with_just_enough_somebody_does() -> None:
+    def started(free_blocks: int) -> dict[str, int]:
+        return dict(step_of(replica([decode("d")], [prompt("a", 16)], free_blocks=free_blocks)).tokens)
+
+    assert started(0) == {"d": 1}
+    assert started(1) == {"d": 1, "a": 16}
+
+
+def test_a_prompt_that_fills_the_budget_whole_goes_before_a_long_one_that_has_time() -> None:
+    patient = prompt("half", 5000, done=100, targets=Targets(50.0))
+    assert step_of(replica([patient], [prompt("short", 400)])).tokens == {"short": 400}
 
 
 def test_what_a_prompt_under_way_still_needs_is_kept_for_it() -> None:

@@ -57,6 +57,7 @@ def test_fields_are_scalars_only() -> None:
 def test_request_that_came_directly_is_best_effort() -> None:
     job = engine_sees({})
     assert (job.request.id, job.request.tier, job.best_effort) == ("cmpl-9", "direct", True)
+    assert (job.request.arrival_s, job.request.value, job.output_tokens) == (0.0, 1.0, 20)
 
 
 def test_prediction_never_passes_the_bound() -> None:
@@ -86,6 +87,14 @@ NO_WORDS: list[Any] = ["", 7, ["r-1"], "a\x00b", "\ud800", "x" * 201]
 def test_a_value_that_makes_no_sense_is_a_value_error_whatever_its_type(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         engine_sees({f"penstock_{field}": value})
+
+
+def test_the_longest_word_and_the_largest_number_are_read() -> None:
+    job = engine_sees(
+        {"penstock_id": "x" * 200, "penstock_tier": "y", "penstock_value": 1e9, "penstock_ttft_s": 1e9}
+    )
+    assert (len(job.request.id), job.request.tier, job.request.value) == (200, "y", 1e9)
+    assert engine_sees({"penstock_value": 0}).request.value == 0.0
 
 
 def test_fields_of_a_newer_sidecar_are_ignored() -> None:

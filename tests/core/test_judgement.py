@@ -1,7 +1,7 @@
 """Finished requests against the targets they carry."""
 
 import pytest
-from penstock_core.domain.judgement import judge
+from penstock_core.domain.judgement import TOLERANCE_S, exceeds, judge
 from penstock_core.domain.slo import Judge, Targets
 
 
@@ -61,8 +61,15 @@ def test_an_answer_counts_from_the_last_token_of_thinking() -> None:
 
 
 def test_without_thinking_all_is_answer() -> None:
-    judged = judge(Targets(tpot_s=0.01, answer_tpot_s=0.1), 0.0, steady(0.0, 0.05, 4))
+    judged = judge(Targets(tpot_s=0.01, answer_tpot_s=0.1), 0.0, [0.0, 0.09, 0.1, 0.12])
     assert judged.met
+    assert judged.tpot_s == pytest.approx(0.04)
+
+
+def test_a_target_is_broken_by_more_than_sums_of_floats_are_off_by() -> None:
+    assert not exceeds(1.0 + TOLERANCE_S, 1.0)
+    assert exceeds(1.0 + 2 * TOLERANCE_S, 1.0)
+    assert not exceeds(None, 1.0) and not exceeds(1.0, None)
 
 
 def test_a_whole_answer_of_thinking_is_judged_by_the_thinking_pace() -> None:

@@ -4,7 +4,16 @@ from functools import partial
 from random import Random
 
 import numpy as np
-from penstock_core.forecast.kv_forecast import MOST_BUCKETS, UNKNOWN_DELAY_STEPS, forecast
+import pytest
+from penstock_core.domain.replica_view import KvCache
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.forecast.kv_forecast import (
+    MOST_BUCKETS,
+    UNKNOWN_DELAY_STEPS,
+    first_fit,
+    forecast,
+    forecast_jobs,
+)
 
 as_ints = partial(np.asarray, dtype=np.int64)
 
@@ -55,3 +64,51 @@ def test_an_unknown_start_is_held_to_the_end() -> None:
     rows = forecast(now, left, 16, delay).blocks
     assert rows.tolist() == [[11, 0], [2, 2]]
     assert rows.dtype == np.int64
+
+
+def decode(context: int, left: int) -> Job:
+    """A decode that holds so many tokens with its next one, and ends so many later."""
+    job = new_job(Request("a", "tier", 0.0, context - 1, 4096), left + 1, best_effort=False)
+    return advance(job, context - 1, 1, 0.0)
+
+
+def fitting(total_blocks: int, running: list[Job], candidates: list[Job]) -> list[bool]:
+    """Each candidate beside those before it that fit, counted step by step."""
+
+    def held(jobs: list[Job]) -> int:
+        requests = [(job.request.prompt_tokens + 1, job.output_tokens_left) for job in jobs]
+        capped = [(now, min(left, max(total_blocks * 16 - now + 1, 1))) for now, left in requests]
+        return max(count_blocks(capped, step) for step in range(400))
+
+    there, fits = list(running), []
+    for job in candidates:
+        fits.append(held([*there, job]) <= total_blocks)
+        there += [job] if fits[-1] else []
+    return fits
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whoever_fits_beside_the_peak_of_all_before_it_fits(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(5):
+        jobs = [decode(random.randint(2, 300), random.randint(1, 300)) for _ in range(random.randint(1, 7))]
+        running = jobs[: random.randint(0, 2)]
+        candidates, total_blocks = jobs[len(running) :], random.randint(5, 60)
+        kv = KvCache(total_blocks, total_blocks, 16)
+        assert first_fit(kv, running, candidates) == fitting(total_blocks, running, candidates)
+
+
+@pytest.mark.parametrize(("context", "left"), [(160, 1), (145, 16), (1, 160), (17, 400)])
+def test_a_request_that_fills_the_cache_to_its_last_token_fits(context: int, left: int) -> None:
+    kv = KvCache(10, 10, 16)
+    assert first_fit(kv, [], [decode(context, left)]) == [True]
+    assert first_fit(kv, [], [decode(context, left), decode(2, 158)]) == [True, False]
+    assert first_fit(kv, [], [decode(161, left)]) == [False]
+    assert first_fit(kv, [decode(16, 1)], []) == []
+
+
+def test_jobs_are_counted_at_their_full_size_from_now_on() -> None:
+    kv = KvCache(100, 100, 16)
+    assert forecast_jobs([decode(16, 1)], kv).peak_blocks == 1
+    assert forecast_jobs([decode(16, 2)], kv).peak_blocks == 2
+    assert forecast_jobs([], kv).peak_blocks == 0

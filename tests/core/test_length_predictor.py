@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.request import Request
 from penstock_core.domain.slo import Judge, Targets
+from penstock_core.forecast import length_predictor
 from penstock_core.forecast.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
 
 from examples import examples
@@ -113,6 +114,32 @@ def test_a_long_life_stays_in_scale() -> None:
     for _ in range(60_000):
         predictor.observe("chat", PROMPT, 100)
     assert 95 <= predictor.predict("chat", PROMPT, 0, quantile=0.5) <= 105
+
+
+def test_bringing_weights_to_scale_changes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def predictions() -> list[float]:
+        predictor = learned([40] * 300 + normal(300, 60, 300))
+        predictor.observe("chat", PROMPT, 200, cut_short=True)
+        return [predictor.predict("chat", PROMPT, 0, quantile=0.6), predictor.mean("chat", 20_000, 50)]
+
+    usual = predictions()
+    monkeypatch.setattr(length_predictor, "HEAVIEST_ANSWER", 1.05)
+    assert predictions() == pytest.approx(usual)
+
+
+def test_weights_never_grow_past_what_a_float_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length_predictor, "MEMORY_ANSWERS", 5.0)  # e to the 800th after 4,000 answers
+    assert learned([100] * 4000).predict("chat", PROMPT, 0) == learned([100] * 100).predict("chat", PROMPT, 0)
+
+
+@pytest.mark.parametrize(("generated", "most"), [(0, 1 << 18), (0, 250), (7, 90), (100, 101), (400, 5000)])
+def test_the_mean_is_that_of_all_quantiles(generated: int, most: int) -> None:
+    believed = learned([30] * 40 + normal(300, 60, 60))._lengths("chat", PROMPT)
+    count = 20_000
+    quantiles = [believed.quantile((at + 0.5) / count, generated) for at in range(count)]
+    assert believed.mean(generated, most) == pytest.approx(
+        sum(min(q, most) for q in quantiles) / count, rel=1e-3
+    )
 
 
 @given(predictors(), st.integers(0, 40_000), st.integers(0, 300_000), st.integers(1, 300_000))

@@ -42,6 +42,26 @@ def test_a_long_iteration_is_waited_for() -> None:
     assert lost_after_s(Where.RUNNING, expected=EXPECTED._replace(step_s=3.0)) == pytest.approx(30, abs=0.2)
 
 
+@pytest.mark.parametrize(
+    ("where", "engine_s", "most_s", "allowed_s"),
+    [
+        (Where.RUNNING, 0.0, MOST_S, 0.25 + LEAST_S),
+        (Where.COMING, 0.0, 7.0, 7.0),
+        (Where.QUEUED, 0.0, MOST_S, 4.0 + 36.0),
+        (Where.QUEUED, 0.0, 2.0, 2.0 + 2.0),
+        (Where.QUEUED, 1e9, MOST_S, 10 * 4.0 + MOST_S),
+        (Where.QUEUED, 1e9, 5.0, 10 * 4.0 + LEAST_S),
+        (Where.UNSEEN, 0.0, MOST_S, 4.0 + 250.0 + MOST_S),
+    ],
+)
+def test_a_request_may_be_as_late_as_is_allowed_and_no_later(
+    where: Where, engine_s: float, most_s: float, allowed_s: float
+) -> None:
+    expected, signs = EXPECTED._replace(step_s=0.25), Signs(where, 0.0, engine_s)
+    assert not is_overdue(signs, expected, allowed_s, most_s)
+    assert is_overdue(signs, expected, allowed_s + 1e-6, most_s)
+
+
 @given(SECONDS, SECONDS)
 def test_the_allowance_is_within_its_bounds(forecast_s: float, most_s: float) -> None:
     allowed_s = patience_s(forecast_s, most_s) - forecast_s

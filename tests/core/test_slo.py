@@ -40,6 +40,8 @@ def test_pace_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
     assert pace_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
     assert pace_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
     assert pace_s(Targets(e2e_s=10), output_tokens=1) is None
+    assert pace_s(Targets(e2e_s=10), output_tokens=2) == 5.0
+    assert pace_s(Targets(ttft_s=5, e2e_s=3), output_tokens=11) == 0.0
     assert pace_s(Targets(), output_tokens=10) is None
 
 
@@ -79,6 +81,14 @@ def test_judges_differ_on_a_stall() -> None:
     assert judged_tpot_s(times_s, Judge.MAX) == pytest.approx(1.0)
     assert judged_tpot_s(times_s, Judge.WINDOW) == pytest.approx(0.19)
     assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(2.9 / 20)
+
+
+def test_every_gap_counts_and_the_last_window_is_what_is_left() -> None:
+    assert judged_tpot_s([0.0, 1.0, 1.2], Judge.MAX) == 1.0
+    assert judged_tpot_s([0.0, 0.2, 1.2], Judge.MAX) == 1.0
+    twelve_s = [0.1 * k for k in range(11)] + [3.0]
+    assert judged_tpot_s(twelve_s, Judge.WINDOW) == pytest.approx(2.0)
+    assert judged_tpot_s([0.0, 0.5], Judge.WINDOW) == 0.5
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=60), paces, st.sampled_from(Judge))

@@ -1,6 +1,6 @@
 """What a replica says of itself is what its planner would say."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from math import inf, nan
 from typing import Any
 
@@ -143,6 +143,37 @@ def _of(some: list[Job]) -> ReplicaView:
     )
 
 
+@given(st.lists(jobs, max_size=6), st.floats(0.0, 2.0))
+def test_what_is_said_does_not_depend_on_the_clock(there: list[Job], busy_s: float) -> None:
+    def at(now_s: float) -> Snapshot:
+        moved = [
+            job._replace(due_s=job.due_s + now_s, anchor=job.anchor and job.anchor._replace(at_s=now_s))
+            for job in there
+        ]
+        return snapshot(replace(_of(moved), now_s=now_s, busy_until_s=now_s + busy_s))
+
+    assert astuple(at(1024.0)) == pytest.approx(astuple(at(0.0)))
+
+
+def test_work_is_every_token_to_come_at_what_one_more_costs() -> None:
+    """A decode with 50 to come, one of them under way, and a prompt of 400 with its answer of 50."""
+    said = snapshot(view(decode("a", left=50), waiting=(prefill("b", 400),), busy_s=0.5))
+    assert said.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))
+
+
+def test_a_pace_counts_that_an_engine_can_just_keep() -> None:
+    one_s = MODEL.prefill_seconds(1)
+    assert snapshot(view(decode("a", tpot_s=one_s))).tightest_pace_s == one_s
+    assert snapshot(view(decode("a", tpot_s=one_s - 1e-9))).tightest_pace_s == inf
+
+
+def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
+    """It starts within 50 periods and has 50 tokens to come: its 13 blocks may stand beside the 17 others."""
+    said = snapshot(view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=3.0))
+    assert 50 <= said.prefill_wait_s / 0.060 < 53
+    assert said.kv_tokens_headroom == (1000 - 17 - 13) * 16
+
+
 def test_what_has_said_nothing_is_taken_for_idle() -> None:
     assert Snapshot().prefill_wait_s == 0.0 and Snapshot().prefill_tokens_s == inf
 
@@ -161,7 +192,7 @@ DURATIONS_AND_RATES = (
 @pytest.mark.parametrize("value", [nan, -1.0, -inf])
 def test_a_snapshot_with_a_negative_time_or_none_at_all_makes_no_sense(field: str, value: float) -> None:
     assert makes_sense(Snapshot())
-    assert makes_sense(_with(field, inf))
+    assert makes_sense(_with(field, inf)) and makes_sense(_with(field, 0.0))
     assert not makes_sense(_with(field, value))
 
 

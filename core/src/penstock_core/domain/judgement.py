@@ -9,6 +9,7 @@ which fares worse by its own target.
 A target without a measure is kept: an answer of one token has no pace.
 """
 
+from math import inf
 from typing import NamedTuple
 
 from penstock_core.domain.slo import Targets, judged_tpot_s
@@ -75,5 +76,5 @@ def _stages(targets: Targets, token_times_s: list[float], thinking_tokens: int) 
 
 def _share(stage: Stage) -> float:
     if stage.tpot_s is None:
-        return -1.0
+        return -inf
     return 0.0 if stage.target_s is None else stage.tpot_s / stage.target_s

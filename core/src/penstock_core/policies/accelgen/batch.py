@@ -95,7 +95,7 @@ def _fill_with_nearest(
 ) -> None:
     """The one nearest to what is left, until none fits [Algorithm 2]. Keeps `owed` up to date."""
     while group:
-        left = Demand(_left_tokens(batch, room), max(batch.free_blocks, 0))
+        left = Demand(_left_tokens(batch, room), batch.free_blocks)
         unowed = left.blocks - sum(owed.values())
         demands = {
             i: demand
