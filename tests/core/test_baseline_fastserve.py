@@ -82,6 +82,42 @@ def test_a_full_batch_leaves_lower_queues_waiting() -> None:
     assert step(view, {"low": standing(4), "top": standing(0)}).tokens == {"top": 1, "short": 49}
 
 
+def test_newcomers_of_one_queue_start_one_after_the_other_to_the_last_token() -> None:
+    view = replica([decode("top")], [prompt("a", 50), prompt("b", 60), prompt("c", 9)], tokens=112)
+    assert step(view, {"top": standing(0)}).tokens == {"top": 1, "a": 50, "b": 60, "c": 1}
+
+
+def test_a_newcomer_takes_a_seat_from_a_lower_queue_and_no_more_than_one() -> None:
+    running = [decode(f"low{i}") for i in range(16)]
+    standings = {f"low{i}": standing(4) for i in range(16)}
+    taken = step(replica(running, [prompt("short", 100)]), standings)
+    assert taken.preempt == ("low15",)
+    assert taken.tokens["short"] == 100
+
+
+@pytest.mark.parametrize(("prompt_tokens", "started"), [(128, True), (129, False)])
+def test_a_newcomer_starts_where_all_idle_memory_just_suffices(prompt_tokens: int, started: bool) -> None:
+    """One block is free and one idle request has seven; the one served keeps its own."""
+    running = [decode("low"), decode("top")]
+    view = replica(running, [prompt("short", prompt_tokens)], free_blocks=1)
+    served = step(view, {"low": standing(4), "top": standing(0)})
+    assert ("short" in served.tokens) is started
+    assert served.preempt == (("low",) if started else ())
+
+
+def test_whoever_was_not_served_keeps_its_standing() -> None:
+    view = replica([decode("top"), decode("low")], [], tokens=1)
+    before = {"top": standing(0), "low": standing(3, served_ago_s=5.0, used_s=0.25)}
+    after = FastServe().step(view, before)[1]
+    assert after["low"] == before["low"]
+
+
+def test_a_newcomer_begins_with_all_of_its_quantum() -> None:
+    queues = queues_of(MODEL, 5, 30.0, NOW_S)
+    assert queues.standing(prompt("a", 1), {}) == standing(0)
+    assert queues.served(standing(3), 100.0).queue == 4
+
+
 def test_a_newcomer_takes_memory_from_lower_queues_where_that_is_enough() -> None:
     standings = {"low": standing(4), "lower": standing(4), "top": standing(0)}
     view = replica([decode("low"), decode("lower"), decode("top")], [prompt("short", 100)], free_blocks=1)

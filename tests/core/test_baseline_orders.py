@@ -1,16 +1,24 @@
 """Schedulers that keep a queue: whom each of them serves, step by step, on small replicas."""
 
+from dataclasses import replace
+
 import pytest
-from penstock_core.domain.policy import Step
+from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.policies import build
+from penstock_core.policies.accelgen.policy import AccelGen
+from penstock_core.policies.annealing.policy import Annealing
+from penstock_core.policies.fastserve import FastServe
 from penstock_core.policies.fcfs import Fcfs
+from penstock_core.policies.qoserve import QoServe
+from penstock_core.policies.sola.policy import Sola
 from penstock_core.policies.vllm import Vllm
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 NAMES = ("vllm", "vllm-legacy", "sarathi", "sjf", "fastserve", "orca", "fcfs", "qoserve", "fluidserve")
@@ -171,6 +179,65 @@ def test_each_serves_in_its_own_order(case: str) -> None:
     step = step_of(name, view)
     assert list(step.tokens.items()) == list(tokens.items())
     assert step.preempt == preempt
+
+
+@pytest.mark.parametrize(("answer", "first"), [(31, "answers"), (33, "prompts")])
+def test_sjf_weighs_a_prompt_by_what_it_adds_to_a_batch(answer: int, first: str) -> None:
+    """A decode step takes 24.9 ms and 1,024 more prompt tokens take 70 ms: 12,000 of them 33 steps."""
+    waiting = [prompt("prompts", 11_654, answer=1), prompt("answers", 1, answer=answer + 1)]
+    view = replica([], waiting, limits=Limits(batch_tokens=20_000))
+    assert next(iter(step_of("sjf", view).tokens)) == first
+
+
+def test_orca_counts_what_runs_at_its_longest() -> None:
+    """The one that runs may come to 600 tokens, 38 blocks; the newcomer to 37 of the other 37."""
+    running = [decode("a")]
+    fits = replica(running, [prompt("b", 92, most=500)], free_blocks=68)
+    assert set(step_of("orca", fits).tokens) == {"a", "b"}
+    assert set(step_of("orca", replica(running, [prompt("b", 93, most=500)], free_blocks=68)).tokens) == {"a"}
+
+
+def test_fcfs_fills_memory_to_the_last_block_that_answers_will_need() -> None:
+    """Two prompts of 110 with answers of 50 come to ten blocks each."""
+    waiting = [prompt("a", 110), prompt("b", 110)]
+    assert set(step_of("fcfs", replica([], waiting, free_blocks=20)).tokens) == {"a", "b"}
+    assert set(step_of("fcfs", replica([], waiting, free_blocks=19)).tokens) == {"a"}
+
+
+@pytest.mark.parametrize(("free_blocks", "started"), [(9, True), (8, False)])
+def test_vllm_legacy_leaves_a_hundredth_of_the_blocks_free(free_blocks: int, started: bool) -> None:
+    view = replica([decode("a", 192 * 16)], [prompt("c", 112)], free_blocks=free_blocks)
+    assert view.kv.total_blocks // 100 == 2
+    assert (list(step_of("vllm-legacy", view).tokens) == ["c"]) is started
+
+
+def test_a_first_token_is_predicted_behind_all_prompts_and_the_batch_under_way() -> None:
+    """Each newcomer waits for those before it; a decode and a best-effort request count as they are."""
+    there = replica([decode("d", 300), UNDER_WAY], [prompt("w", 200)])
+    view = replace(there, now_s=5.0, busy_until_s=5.5)
+    new = [prompt("a", 50), prompt("o", 60)._replace(best_effort=True), prompt("b", 70)]
+    first, offline, second = build("vllm").admit(view, new)
+    assert isinstance(first, Admitted) and isinstance(second, Admitted) and offline == BestEffort()
+
+    def batch_s(tokens: int) -> float:
+        return MODEL.seconds(BatchWork(1 + tokens, 301))
+
+    assert first.ttft_predicted_s == pytest.approx(0.5 + batch_s(400 + 200 + 50))
+    assert second.ttft_predicted_s == pytest.approx(0.5 + batch_s(400 + 200 + 50 + 60 + 70))
+    assert (first.tpot_predicted_s, second.tpot_predicted_s) == pytest.approx((batch_s(3), batch_s(5)))
+    (late,) = build("vllm").admit(replace(view, busy_until_s=4.0), new[:1])
+    assert isinstance(late, Admitted)
+    assert late.ttft_predicted_s == pytest.approx(batch_s(650))
+
+
+def test_knobs_are_as_the_manual_says_where_a_pool_sets_none() -> None:
+    assert Knobs() == Knobs(aging_s=30.0)
+    assert Sola() == Sola(window=10, patience=0.25, surplus_s=0.060, aging_s=30.0)
+    assert AccelGen() == AccelGen(gamma_s=0.75, reading_tbt_s=0.1875, aging_s=30.0)
+    assert Annealing() == Annealing(window=16, spread=0.0, aging_s=30.0)
+    assert FastServe() == FastServe(queues=5, aging_s=30.0)
+    assert QoServe() == QoServe(work_weight=1.0, most_prompt_tokens=1024)
+    assert Limits() == Limits(batch_tokens=8192, running=256)
 
 
 def test_fcfs_lets_nobody_join_a_batch_that_runs() -> None:
