@@ -14,7 +14,7 @@ from penstock_core.policies.annealing.latency import (
     latency_of,
 )
 from penstock_core.timing.builtin_models import BUILTINS, time_model
-from penstock_core.timing.time_model import BatchWork, chunk_work
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 
 def summed_decode_s(latency: BatchLatency, batch: int, prompt: int, decode: int) -> float:
@@ -96,3 +96,30 @@ def test_a_time_models_batches_are_predicted_within_a_tenth(name: str) -> None:
 def test_a_correction_scales_every_prediction_exactly() -> None:
     model = time_model("llama-3-8b-a100")
     assert latency_of(replace(model, scale=2.0)) == latency_of(model).scaled(2.0)
+
+
+def test_an_engine_that_is_bilinear_is_predicted_exactly() -> None:
+    """One line, and a decode that reads its context: off the grid as on it."""
+    model = TimeModel("bilinear", (Term(1e-4, 0.020),), 2e-6, 0.0, 0.001, 1.5)
+    latency = latency_of(model)
+    for batch, tokens in ((1, 77), (3, 640), (20, 3000)):
+        assert latency.prefill_s(float(batch), float(tokens)) == pytest.approx(
+            model.seconds(BatchWork(batch * tokens)), rel=1e-4
+        )
+        assert latency.decode.at(float(batch), float(tokens)) == pytest.approx(
+            model.seconds(BatchWork(batch, batch * tokens)), rel=1e-4
+        )
+
+
+def test_a_predictor_of_a_slower_engine_takes_so_many_times_as_long_for_everything() -> None:
+    twice = QWEN_7B_2XV100.scaled(2.0)
+    for phase in ("prefill", "decode"):
+        slow, usual = coefficients(getattr(twice, phase)), coefficients(getattr(QWEN_7B_2XV100, phase))
+        assert slow == [2 * value for value in usual]
+
+
+def test_attention_of_every_prompt_counts() -> None:
+    attending = TimeModel("attending", (Term(0.0, 0.020),), 0.0, 1e-9)
+    latency = latency_of(attending)
+    whole_s = latency.prefill_s(32.0, 2000.0) - latency.prefill_s(1.0, 2000.0)
+    assert whole_s == pytest.approx(1e-9 * 31 * chunk_work(2000, 0), rel=0.15)

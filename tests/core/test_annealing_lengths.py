@@ -1,9 +1,11 @@
 """Gaussians of answer lengths: what they learn, and what is drawn from them."""
 
+from math import cos, isfinite, log, pi, sqrt
 from random import Random
 from statistics import mean, stdev
 
 import pytest
+from penstock_core.policies.annealing import lengths
 from penstock_core.policies.annealing.lengths import AS_PREDICTED, Gaussian, Kinds, observed, standard_normal
 from penstock_core.timing.learned_tiers import MOST_TIERS
 
@@ -43,6 +45,24 @@ def test_normal_numbers_are_normal() -> None:
     numbers = [standard_normal(seed) for seed in range(4000)]
     within = sum(abs(number) < 1 for number in numbers) / len(numbers)
     assert within == pytest.approx(0.683, abs=0.02)
+
+
+def test_random_bits_are_those_of_splitmix64() -> None:
+    """Its published outputs for the seed 0, and the normal number that two of them make."""
+    assert [lengths._mixed(at) for at in range(3)] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+    radius, angle = sqrt(-2 * log(0xE220A8397B1DCDAF / 2**64)), 2 * pi * 0x6E789E6AA1B965F4 / 2**64
+    assert standard_normal(0) == pytest.approx(radius * cos(angle), rel=1e-12)
+    assert isfinite(standard_normal(10**30))
+
+
+def test_half_the_spread_is_half_as_far_from_the_mean() -> None:
+    gaussian = learned([200.0, 300.0, 400.0])
+    assert gaussian.draw(7) == pytest.approx(300 + 100 * standard_normal(7))
+    assert gaussian.draw(7, 0.5) == pytest.approx(300 + 50 * standard_normal(7))
 
 
 def test_every_kind_of_task_has_its_own_and_starts_as_predicted() -> None:

@@ -18,6 +18,7 @@ from penstock_core.policies.annealing.search import (
     best_plan,
     delay,
     disturb,
+    first_turn_s,
     next_random,
     search,
     seeded,
@@ -170,10 +171,45 @@ def test_longer_queues_are_annealed_to_more_than_either_start(count: int) -> Non
         assert plan.moves in (0, 6300)
 
 
+def test_random_numbers_are_those_of_xorshift() -> None:
+    """Marsaglia's 13, 17, 5 from the seed 1."""
+    states = [1]
+    for _ in range(4):
+        states.append(next_random(states[-1]))
+    assert states[1:] == [270369, 67634689, 2647435461, 307599695]
+
+
+def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
+    tables = Prospects(
+        np.array([[1.0, 5.0, 2.0]] * 2), np.zeros((2, 3)), np.zeros(2), 0, np.array([0.5, 0.25])
+    )
+    assert first_turn_s(tables, Plan((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
+    assert first_turn_s(tables, Plan((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
+
+
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_way() -> None:
     tables = instance(4, 24, 3)
     assert best_plan(tables, 7) == best_plan(tables, 7)
     assert len({best_plan(tables, seed).order for seed in range(5)}) > 1
+
+
+RECORDED = [
+    (1, 9, 2, (1, 8, 5, 0, 6, 3, 4, 7, 2), (2, 1, 2, 2, 2), 0.125661),
+    (4, 12, 3, (9, 0, 11, 6, 10, 2, 4, 8, 5, 1, 7, 3), (3, 3, 3, 3), 0.072269),
+    (5, 14, 1, (11, 3, 4, 6, 9, 2, 1, 5, 8, 10, 12, 13, 7, 0), (1,) * 14, 0.051329),
+]
+"""Seed, requests, most in a batch; then the order, the batches and G that annealing found."""
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_a_recorded_seed_anneals_to_the_recorded_plan(
+    recorded: tuple[int, int, int, tuple[int, ...], tuple[int, ...], float],
+) -> None:
+    """Runs that were reported can be repeated."""
+    seed, count, most, order, sizes, value = recorded
+    plan = best_plan(instance(seed, count, most), seed, proved_requests=0)
+    assert (plan.order, plan.sizes, plan.moves) == (order, sizes, 6300)
+    assert plan.value == pytest.approx(value, abs=1e-6)
 
 
 def test_a_plan_by_latency_in_which_all_are_in_time_is_taken_at_once() -> None:
