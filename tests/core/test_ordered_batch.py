@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 from penstock_core.batch.forced_progress import let_oldest_move
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import (
-    Victims,
     add_running,
     newcomer_tokens,
     prompts_or_decodes,
     run_on,
     start,
 )
-from penstock_core.batch.preemption import GivingWay
+from penstock_core.batch.preemption import Victims
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.timing.speculation import Speculation
@@ -63,7 +62,7 @@ def test_decodes_draft_as_much_as_tokens_and_blocks_allow_and_together_as_one_by
     view = replica(decodes, [], free_blocks, drafts, tokens=batch_tokens)
     together, apart = OpenBatch(view), OpenBatch(view)
     run_on(together, decodes)
-    victims = Victims(decodes)
+    victims = reversed(decodes)
     for job in decodes:
         if apart.left_tokens and job.request.id not in apart.preempted:
             before = apart.free_blocks
@@ -160,9 +159,8 @@ def giving_way(need: Job, blocks: int, seats: int, free: int = 0) -> tuple[bool,
     accepted = [decode("soon", 16, due_s=1.0), decode("later", 16, due_s=3.0), prompt("held", 16, due_s=9.0)]
     running = [job for job in (*surplus, *accepted) if job.computed_tokens]
     batch = OpenBatch(replica(running, [], free_blocks=free, seats=4))
-    there = GivingWay(surplus, [*accepted, *([need] if need.computed_tokens else [])]).make_room(
-        batch, need, blocks, seats
-    )
+    victims = Victims(surplus, [*accepted, *([need] if need.computed_tokens else [])])
+    there = batch.make_room(blocks, seats, victims.of(need))
     return there, list(batch.preempted)
 
 
