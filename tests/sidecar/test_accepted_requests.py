@@ -86,6 +86,8 @@ class Desk:
     def put(self, *_: object, **__: object) -> None:
         """Nobody reads it."""
 
+    output = put
+
     def forget(self, request: ReplicaRequest) -> None:
         """Nothing to forget."""
 

@@ -29,6 +29,10 @@ class Desk:
     def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
         self.told.append((event, data_bytes, hurry))
 
+    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+        event = wire.Event(id=id, output=wire.Output(data=data, tokens=tokens))
+        self.put(event, len(data), hurry)
+
     def forget(self, request: ReplicaRequest) -> None:
         self.forgotten.append(request)
 

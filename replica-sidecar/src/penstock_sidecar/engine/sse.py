@@ -152,7 +152,7 @@ def usage_of_body(body: bytes) -> Usage | None:
 
 
 def _is_one_event(data: bytes) -> bool:
-    return data.endswith(b"\n\n") and data.count(b"\n\n") == 1 and data.startswith(b"data:")
+    return data.startswith(b"data:") and data.find(b"\n\n") == len(data) - 2
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:

@@ -1,25 +1,28 @@
 """What a session has to tell its router, gathered into frames.
 
 A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as nobody
-feels it (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
+notices (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
 they travel together. What no client waits for travels with what comes next. And any frame waits for one turn
 of the event loop, which is nothing when it is idle, and under load brings most of what others have ready.
 
+Events are written into the frame that they travel in: a message of its own for each takes ten times as long.
+
 Held bytes are bounded. A router that does not read until the bound is reached gets nothing more: the session
-is over, what it carried is cancelled, and the router finds that out from the closed stream.
+is over, its requests are cancelled, and the router finds that out from the closed stream.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
 
 EVENT_BYTES = 64
-"""What an event without data takes, about."""
+"""Size of an event without data, about."""
 
 
 class Hurry(Enum):
@@ -31,10 +34,10 @@ class Hurry(Enum):
 
 
 class Outbox:
-    """Events of one session, oldest first. One reader takes frames; anybody puts events.
+    """Events of one session, oldest first, in the frames that will carry them. One reader takes frames.
 
     snapshot: makes the replica's state for a frame.
-    sharing: how many requests the session carries, which tells whether waiting can gain anything.
+    sharing: how many requests the session has, which tells whether waiting can gain anything.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
     """
 
@@ -43,11 +46,13 @@ class Outbox:
     ) -> None:
         self._bounds, self._snapshot, self._sharing = bounds, snapshot, sharing
         self._loop = asyncio.get_running_loop()
-        self._events: deque[wire.Event] = deque()
-        self._bytes = 0
+        self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their bytes
+        self._full_bytes = 0
+        self._open, self._open_bytes = wire.ReplicaFrame(), 0
         self._due = asyncio.Event()
         self.behind = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = inf  # that the timer was set for
         self._told: bytes | None = None
         self._nudged = True  # a new session is told the replica's state first
         self._closed = False
@@ -56,18 +61,21 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """Whether everything has been taken."""
-        return not self._events
+        return not self._full and not self._open_bytes
+
+    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+        """Add bytes of a request's answer."""
+        if not self._closed:
+            event = self._open.events.add(id=id)
+            event.output.data = data
+            event.output.tokens = tokens
+            self._added(len(data), hurry)
 
     def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
-        """Add an event."""
-        if self._closed:
-            return
-        self._events.append(event)
-        self._bytes += EVENT_BYTES + data_bytes
-        if self._bytes > self._bounds.outbox_bytes:
-            self._fall_behind()
-        elif not self._due.is_set():
-            self._schedule(hurry)
+        """Add an event. data_bytes: size of what it carries."""
+        if not self._closed:
+            self._open.events.append(event)
+            self._added(data_bytes, hurry)
 
     def nudge(self) -> None:
         """Tell the replica's state, with or without events, if it has changed since it was last told."""
@@ -88,60 +96,74 @@ class Outbox:
 
     def drop(self) -> None:
         """Take no more events, and forget what there is: the reader gets None."""
-        self._events.clear()
-        self._bytes = 0
+        self._full.clear()
+        self._full_bytes = 0
+        self._open, self._open_bytes = wire.ReplicaFrame(), 0
         self._nudged = False
         self.close()
 
     async def frame(self) -> wire.ReplicaFrame | None:
-        """The next frame, when it is due; None after the last."""
+        """Return the next frame, when it is due; None after the last."""
         await self._due.wait()
         await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
         self._disarm()
-        if not self._events and self._closed and not self._nudged:
+        if self.empty and self._closed and not self._nudged:
             return None
-        events = self._take()
+        frame = self._next()
         self._nudged = False
-        if not self._events and not self._closed:
+        if self.empty and not self._closed:
             self._due.clear()
         snapshot = self._snapshot()
         self._told = snapshot.SerializeToString(deterministic=True)
-        return wire.ReplicaFrame(events=events, snapshot=snapshot)
+        frame.snapshot.CopyFrom(snapshot)
+        return frame
 
-    def _take(self) -> list[wire.Event]:
-        if self._bytes <= self._bounds.frame_bytes:
-            events = list(self._events)
-            self._events.clear()
-            self._bytes = 0
-            return events
-        events, taken = [], 0
-        while self._events and taken < self._bounds.frame_bytes:
-            event = self._events.popleft()
-            taken += EVENT_BYTES + len(event.output.data)
-            events.append(event)
-        self._bytes = max(self._bytes - taken, 0)
-        return events
+    def _next(self) -> wire.ReplicaFrame:
+        if not self._full:
+            self._fill()
+        frame, size = self._full.popleft()
+        self._full_bytes -= size
+        return frame
 
-    def _fall_behind(self) -> None:
-        self.drop()
-        self.behind.set()
+    def _fill(self) -> None:
+        """Close the open frame, and open another."""
+        self._full.append((self._open, self._open_bytes))
+        self._full_bytes += self._open_bytes
+        self._open, self._open_bytes = wire.ReplicaFrame(), 0
+
+    def _added(self, data_bytes: int, hurry: Hurry) -> None:
+        """An event stands in the open frame: note its size, and see when it has to go."""
+        self._open_bytes += EVENT_BYTES + data_bytes
+        if self._full_bytes + self._open_bytes > self._bounds.outbox_bytes:
+            self.drop()
+            self.behind.set()
+            return
+        if self._open_bytes >= self._bounds.frame_bytes:
+            self._fill()
+            self._due.set()
+        elif not self._due.is_set():
+            self._schedule(hurry)
 
     def _schedule(self, hurry: Hurry) -> None:
-        alone = hurry is Hurry.STEP and self._sharing() <= self._bounds.alone
-        if hurry is Hurry.AT_ONCE or alone or self._bytes >= self._bounds.frame_bytes:
-            self._due.set()
-        elif hurry is Hurry.STEP:
+        if hurry is Hurry.NONE:
+            self._go_within(self._bounds.unhurried_s)
+        elif hurry is Hurry.STEP and (
+            self._timer_s <= self._bounds.step_s or self._sharing() > self._bounds.alone
+        ):
             self._go_within(self._bounds.step_s)
         else:
-            self._go_within(self._bounds.unhurried_s)
+            self._due.set()
 
     def _go_within(self, wait_s: float) -> None:
-        if self._timer is not None and self._timer.when() <= self._loop.time() + wait_s:
+        if wait_s >= self._timer_s:  # a timer set earlier, and for no longer, goes off first
             return
+        at_s = self._loop.time() + wait_s
+        if self._timer is not None:
+            at_s = min(at_s, self._timer.when())
         self._disarm()
-        self._timer = self._loop.call_later(wait_s, self._due.set)
+        self._timer, self._timer_s = self._loop.call_at(at_s, self._due.set), wait_s
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_s = None, inf

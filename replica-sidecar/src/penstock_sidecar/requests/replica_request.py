@@ -161,17 +161,16 @@ class ReplicaRequest:
         tokens: in these bytes, as far as they show. reported_tokens: of the whole answer so far, by the
         engine's reports; 0 where they do not tell.
         """
-        first = self.state is State.WAITING
+        first = self.state is not State.STREAMING
         if first:
+            self._happens(Event.OUTPUT)
             self.first_s = now_s
         self.last_s = now_s
         self._seen_tokens += tokens
         before, self.tokens = self.tokens, max(self._seen_tokens, reported_tokens, self.tokens)
         new_tokens = self.tokens - before
         hurry = Hurry.NONE if not self.streams else Hurry.AT_ONCE if first else Hurry.STEP
-        self._happens(Event.OUTPUT)
-        output = wire.Output(data=data, tokens=new_tokens)
-        self._owner.outbox.put(wire.Event(id=self.id, output=output), len(data), hurry)
+        self._owner.outbox.output(self.id, data, new_tokens, hurry)
         return new_tokens
 
     def finished(self, usage: Usage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
