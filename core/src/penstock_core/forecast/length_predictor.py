@@ -17,12 +17,16 @@ its token limit says only that it was longer: its weight goes to longer lengths,
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import ceil, erf, exp, log, sqrt
-from operator import neg
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock_core.domain.request import Request
+
+Floats = npt.NDArray[np.float64]
 
 PLANNING_QUANTILE = 0.9
 SURE_QUANTILE = 0.02
@@ -51,7 +55,8 @@ def _bin_edges() -> list[float]:
 
 EDGES = _bin_edges()
 BINS = len(EDGES) - 1
-MIDDLES = [(below + above) / 2 for below, above in pairwise(EDGES)]
+WHOLE = np.ones(1)
+MIDDLES = np.array([(below + above) / 2 for below, above in pairwise(EDGES)])
 
 
 def _prior_longer(tokens: float) -> float:
@@ -61,7 +66,7 @@ def _prior_longer(tokens: float) -> float:
     return 0.5 * (1 - erf(log(tokens / PRIOR_MEDIAN_TOKENS) / (PRIOR_SIGMA * sqrt(2))))
 
 
-PRIOR = [_prior_longer(below) - _prior_longer(above) for below, above in pairwise(EDGES)]
+PRIOR = np.array([_prior_longer(below) - _prior_longer(above) for below, above in pairwise(EDGES)])
 
 
 class Lengths(NamedTuple):
@@ -71,14 +76,14 @@ class Lengths(NamedTuple):
     moment: their share times their mean length.
     """
 
-    longer: list[float]
-    moment: list[float]
+    longer: Floats
+    moment: Floats
 
     def quantile(self, share: float, generated_tokens: int) -> float:
         """The length that this share of the answers longer than `generated_tokens` stays within."""
         target = (1 - share) * self._longer_than(generated_tokens)
-        above = min(bisect_right(self.longer, -target, key=neg), BINS)
-        low, high = self.longer[above - 1], self.longer[above]
+        above = min(int(np.searchsorted(-self.longer, -target, side="right")), BINS)
+        low, high = float(self.longer[above - 1]), float(self.longer[above])
         within = (low - target) / (low - high) if low > high else 1.0
         return EDGES[above - 1] + within * (EDGES[above] - EDGES[above - 1])
 
@@ -93,15 +98,18 @@ class Lengths(NamedTuple):
     def _longer_than(self, tokens: int) -> float:
         above = _bin_above(tokens)
         low, high = EDGES[above - 1], EDGES[above]
-        return self.longer[above] + (self.longer[above - 1] - self.longer[above]) * max(
-            (high - tokens) / (high - low), 0.0
+        return float(
+            self.longer[above]
+            + (self.longer[above - 1] - self.longer[above]) * max((high - tokens) / (high - low), 0.0)
         )
 
     def _moment_above(self, tokens: int) -> float:
         above = _bin_above(tokens)
         low, high = EDGES[above - 1], EDGES[above]
-        return self.moment[above] + (self.moment[above - 1] - self.moment[above]) * max(
-            (high**2 - tokens**2) / (high**2 - low**2), 0.0
+        return float(
+            self.moment[above]
+            + (self.moment[above - 1] - self.moment[above])
+            * max((high**2 - tokens**2) / (high**2 - low**2), 0.0)
         )
 
 
@@ -110,36 +118,38 @@ def _bin_above(tokens: float) -> int:
     return min(bisect_right(EDGES, tokens), BINS)
 
 
-def _lengths(shares: list[float]) -> Lengths:
+def _lengths(shares: Floats) -> Lengths:
     """The distribution with these shares of answers in its bins."""
-    moments = [share * middle for share, middle in zip(shares, MIDDLES, strict=True)]
-    longer, moment = (list(accumulate(reversed(part), initial=0.0)) for part in (shares, moments))
-    return Lengths(longer[::-1], moment[::-1])
+    return Lengths(_sum_above(shares), _sum_above(shares * MIDDLES))
+
+
+def _sum_above(parts: Floats) -> Floats:
+    """Return for each edge the sum of the parts in the bins above it."""
+    sums = np.zeros(BINS + 1)
+    np.cumsum(parts[::-1], out=sums[1:])
+    return sums[::-1]
 
 
 @dataclass(slots=True)
 class _Counts:
     """Weights of answers by bin."""
 
-    bins: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    bins: Floats = field(default_factory=lambda: np.zeros(BINS))
     total: float = 0.0
 
-    def add(self, first: int, shares: list[float], weight: float) -> None:
+    def add(self, first: int, shares: Floats, weight: float) -> None:
         """An answer: shares of it, which are 1 together, in the bins from `first` on."""
-        bins = self.bins
-        for index, share in enumerate(shares, first):
-            bins[index] += share * weight
+        self.bins[first : first + len(shares)] += shares * weight
         self.total += weight
 
     def scale(self, factor: float) -> None:
-        self.bins = [weight * factor for weight in self.bins]
+        self.bins *= factor
         self.total *= factor
 
-    def leaning_on(self, shares: list[float], answer: float) -> list[float]:
+    def leaning_on(self, shares: Floats, answer: float) -> Floats:
         """Shares by bin, where one new answer weighs `answer`, and the level above as much as a few."""
         lean = LEAN_ANSWERS * answer
-        whole = self.total + lean
-        return [(own + lean * above) / whole for own, above in zip(self.bins, shares, strict=True)]
+        return (self.bins + lean * shares) / (self.total + lean)
 
 
 @dataclass(slots=True)
@@ -167,7 +177,7 @@ class LengthPredictor:
         bucket = _prompt_bucket(prompt_tokens)
         counts = known.buckets.setdefault(bucket, _Counts())
         index = _bin_above(max(output_tokens, 1) - 0.5) - 1
-        shares = self._beyond(tier, prompt_tokens, index) if cut_short else [1.0]
+        shares = self._beyond(tier, prompt_tokens, index) if cut_short else WHOLE
         known.counts.add(index, shares, known.answer)
         counts.add(index, shares, known.answer)
         known.answer *= exp(1 / MEMORY_ANSWERS)
@@ -219,10 +229,11 @@ class LengthPredictor:
             known.believed[bucket] = lengths
         return lengths
 
-    def _beyond(self, tier: str, prompt_tokens: int, index: int) -> list[float]:
+    def _beyond(self, tier: str, prompt_tokens: int, index: int) -> Floats:
         """Where an answer cut off in a bin would have ended: shares of the bins from it on."""
         longer = self._lengths(tier, prompt_tokens).longer[index:]
-        return [(low - high) / longer[0] for low, high in pairwise(longer)]
+        shares: Floats = (longer[:-1] - longer[1:]) / longer[0]
+        return shares
 
 
 PRIOR_LENGTHS = _lengths(PRIOR)
