@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import httpx2
 import openai
 import pytest
@@ -272,7 +271,7 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
     async def story() -> None:
         async with served(App()) as (server, (host, port)):
             for path in ("/echo", "/early", "/close", "/whole"):
-                async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+                async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
                     await client.post(f"http://{host}:{port}{path}", content=b"hello")
             assert living
             await none_left(server)
