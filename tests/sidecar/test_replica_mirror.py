@@ -405,3 +405,76 @@ def test_an_engines_word_on_thinking_goes_before_what_passes() -> None:
     m.thinking_over("a", 3, 3.2)
     assert m.thinking_tokens("a") == 5
     assert m.view(3.2, MODEL).running[0].pace_s == 0.2
+
+
+def test_an_engine_has_begun_with_what_its_last_report_runs_or_what_has_output() -> None:
+    m = mirror()
+    for id in "abcd":
+        m.accept(job(id), 0.0)
+    m.apply(report([("a", 30, 0), ("b", 100, 1)], [("c", 0, 0)]), 0.1)
+    for shows_output in (True, False):
+        assert [m.computes(id, shows_output) for id in "abcd"] == [True, True, False, False]
+    m.apply(report([("c", 30, 0)], [("a", 0, 0), ("b", 0, 1)]), 0.2)  # both were preempted
+    assert [m.computes(id, True) for id in "abcd"] == [False, True, True, False]
+    assert not m.computes("unknown", False)
+
+
+def test_without_reports_an_engine_has_begun_with_what_shows_output_and_with_all_that_would_not() -> None:
+    m = mirror()
+    for id in "ab":
+        m.accept(job(id), 0.0)
+    m.passed("a", 1, 0.1)
+    assert [m.computes(id, True) for id in "ab"] == [True, False]
+    assert [m.computes(id, False) for id in "ab"] == [True, True]
+    assert not m.computes("unknown", False)
+
+
+def test_tokens_came_when_their_reports_did_and_the_last_ones_with_the_end() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0, timed=True)
+    m.apply(report([("a", 50, 0)]), 0.1)
+    m.apply(report([("a", 100, 1)]), 0.2)
+    m.apply(report([("a", 103, 4)]), 0.5)
+    m.apply(report([("a", 103, 4)]), 0.6)
+    assert m.token_times_s("a", 6, 0.9) == [0.2, 0.5, 0.5, 0.5, 0.9, 0.9]
+    assert m.token_times_s("a", 3, 0.9) == [0.2, 0.5, 0.5]
+
+
+def test_one_token_came_with_the_end_where_no_report_has_it() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0, timed=True)
+    m.apply(report([("a", 50, 0)]), 0.1)
+    assert m.token_times_s("a", 1, 0.9) == [0.9]
+    assert m.token_times_s("a", 0, 0.9) == []
+    assert m.token_times_s("a", 2, 0.9) == []
+
+
+def test_nobody_knows_when_tokens_came_that_nobody_asked_for_or_reported() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.accept(job("b"), 0.0, timed=True)
+    m.apply(report([("a", 100, 1), ("b", 100, 1)]), 0.2)
+    assert m.token_times_s("a", 1, 0.9) == []
+    assert m.token_times_s("unknown", 1, 0.9) == []
+    assert m.token_times_s("b", 1, 0.9) == [0.2]
+    m.lose_reports()
+    assert m.token_times_s("b", 1, 0.9) == []
+
+
+def test_a_request_that_was_prefilled_in_full_and_has_no_output_is_queued() -> None:
+    m = mirror()
+    m.accept(job("a"), 0.0)
+    m.apply(report([("a", 100, 0)]), 0.1)
+    assert m.signs("a", shows_output=False) == Signs(Where.QUEUED, 0.1, 0.1)
+    m.apply(report([("a", 101, 1)]), 0.2)
+    assert m.signs("a", shows_output=False) == Signs(Where.RUNNING, 0.2, 0.2)
+
+
+def test_a_report_that_names_all_who_wait_says_where_the_others_are() -> None:
+    m = mirror()
+    for id in "ab":
+        m.accept(job(id), 0.0)
+    m.apply(report([], [("a", 0, 0)], waiting=1), 0.1)
+    signs = m.signs("b", shows_output=True)
+    assert signs is not None
+    assert signs.where is Where.COMING
