@@ -1,0 +1,328 @@
+"""Accepted requests on their way to an engine whose answers are written beforehand, and back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, cast
+
+import orjson
+import pytest
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Request, new_job
+from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.verdict import Admitted
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
+from penstock_sidecar.frames.outbox import Outbox
+from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.requests.client_body import read_body
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.forwarding import Forwarder
+from penstock_sidecar.requests.gate import OpenGate
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+from prometheus_client import CollectorRegistry
+
+TOKEN = b'data: {"choices":[{"text":"word"}]}\n\n'
+LAST = b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+THOUGHT = b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
+SAID = b'data: {"choices":[{"delta":{"content":"yes"}}]}\n\n'
+WHOLE = b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
+
+
+class Says(NamedTuple):
+    """An answer of the engine. An exception among its pieces breaks it off."""
+
+    pieces: tuple[bytes | Exception, ...]
+    status: int = 200
+    streamed: bool = True
+
+
+class Engine:
+    """Gives these answers, one after the other; sent: what it was sent."""
+
+    def __init__(self, *answers: Says) -> None:
+        self._answers = iter(answers)
+        self.sent: list[tuple[int, dict[str, Any], str]] = []
+        self.takes_stream_options = True
+
+    @contextlib.asynccontextmanager
+    async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[Answer]:
+        self.sent.append((endpoint, orjson.loads(body), request_id))
+        said = next(self._answers)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for piece in said.pieces:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+
+        yield Answer(said.status, said.streamed, pieces())
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [body for _, body, _ in self.sent]
+
+
+class Mirror(ReplicaMirror):
+    """One that notes what passed, and when thinking was over."""
+
+    def __init__(self) -> None:
+        super().__init__(KvCache(1000, 1000, 16), Limits(), lambda job: 100)
+        self.went: list[tuple[str, int]] = []
+        self.thought: list[tuple[str, int]] = []
+
+    def passed(self, request_id: str, tokens: int, now_s: float) -> None:
+        self.went.append((request_id, tokens))
+
+    def thinking_over(self, request_id: str, thinking_tokens: int, now_s: float) -> None:
+        self.thought.append((request_id, thinking_tokens))
+        super().thinking_over(request_id, thinking_tokens, now_s)
+
+
+class Turns(OpenGate):
+    """A gate that lets requests in when it is opened."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.came: list[tuple[str, ...]] = []
+        self.went: list[tuple[str, int]] = []
+
+    def hold(self, keys: tuple[str, ...]) -> None:
+        self.came.append(keys)
+
+    async def turn(self, key: str) -> None:
+        await self.open.wait()
+
+    def passed(self, key: str, tokens: int, now_s: float) -> None:
+        self.went.append((key, tokens))
+
+
+class Desk:
+    """A forwarder between an engine and the session that its requests came by."""
+
+    def __init__(self, *answers: Says, reads_fields: bool = False, answer_bytes: int = 1000) -> None:
+        self.engine, self.mirror, self.gate = Engine(*answers), Mirror(), Turns()
+        self.lost = 0
+        self.events: list[wire.Event] = []
+        self.outbox = cast(Outbox, self)
+        self.registry = CollectorRegistry()
+        self.forwarder = Forwarder(
+            cast(EngineClient, self.engine),
+            self.mirror,
+            self.gate,
+            Faults(Metrics(self.registry).faults),
+            reads_fields=reads_fields,
+            answer_bytes=answer_bytes,
+            engine_lost=self._lose,
+        )
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def put(self, event: wire.Event, *_: object, **__: object) -> None:
+        self.events.append(event)
+
+    def forget(self, request: ReplicaRequest) -> None:
+        """Nothing to forget."""
+
+    def start(self, **fields: Any) -> ReplicaRequest:
+        """A request for a streamed answer to text, unless told otherwise, has been accepted."""
+        submit = wire.Submit(id=7, request_id="r7", endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
+        request = ReplicaRequest(submit, "k", self, lambda request: None, 100.0)
+        raw = orjson.dumps({"prompt": "a", "stream": True, **fields})
+        job = new_job(Request("k", "chat", 99.5, 5, 500), 50, best_effort=False)
+        request.planned(read_body(wire.ENDPOINT_COMPLETIONS, raw), job)
+        for each in request.jobs:
+            self.mirror.accept(each, 100.0)
+        request.decided(Admitted(0.25, 0.05))
+        self.events.clear()
+        self.forwarder.start(request)
+        return request
+
+    async def served(self, **fields: Any) -> ReplicaRequest:
+        request = self.start(**fields)
+        await self.forwarder.closed()
+        return request
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(event.output.data for event in self.events)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.output.tokens for event in self.events if event.HasField("output")]
+
+    @property
+    def faults(self) -> float | None:
+        return self.registry.get_sample_value("penstock_replica_faults_total", {"where": "carrying"})
+
+
+async def test_a_request_enters_the_engine_when_its_turn_has_come() -> None:
+    desk = Desk(Says((TOKEN, DONE)))
+    desk.gate.open.clear()
+    request = desk.start()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (desk.gate.came, desk.engine.sent) == ([("k",)], [])
+    desk.gate.open.set()
+    await desk.forwarder.closed()
+    assert desk.engine.sent[0][0::2] == (wire.ENDPOINT_COMPLETIONS, "r7")
+    assert request.state is State.FINISHED
+    await desk.forwarder.closed()  # with nothing left to wait for
+
+
+async def test_what_the_engine_sends_is_passed_on_and_counted_once() -> None:
+    desk = Desk(Says((TOKEN, TOKEN + TOKEN, DONE)))
+    await desk.served()
+    assert desk.data == TOKEN * 3 + DONE
+    assert desk.tokens == [1, 2, 0]
+    assert desk.mirror.went == desk.gate.went == [("k", 1), ("k", 2), ("k", 0)]
+    finished = desk.events[-1].finished
+    assert (finished.prompt_tokens, finished.completion_tokens) == (5, 3)  # as planned and as seen
+    assert (desk.faults, desk.lost) == (None, 0)
+
+
+async def test_tokens_of_several_answers_go_to_them_in_turns() -> None:
+    desk = Desk(Says((TOKEN, TOKEN * 2, TOKEN * 4, DONE)))
+    request = await desk.served(n=3)
+    a, b, c = request.keys
+    shares = [dict(desk.mirror.went[at : at + 3]) for at in range(0, 12, 3)]
+    assert shares == [{a: 1, b: 0, c: 0}, {a: 0, b: 1, c: 1}, {a: 2, b: 1, c: 1}, {a: 0, b: 0, c: 0}]
+    assert desk.gate.went == [("k", 1), ("k", 2), ("k", 4), ("k", 0)]
+
+
+async def test_an_engine_that_reads_fields_gets_them() -> None:
+    desk = Desk(Says((TOKEN, DONE)), reads_fields=True)
+    await desk.served()
+    (body,) = desk.engine.bodies
+    assert body["vllm_xargs"]["penstock_id"] == "k"
+    assert "stream_options" not in body
+
+
+async def test_one_that_does_not_is_asked_for_usage_that_its_client_does_not_see() -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\n'
+    desk = Desk(Says((TOKEN, LAST, usage, DONE)))
+    await desk.served()
+    assert desk.engine.bodies == [{"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}]
+    assert desk.data == TOKEN + LAST + DONE
+    finished = desk.events[-1].finished
+    assert (finished.prompt_tokens, finished.completion_tokens) == (9, 4)
+
+
+@pytest.mark.parametrize("fields", [{"stream": False}, {"stream_options": {"include_usage": True}}])
+async def test_a_body_that_tells_usage_anyway_goes_as_it_came(fields: dict[str, Any]) -> None:
+    streamed = fields.get("stream", True)
+    desk = Desk(Says((TOKEN, DONE) if streamed else (WHOLE,), streamed=streamed))
+    await desk.served(**fields)
+    assert desk.engine.bodies == [{"prompt": "a", "stream": True, **fields}]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_one_that_cannot_read_stream_options_gets_the_clients_own_body_and_is_asked_no_more(
+    status: int,
+) -> None:
+    plain = {"prompt": "a", "stream": True}
+    desk = Desk(Says((b"no",), status), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    request = await desk.served()
+    assert desk.engine.bodies[1] == plain
+    assert request.state is State.FINISHED
+    await desk.served()
+    assert desk.engine.bodies[2] == plain
+
+
+async def test_one_that_refuses_the_clients_own_body_too_is_asked_again_next_time() -> None:
+    desk = Desk(Says((b"no",), 400), Says((b"never",), 400))
+    request = await desk.served()
+    failed = desk.events[-1].failed
+    assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, 400, b"never")
+    assert request.ended
+    assert desk.engine.takes_stream_options
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_any_other_refusal_is_the_engines_answer(status: int) -> None:
+    desk = Desk(Says((b"n", b"o"), status))
+    await desk.served()
+    failed = desk.events[-1].failed
+    assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, status, b"no")
+    assert len(desk.engine.sent) == 1
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_body_as_it_came_that_is_refused_is_not_sent_again(status: int) -> None:
+    desk = Desk(Says((b"no",), status), reads_fields=True)
+    await desk.served()
+    assert desk.events[-1].failed.status == status
+    assert len(desk.engine.sent) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_without_room_is_a_rejection(status: int) -> None:
+    desk = Desk(Says((b"busy",), status))
+    await desk.served()
+    assert desk.events[-1].rejected.reason == wire.REASON_QUEUE_FULL
+    assert desk.lost == 0
+
+
+async def test_a_stream_that_ends_without_its_last_event_gets_it() -> None:
+    desk = Desk(Says((TOKEN, LAST)), reads_fields=True)
+    request = await desk.served()
+    assert desk.data == TOKEN + LAST + DONE
+    assert request.state is State.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("said", "stream"),
+    [(Says((TOKEN,)), True), (Says(()), True), (Says((), streamed=False), False)],
+    ids=["a stream", "an empty one", "an empty answer"],
+)
+async def test_an_answer_that_is_cut_short_is_lost_and_says_nothing_of_the_engine(
+    said: Says, stream: bool
+) -> None:
+    desk = Desk(said, reads_fields=True)
+    await desk.served(stream=stream)
+    assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
+    assert (desk.lost, desk.faults) == (0, None)
+
+
+async def test_a_connection_that_breaks_is_lost_and_the_engine_is_looked_after() -> None:
+    desk = Desk(Says((TOKEN, EngineGone(ConnectionResetError()))))
+    await desk.served()
+    assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
+    assert (desk.lost, desk.faults) == (1, None)
+
+
+@pytest.mark.parametrize(("bound", "ends_as"), [(len(WHOLE), State.FINISHED), (len(WHOLE) - 1, State.FAILED)])
+async def test_an_answer_that_is_held_whole_has_a_bound(bound: int, ends_as: State) -> None:
+    desk = Desk(Says((WHOLE[:9], WHOLE[9:]), streamed=False), answer_bytes=bound)
+    request = await desk.served(stream=False)
+    assert request.state is ends_as
+    assert desk.data == (WHOLE if ends_as is State.FINISHED else b"")
+
+
+async def test_a_whole_answer_tells_its_tokens_where_it_tells_usage() -> None:
+    desk = Desk(Says((WHOLE,), streamed=False), Says((b"{}",), streamed=False))
+    await desk.served(stream=False)
+    assert (desk.tokens, desk.events[-1].finished.completion_tokens) == ([2], 2)
+    desk.events.clear()
+    await desk.served(stream=False)
+    finished = desk.events[-1].finished
+    assert (desk.tokens, finished.prompt_tokens, finished.completion_tokens) == ([0], 5, 0)
+
+
+async def test_the_end_of_thinking_is_noted_once() -> None:
+    desk = Desk(Says((THOUGHT, THOUGHT + SAID, SAID, DONE)))
+    await desk.served()
+    assert desk.mirror.thought == [("k", 2)]
+    assert desk.events[-1].finished.thinking_tokens == 2
+
+
+async def test_a_fault_of_ours_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(Says((TOKEN, DONE)))
+    monkeypatch.setattr(desk.mirror, "passed", lambda *_: 1 // 0)
+    await desk.served()
+    assert desk.events[-1].failed.failure == wire.FAILURE_INTERNAL
+    assert (desk.faults, desk.lost) == (1, 0)
