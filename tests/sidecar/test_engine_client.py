@@ -1,0 +1,219 @@
+"""The engine over HTTP: what is asked of it, and what its answers, or none, mean."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import orjson
+import pytest
+from penstock_proto import replica_pb2 as wire
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine import client as engine_client
+from penstock_sidecar.engine.client import EngineClient, EngineGone, Probe
+
+MODELS = orjson.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
+LOAD = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n"
+
+
+@dataclass
+class Page:
+    """What a path answers. short: bytes of the body that are never sent; silent: nothing at all."""
+
+    body: bytes = b"{}"
+    status: int = 200
+    headers: str = ""
+    short: int = 0
+    silent: bool = False
+
+
+@dataclass
+class Server:
+    """An engine's HTTP side, with each of its pages as a test wants it. heads: what it was asked with."""
+
+    pages: dict[str, Page]
+    heads: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.heads.append(head)
+        lengths = [line.partition(":")[2] for line in head.lower().split("\r\n") if "content-length" in line]
+        self.bodies.append(await reader.readexactly(int(lengths[0]) if lengths else 0))
+        page = self.pages.get(head.split(" ")[1], Page(status=404))
+        if page.silent:
+            await reader.read(1)
+            return False
+        size = len(page.body) + page.short
+        writer.write(f"HTTP/1.1 {page.status} X\r\ncontent-length: {size}\r\n{page.headers}\r\n".encode())
+        writer.write(page.body)
+        await writer.drain()
+        return not page.short
+
+
+@asynccontextmanager
+async def talking(
+    served: str = "", api_key: str = "", bounds: Bounds | None = None, **pages: Page
+) -> AsyncIterator[tuple[EngineClient, Server]]:
+    """A client of a server that is well, but for these pages: by name, without their path."""
+    paths = {"health": "/health", "models": "/v1/models", "metrics": "/metrics", "answer": "/v1/completions"}
+    server = Server({"/health": Page(), "/v1/models": Page(MODELS), "/elsewhere": Page(b"elsewhere")})
+    server.pages |= {paths[name]: page for name, page in pages.items()}
+    listening = await asyncio.start_server(server, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{server.port}/"
+    async with EngineClient(url, bounds or Bounds(), served, api_key) as client:
+        yield client, server
+    listening.close()
+    assert client._answers.closed
+    assert client._probes.closed
+
+
+def card(id: str, **more: object) -> Page:
+    return Page(orjson.dumps({"data": [{"id": id, **more}]}))
+
+
+@pytest.mark.parametrize(
+    ("pages", "probe"),
+    [
+        ({}, Probe(True, max_model_len=4096)),
+        ({"health": Page(status=500)}, Probe(False, cause="/health answers 500")),
+        (
+            {"models": Page(MODELS, 401)},
+            Probe(False, cause="it wants another API key: set PENSTOCK_ENGINE_API_KEY"),
+        ),
+        ({"models": Page(MODELS, 503)}, Probe(False, cause="/v1/models answers 503")),
+        ({"models": Page(b"no JSON")}, Probe(True)),
+        ({"models": Page(b"{}")}, Probe(True)),
+        ({"models": Page(b"7")}, Probe(True)),
+        ({"models": Page(b'{"data": [7]}')}, Probe(True)),
+        ({"models": card("m")}, Probe(True)),
+        ({"models": card("m", max_model_len="long")}, Probe(True)),
+    ],
+    ids=lambda given: str(given)[:70],
+)
+async def test_a_probe_tells_whether_the_engine_serves_and_how_long_its_context_is(
+    pages: dict[str, Page], probe: Probe
+) -> None:
+    async with talking(**pages) as (client, _):
+        assert await client.probe() == probe
+
+
+@pytest.mark.parametrize(
+    ("served", "owner", "ready"),
+    [("m", "vllm", True), ("other", "vllm", False), ("", "vllm", True), ("other", "somebody", True)],
+)
+async def test_an_engine_that_serves_another_model_is_not_ready_where_its_cards_are_its_own(
+    served: str, owner: str, ready: bool
+) -> None:
+    async with talking(served, models=card("m", owned_by=owner)) as (client, _):
+        probe = await client.probe()
+    assert probe.ready is ready
+    assert ready or 'the engine serves "m", this pool "other"' in probe.cause
+    assert not (probe.late or probe.refused)
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_late() -> None:
+    bounds = replace(Bounds(), probe_timeout_s=0.05)
+    async with talking(bounds=bounds, health=Page(silent=True)) as (client, _):
+        probe = await client.probe()
+    assert (probe.ready, probe.late, probe.refused) == (False, True, False)
+    assert probe.cause.startswith("TimeoutError") or "Timeout" in probe.cause
+
+
+async def test_an_engine_whose_answer_breaks_off_is_late_and_one_that_is_away_refuses() -> None:
+    async with talking(models=Page(b"{", short=5)) as (client, server):
+        probe = await client.probe()
+        assert (probe.ready, probe.late, probe.refused) == (False, True, False)
+    async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
+        probe = await client.probe()
+        assert (probe.ready, probe.late, probe.refused) == (False, False, True)
+
+
+async def test_each_probe_makes_connections_of_its_own() -> None:
+    """One that was kept might be to an engine that is gone."""
+    async with talking() as (client, server):
+        for _ in range(2):
+            await client.probe()
+    assert server.connections == 4
+
+
+async def test_the_load_is_what_the_engines_metrics_say() -> None:
+    async with talking(metrics=Page(LOAD)) as (client, _):
+        load = await client.load()
+    assert load is not None
+    assert (load.running, load.waiting) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "page", [Page(LOAD, 404), Page(LOAD, short=5), Page(b"nothing of the kind"), None], ids=str
+)
+async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
+    async with talking(**({} if page is None else {"metrics": page})) as (client, _):
+        assert await client.load() is None
+
+
+async def test_metrics_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with talking(metrics=Page(LOAD)) as (client, _):
+        monkeypatch.setattr(engine_client, "MOST_BYTES", len(LOAD))
+        assert await client.load() is not None
+        monkeypatch.setattr(engine_client, "MOST_BYTES", len(LOAD) - 1)
+        assert await client.load() is None
+
+
+async def asked(client: EngineClient) -> tuple[int, bool, bytes]:
+    """Status, whether it is a stream, and the bytes, of a completion."""
+    async with client.answer(wire.ENDPOINT_COMPLETIONS, b'{"prompt": "a"}', "r7") as answer:
+        return answer.status, answer.streamed, await answer.whole(1000)
+
+
+async def test_a_body_goes_to_its_endpoint_with_its_id_and_the_engines_key() -> None:
+    async with talking(api_key="hush", answer=Page(b"{}")) as (client, server):
+        assert await asked(client) == (200, False, b"{}")
+    (head,) = server.heads
+    assert head.startswith("POST /v1/completions HTTP/1.1\r\n")
+    for line in ("x-request-id: r7", "content-type: application/json", "authorization: bearer hush"):
+        assert f"\r\n{line}\r\n" in head.lower()
+    assert server.bodies == [b'{"prompt": "a"}']
+
+
+@pytest.mark.parametrize(
+    ("page", "answer"),
+    [
+        (
+            Page(b"data: x\n\n", headers="content-type: text/event-stream; charset=utf-8\r\n"),
+            (200, True, b"data: x\n\n"),
+        ),
+        (Page(b"no", 422), (422, False, b"no")),
+        (Page(b"gone", 307, "location: /elsewhere\r\n"), (307, False, b"gone")),
+        (
+            Page(b"\x1f\x8bnot really", headers="content-encoding: gzip\r\n"),
+            (200, False, b"\x1f\x8bnot really"),
+        ),
+    ],
+    ids=["a stream", "an error", "a redirect", "compressed"],
+)
+async def test_answers_are_passed_on_as_they_come(page: Page, answer: tuple[int, bool, bytes]) -> None:
+    async with talking(answer=page) as (client, _):
+        assert await asked(client) == answer
+
+
+async def test_a_connection_that_breaks_or_cannot_be_made_is_an_engine_that_is_gone() -> None:
+    async with talking(answer=Page(b"{", short=5)) as (client, server):
+        with pytest.raises(EngineGone, match="ClientPayloadError: "):
+            await asked(client)
+    async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
+        with pytest.raises(EngineGone, match="ClientConnectorError: "):
+            await asked(client)
