@@ -13,6 +13,7 @@ drafts, and what counts is the mean.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -143,14 +144,17 @@ def speculated(requests: int, context: int, gap_s: float, tokens: int, drafts: D
 
 def gaps_s(window: Sequence[Seen]) -> list[float]:
     """Seconds a token from each one seen to the next that came `GAP_TOKENS` after it; at least one."""
-    found, later = [], 0
+    found = []
     for one in window:
-        while later < len(window) and window[later].tokens < one.tokens + GAP_TOKENS:
-            later += 1
+        later = bisect_left(window, one.tokens + GAP_TOKENS, key=_tokens)
         if later == len(window):
             break
         found.append((window[later].at_s - one.at_s) / (window[later].tokens - one.tokens))
     return found or [_between_ends_s(window)]
+
+
+def _tokens(seen: Seen) -> int:
+    return seen.tokens
 
 
 def _between_ends_s(window: Sequence[Seen]) -> float:
