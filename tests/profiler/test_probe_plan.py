@@ -248,7 +248,9 @@ def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
         return next(name for name, probe in probes.items() if probe == worth)
 
     assert chosen() == "noisy", "the more so the less often it was read"
-    assert chosen(noisy=8.0, known=0.5) == "known", "it is cheaper"
+    # a third reading makes 1/√2 − 1/√3 less uncertain, a seventh 1/√6 − 1/√7: 4.29 times less
+    assert chosen(sure=100.0, noisy=4.2) == "noisy"
+    assert chosen(sure=100.0, noisy=4.4) == "known"
     assert chosen(noisy=8.0, known=8.0) == "sure", "two readings may agree by chance"
 
 
@@ -305,3 +307,5 @@ def test_noise_is_the_mean_spread_of_probes_that_were_read_again() -> None:
         read.note(probe, Point(work, seconds), 0.1)
     read.note(Prefill(128), None, 0.1)
     assert read.noise == pytest.approx(0.2 / 3)
+    read.note(Prefill(64), Point(work, 15.0), 0.1)
+    assert read.noise == pytest.approx((0.2 / 3 + 0.5) / 2)

@@ -273,6 +273,7 @@ def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
         MODEL.seconds(BatchWork(512, 0, chunk_work(512, 0))), rel=0.1
     )
     assert len(asked) > 2 * len(plan(SMALL))
+    assert asked.count(Prefill(16)) > 1.5 * asked.count(Decodes(8, 512)), "long probes are dear"
     assert 60 <= took_s < 61, "it goes on until time is up"
 
 

@@ -196,6 +196,28 @@ async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -
         assert wire.closed
 
 
+@pytest.mark.parametrize("left", ["idle", "in a head", "half closed", "before its body", "stopping"])
+async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
+    app = App()
+    async with serving(app, listen("127.0.0.1", 0), 0.0, HttpBounds()) as server:
+        one, wire = BoundedHttp(server.config, server.server_state, {}), Wire()
+        one.connection_made(wire)
+        if left == "in a head":
+            await fed(one, HALF % b"")
+        elif left == "half closed":
+            await fed(one, GET % b"slow")
+            one.eof_received()
+        elif left == "before its body":
+            await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+        elif left == "stopping":
+            one.shutdown()
+        one.connection_lost(ConnectionResetError())
+        written, wire.closed, wire.ended = wire.written, False, False
+        await skip(3600)
+        assert (wire.closed, wire.ended, wire.written) == (False, False, written)
+        app.may_end.set()
+
+
 def test_the_bounds_are_those_that_the_manual_tells() -> None:
     rows = [line.strip("| ").split(" | ") for line in RELIABILITY.read_text().splitlines() if " | " in line]
     told = {row[1]: row[2] for row in rows if len(row) > 3}

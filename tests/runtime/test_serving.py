@@ -11,7 +11,15 @@ import pytest
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.openai_errors import ApiError
-from penstock_runtime.serving import Server, StartError, address_of, is_loopback, listen, serving
+from penstock_runtime.serving import (
+    YOUNG_OBJECTS,
+    Server,
+    StartError,
+    address_of,
+    is_loopback,
+    listen,
+    serving,
+)
 
 BOUNDS = HttpBounds(head_bytes=2048, head_s=0.2, connections=3, half_closed_s=10.0, last_call_s=10.0)
 
@@ -20,6 +28,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     match scope["path"]:
         case "/echo":
             await answer(send, await read_body(receive, 1000, timeout_s=0.2))
+        case "/client":
+            await answer(send, scope["client"][0].encode())
         case "/bug":
             raise ZeroDivisionError("secret")
         case "/stream":
@@ -188,11 +198,27 @@ async def test_a_server_is_up_when_its_block_begins_and_dates_its_answers() -> N
         writer.close()
 
 
+async def test_an_answer_tells_nothing_of_the_software_and_nobody_may_pass_for_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = post("/client", b"", "x-forwarded-for: 203.0.113.7\r\nx-forwarded-proto: https\r\n")
+    with caplog.at_level("DEBUG"):
+        async with served() as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(request)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+    names = {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
+    assert names == {b"date", b"content-type", b"content-length", b"connection"}
+    assert body == b"127.0.0.1"
+    assert not [record for record in caplog.records if "/client" in record.getMessage()], "no access log"
+
+
 async def test_a_server_that_cannot_start_raises_why() -> None:
     listener = listen("127.0.0.1", 0)
     listener.close()
     with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument"):
-        async with serving(app, listener):
+        async with serving(app, listener, 5.0):
             raise AssertionError("up")
 
 
@@ -215,14 +241,24 @@ def test_an_unknown_host_is_one_clear_line() -> None:
 
 
 def test_a_port_out_of_range_is_one_clear_line() -> None:
-    with pytest.raises(StartError, match="ports are 0 to 65535"):
-        listen("127.0.0.1", 70000)
+    for port in (-1, 65536):
+        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: ports are 0 to 65535"):
+            listen("127.0.0.1", port)
+
+
+def test_an_address_of_no_interface_is_one_clear_line() -> None:
+    """192.0.2.1 is for documentation: no machine has it."""
+    said = r"^cannot listen on 192\.0\.2\.1:0: cannot assign requested address$"
+    with pytest.raises(StartError, match=said):
+        listen("192.0.2.1", 0)
 
 
 def test_addresses_read_as_they_are_typed() -> None:
     with socket.socket(socket.AF_INET) as listener:
         listener.bind(("127.0.0.1", 0))
         assert address_of(listener) == f"127.0.0.1:{listener.getsockname()[1]}"
+    with socket.socket(socket.AF_INET6) as listener:
+        assert address_of(listener) == "[::]:0"
 
 
 @pytest.mark.parametrize(
@@ -244,13 +280,17 @@ def test_only_this_machine_reaches_a_loopback_address(host: str, alone: bool) ->
 
 
 PROCESS = """
-import sys
+import gc, sys
+import asyncio
 from penstock_runtime.serving import StartError, run_process
 async def main(stop):
     if sys.argv[1] == "fails":
         raise StartError("cannot")
-    print("up", flush=True)
+    print("up", gc.get_freeze_count() > 0, gc.get_threshold()[0], flush=True)
     await stop.wait()
+    if sys.argv[1] == "drains":
+        print("drains", flush=True)
+        await asyncio.get_running_loop().create_future()
 sys.exit(int(run_process(main)))
 """
 
@@ -264,7 +304,21 @@ async def test_a_process_ends_by_signal_with_0_and_by_start_error_with_1(
     )
     if how == "stops":
         assert process.stdout is not None
-        assert await process.stdout.readline() == b"up\n"
+        assert await process.stdout.readline() == b"up True %d\n" % YOUNG_OBJECTS
         process.terminate()
     _, stderr = await process.communicate()
     assert (process.returncode, stderr) == (code, said)
+
+
+async def test_a_second_signal_does_not_wait_for_the_drain() -> None:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROCESS, "drains", stdout=pipe, stderr=pipe
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.terminate()
+    assert await process.stdout.readline() == b"drains\n"
+    process.terminate()
+    _, stderr = await process.communicate()
+    assert (process.returncode, stderr) == (1, b"stopped by a second signal before it had drained\n")

@@ -1,10 +1,13 @@
 """HTTP under TLS: which certificate is shown when, and that handshakes are bounded too."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from errno import EMFILE
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,47 @@ def test_handshakes_that_never_end_are_bounded_in_number(identity: Identity, run
             await served_again(address)
 
     run(story())
+
+
+async def test_a_client_over_the_bound_that_has_spoken_already_is_closed_and_not_reset(
+    identity: Identity,
+) -> None:
+    async with served(identity, HttpBounds(connections=0)) as address, asyncio.timeout(PATIENCE_S):
+        client = socket.create_connection(address)
+        client.sendall(b"x" * 500)  # it is there before the server takes the connection
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 100) == b""
+        client.close()
+
+
+async def test_http_1_is_agreed_on_with_clients_that_would_speak_2(identity: Identity) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    async with served(identity) as address, asyncio.timeout(PATIENCE_S):
+        _, writer = await asyncio.open_connection(*address, ssl=context)
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_without_file_descriptors_the_next_client_is_taken_after_a_pause(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_runtime.tls_server.NO_SOCKETS_PAUSE_S", 0.02)
+    loop, tried_s = asyncio.get_running_loop(), list[float]()
+    accept = loop.sock_accept
+
+    async def none_left(listener: socket.socket) -> Any:
+        tried_s.append(loop.time())
+        if len(tried_s) <= 2:
+            raise OSError(EMFILE, "Too many open files")
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", none_left)
+    async with served(identity) as address, connected(address) as client:
+        assert await client.echoed(b"hello") == b"hello"
+    assert min(later - sooner for sooner, later in pairwise(tried_s[:3])) >= 0.019
 
 
 @on_each_loop

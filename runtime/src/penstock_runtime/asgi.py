@@ -26,6 +26,9 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PIECE_BYTES = 65536
 """What of a whole response is written at once; as much as a connection's buffer takes before it is full."""
 
+BODY_S = 30.0
+"""For a body to arrive, where nobody says otherwise."""
+
 log = structlog.get_logger()
 
 
@@ -56,7 +59,7 @@ async def answer_error(send: Send, error: ApiError) -> None:
 async def read_body(
     receive: Receive,
     max_bytes: int,
-    timeout_s: float = 30.0,
+    timeout_s: float = BODY_S,
     hold: Callable[[int], None] = lambda more_bytes: None,
 ) -> bytes:
     """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone.

@@ -20,7 +20,6 @@ import contextlib
 import errno
 import gc
 import ipaddress
-import os
 import signal
 import socket
 import ssl
@@ -44,6 +43,9 @@ LAST_WORDS_S = 1.0
 CLOSE = (b"connection", b"close")
 """The header of an answer after which its connection is closed."""
 
+DATE_S = 1.0
+"""Between two dates in the headers of answers: they are to the second."""
+
 YOUNG_OBJECTS = 20_000
 """Made and not freed, before Python looks for cycles. Thousands live as long as a request does, and at
 Python's own 700 it looks through them again and again; few of ours are in cycles."""
@@ -63,12 +65,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host}:{port}: no such host ({error.strerror})") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         listener.bind(address)
         listener.listen(BACKLOG)  # here, not in the server: two processes may bind, only one may listen
     except OSError as error:
         listener.close()
-        cause = "port taken" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0).lower()
+        cause = "port taken" if error.errno == errno.EADDRINUSE else str(error.strerror).lower()
         raise StartError(f"cannot listen on {host}:{port}: {cause}") from None
     listener.setblocking(False)
     return listener
@@ -92,7 +94,7 @@ def is_loopback(host: str) -> bool:
 async def serving(
     app: App,
     listener: socket.socket,
-    drain_s: float = 30.0,
+    drain_s: float,
     bounds: HttpBounds | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator["Server"]:
@@ -195,7 +197,7 @@ class Server(uvicorn.Server):
         """Renew the date header every second, where uvicorn wakes ten times for it."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(DATE_S):
                     await self._leaving.wait()
 
 

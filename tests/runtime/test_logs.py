@@ -1,0 +1,50 @@
+"""What a process writes about itself: one event a line on standard error, for people or for collectors."""
+
+import re
+import subprocess
+import sys
+
+import orjson
+import pytest
+
+PROCESS = """
+import logging, sys, structlog
+from penstock_runtime.logs import configure_logs
+configure_logs("penstock-test", *sys.argv[1:2], **({"json": True} if "json" in sys.argv else {}))
+log = structlog.get_logger()
+log.debug("quiet")
+log.info("ready", address="127.0.0.1:80")
+try:
+    raise ValueError("why")
+except ValueError:
+    log.exception("failed")
+logging.getLogger("library").info("chatter")
+logging.getLogger("library").warning("look")
+"""
+
+
+def written(*arguments: str) -> list[str]:
+    command = [sys.executable, "-c", PROCESS, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_people_read_events_with_their_time_in_utc_and_warnings_of_libraries() -> None:
+    ready, failed, *_, look = written()
+    stamp = r"timestamp=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"
+    assert re.fullmatch(rf"address=127.0.0.1:80 event=ready {stamp} level=info", ready)
+    assert re.match(rf"event=failed {stamp} level=error exception=", failed)
+    assert look == "penstock-test library look"
+
+
+@pytest.mark.parametrize(
+    ("level", "events"), [("debug", ["quiet", "ready", "failed"]), ("error", ["failed"])]
+)
+def test_collectors_read_one_object_a_line_from_a_level_on(level: str, events: list[str]) -> None:
+    *lines, look = written(level, "json")
+    assert look == "penstock-test library look"
+    told = [orjson.loads(line) for line in lines]
+    assert [one["event"] for one in told] == events
+    assert "ValueError: why" in told[-1]["exception"]
+    assert all(one["timestamp"].endswith("Z") for one in told)
