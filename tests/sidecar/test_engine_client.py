@@ -1,7 +1,7 @@
 """The engine over HTTP: what is asked of it, and what its answers, or none, mean."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -65,7 +65,11 @@ class Server:
 
 @asynccontextmanager
 async def talking(
-    served: str = "", api_key: str = "", bounds: Bounds | None = None, **pages: Page
+    pages: Mapping[str, Page] = {},
+    *,
+    served: str = "",
+    api_key: str = "",
+    bounds: Bounds | None = None,
 ) -> AsyncIterator[tuple[EngineClient, Server]]:
     """A client of a server that is well, but for these pages: by name, without their path."""
     paths = {"health": "/health", "models": "/v1/models", "metrics": "/metrics", "answer": "/v1/completions"}
@@ -107,7 +111,7 @@ def card(id: str, **more: object) -> Page:
 async def test_a_probe_tells_whether_the_engine_serves_and_how_long_its_context_is(
     pages: dict[str, Page], probe: Probe
 ) -> None:
-    async with talking(**pages) as (client, _):
+    async with talking(pages) as (client, _):
         assert await client.probe() == probe
 
 
@@ -118,7 +122,7 @@ async def test_a_probe_tells_whether_the_engine_serves_and_how_long_its_context_
 async def test_an_engine_that_serves_another_model_is_not_ready_where_its_cards_are_its_own(
     served: str, owner: str, ready: bool
 ) -> None:
-    async with talking(served, models=card("m", owned_by=owner)) as (client, _):
+    async with talking({"models": card("m", owned_by=owner)}, served=served) as (client, _):
         probe = await client.probe()
     assert probe.ready is ready
     assert ready or 'the engine serves "m", this pool "other"' in probe.cause
@@ -127,14 +131,14 @@ async def test_an_engine_that_serves_another_model_is_not_ready_where_its_cards_
 
 async def test_an_engine_that_does_not_answer_in_time_is_late() -> None:
     bounds = replace(Bounds(), probe_timeout_s=0.05)
-    async with talking(bounds=bounds, health=Page(silent=True)) as (client, _):
+    async with talking({"health": Page(silent=True)}, bounds=bounds) as (client, _):
         probe = await client.probe()
     assert (probe.ready, probe.late, probe.refused) == (False, True, False)
     assert probe.cause.startswith("TimeoutError") or "Timeout" in probe.cause
 
 
 async def test_an_engine_whose_answer_breaks_off_is_late_and_one_that_is_away_refuses() -> None:
-    async with talking(models=Page(b"{", short=5)) as (client, server):
+    async with talking({"models": Page(b"{", short=5)}) as (client, server):
         probe = await client.probe()
         assert (probe.ready, probe.late, probe.refused) == (False, True, False)
     async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
@@ -151,7 +155,7 @@ async def test_each_probe_makes_connections_of_its_own() -> None:
 
 
 async def test_the_load_is_what_the_engines_metrics_say() -> None:
-    async with talking(metrics=Page(LOAD)) as (client, _):
+    async with talking({"metrics": Page(LOAD)}) as (client, _):
         load = await client.load()
     assert load is not None
     assert (load.running, load.waiting) == (3, 4)
@@ -161,12 +165,12 @@ async def test_the_load_is_what_the_engines_metrics_say() -> None:
     "page", [Page(LOAD, 404), Page(LOAD, short=5), Page(b"nothing of the kind"), None], ids=str
 )
 async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
-    async with talking(**({} if page is None else {"metrics": page})) as (client, _):
+    async with talking({} if page is None else {"metrics": page}) as (client, _):
         assert await client.load() is None
 
 
 async def test_metrics_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with talking(metrics=Page(LOAD)) as (client, _):
+    async with talking({"metrics": Page(LOAD)}) as (client, _):
         monkeypatch.setattr(engine_client, "MOST_BYTES", len(LOAD))
         assert await client.load() is not None
         monkeypatch.setattr(engine_client, "MOST_BYTES", len(LOAD) - 1)
@@ -180,7 +184,7 @@ async def asked(client: EngineClient) -> tuple[int, bool, bytes]:
 
 
 async def test_a_body_goes_to_its_endpoint_with_its_id_and_the_engines_key() -> None:
-    async with talking(api_key="hush", answer=Page(b"{}")) as (client, server):
+    async with talking({"answer": Page(b"{}")}, api_key="hush") as (client, server):
         assert await asked(client) == (200, False, b"{}")
     (head,) = server.heads
     assert head.startswith("POST /v1/completions HTTP/1.1\r\n")
@@ -206,12 +210,12 @@ async def test_a_body_goes_to_its_endpoint_with_its_id_and_the_engines_key() -> 
     ids=["a stream", "an error", "a redirect", "compressed"],
 )
 async def test_answers_are_passed_on_as_they_come(page: Page, answer: tuple[int, bool, bytes]) -> None:
-    async with talking(answer=page) as (client, _):
+    async with talking({"answer": page}) as (client, _):
         assert await asked(client) == answer
 
 
 async def test_a_connection_that_breaks_or_cannot_be_made_is_an_engine_that_is_gone() -> None:
-    async with talking(answer=Page(b"{", short=5)) as (client, server):
+    async with talking({"answer": Page(b"{", short=5)}) as (client, server):
         with pytest.raises(EngineGone, match="ClientPayloadError: "):
             await asked(client)
     async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
