@@ -80,7 +80,8 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
     share = row.get("attained_promoted")
     promoted = None if share is None else round(row["requests"] * share)
     question = Question(row["scenario"], row["policy"], asked)
-    return Answer(question, setting, *row["bracket_rps"], row["requests"], missed, promoted)
+    low_rps, high_rps = row["bracket_rps"]
+    return Answer(question, setting, low_rps, high_rps, row["requests"], missed, promoted)
 
 
 def _attained(answer: Answer) -> float | None:
