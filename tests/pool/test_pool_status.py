@@ -36,6 +36,10 @@ def test_what_was_not_observed_is_zero_or_absent() -> None:
     document = PoolStatus().document()
     assert document["replicas"] == 0
     assert "autoscaling" not in document
+    assert (READY.observed_generation, READY.message) == (0, "")
+    untouched = TierStatus(name="chat")
+    assert (untouched.requests, untouched.attainment) == (0, None)
+    assert {value for value in document.values() if isinstance(value, int)} == {0}
 
 
 def test_a_reason_is_one_word() -> None:
