@@ -33,6 +33,8 @@ def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
     assert told({}, status(ready=False), service(ActionReason.MISSING)) == []
     assert told(status(ready=False), status()) == [("Normal", "Ready")]
     assert told(status(), status()) == []
+    assert told({}, status()) == [("Normal", "Ready")]
+    assert told({}, status("GpuMissing", ready=False)) == [("Warning", "GpuMissing")]
 
 
 def test_trouble_is_told_once_and_its_end_once() -> None:
@@ -45,6 +47,8 @@ def test_trouble_is_told_once_and_its_end_once() -> None:
 def test_what_was_put_right_is_told() -> None:
     (news,) = news_of(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
     assert news == News("Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants')
+    (unnamed,) = news_of(status(), status(), [service(ActionReason.DRIFTED)])
+    assert unnamed.message == 'Service "chat": fields put back as the pool wants'
     assert told(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
     assert told(status(), status(), service(ActionReason.CHANGED)) == []
     removed = Delete(Ref("v1", "Service", "team", "chat"), "uid")

@@ -323,15 +323,15 @@ def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) 
 def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now_s = 0.0
+    now_s = began_s = 1000.0
     monkeypatch.setattr("penstock_proto.report_socket.time.monotonic", lambda: now_s)
     ours = ReportSocket(path, WARN)
     with caplog.at_level("WARNING", "vllm.penstock"):
         ours.send(StepReport())
-        now_s = UNHEARD_S / 2
+        now_s = began_s + UNHEARD_S / 2
         ours.send(StepReport())
         assert caplog.messages == []  # a sidecar that starts again is back by then
-        now_s = UNHEARD_S
+        now_s = began_s + UNHEARD_S
         for _ in range(2):
             ours.send(StepReport())
         with closing(bound(path)):

@@ -1,0 +1,72 @@
+"""What the operator's pages say of it: to Prometheus, to the kubelet."""
+
+import orjson
+import pytest
+from penstock_operator.cluster.cache import PoolKey
+from penstock_operator.pages import Health, pages
+from penstock_runtime.asgi import Message, Scope, with_errors
+from prometheus_client import CollectorRegistry, Gauge
+
+KEY, OTHER = PoolKey("team", "chat"), PoolKey("team", "code")
+
+
+class Page:
+    """The pages of one operator, whose clock a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.health, self.now_s = Health(stuck_s=10.0), 100.0
+        registry = CollectorRegistry()
+        scrapes = Gauge("scrapes", "How often it was asked.", registry=registry)
+        self._app = with_errors(pages(registry, self.health, scrapes.inc))
+        monkeypatch.setattr("penstock_operator.pages.time.monotonic", lambda: self.now_s)
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        heard: list[Message] = []
+
+        async def send(message: Message) -> None:
+            heard.append(message)
+
+        async def receive() -> Message:
+            raise AssertionError("no page reads a body")
+
+        scope: Scope = {"type": "http", "path": path, "method": "GET"}
+        await self._app(scope, receive, send)
+        start, body = heard
+        return start["status"], bytes(body["body"])
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    return Page(monkeypatch)
+
+
+async def test_gauges_are_brought_up_to_date_before_each_scrape(page: Page) -> None:
+    for scrapes in (1, 2):
+        status, body = await page.get("/metrics")
+        assert (status, f"scrapes {scrapes}.0" in body.decode()) == (200, True)
+
+
+async def test_an_operator_is_ready_once_it_has_read_the_pools(page: Page) -> None:
+    status, body = await page.get("/ready")
+    assert (status, orjson.loads(body)["error"]["code"]) == (503, "not_ready")
+    page.health.synced = True
+    assert (await page.get("/ready"))[0] == 200
+
+
+async def test_an_operator_lives_while_no_pool_takes_longer_than_any_may(page: Page) -> None:
+    with page.health.busy(KEY):
+        page.now_s += 10.0
+        assert await page.get("/health") == (200, b'{"status":"ok"}')
+        with page.health.busy(OTHER):
+            page.now_s += 0.1
+            status, body = await page.get("/health")
+            error = orjson.loads(body)["error"]
+            assert (status, error["code"], error["message"]) == (503, "unhealthy", "stuck at team/chat")
+    page.now_s += 100.0
+    assert (await page.get("/health"))[0] == 200, "neither is under way any more"
+
+
+async def test_an_operator_that_lost_a_task_is_to_be_started_anew(page: Page) -> None:
+    page.health.broken = "worker 0"
+    status, body = await page.get("/health")
+    assert (status, orjson.loads(body)["error"]["message"]) == (503, "worker 0 ended")
