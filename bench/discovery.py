@@ -84,7 +84,9 @@ async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
     """(after it was sent, after it was stored) of each change, in seconds."""
     random = Random(1)
     replica_set = ReplicaSet(
-        lambda name, address: ReplicaLink(name, address, connect_by(None), Backoff(random))
+        lambda name, address, changed: ReplicaLink(
+            name, address, connect_by(None), Backoff(random), changed=changed
+        )
     )
     source = Applied(EndpointWatch(Service("default", "p"), Access(kubeconfig).client, Backoff(random)))
     following = asyncio.create_task(replica_set.follow(source))

@@ -415,11 +415,11 @@ async def test_requests_go_where_the_slices_say(server: Server, namespace: Names
     r0, r1 = ScriptedReplica("p-0"), ScriptedReplica("p-1")
     behind = {"10.0.0.1:7000": r0, "10.0.0.2:7000": r1}
 
-    def link(name: str, address: str) -> ReplicaLink:
+    def link(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
         def connect(address: str) -> grpc.aio.Channel:
             return grpc.aio.insecure_channel(behind[address].address, options=CLIENT_OPTIONS)
 
-        return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02))
+        return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02), changed=changed)
 
     for replica in (r0, r1):
         await replica.start()

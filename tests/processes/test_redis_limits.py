@@ -54,9 +54,8 @@ class Router:
             {"name": "ide", "tier": "chat", "keys": {"file": "x"}, "limits": of.model_dump(by_alias=True)}
         )
         self.registry = CollectorRegistry()
-        self.rates = RateLimits({"ide": of}, LimitMetrics(self.registry))
         self.shared = SharedLimits(lambda: redis.url, "pool", {"ide": of}, Backoff(Random(1), 0.01, 0.1))
-        self.rates.shared = self.shared
+        self.rates = RateLimits({"ide": of}, LimitMetrics(self.registry), self.shared)
 
     async def enter(self, tokens: int = 1) -> Admission | ApiError:
         try:

@@ -35,7 +35,10 @@ class Router:
     def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
         self.heard: list[tuple[str, PeerLoad]] = []
         backoff = Backoff(Random(1), 0.01, 0.1)
-        self.shared = SharedPlacements(url, channel, lambda *told: self.heard.append(told), backoff)
+        self.shared = SharedPlacements(url, channel, backoff)
+
+    async def run(self) -> None:
+        await self.shared.run(lambda *told: self.heard.append(told), lambda: None)
 
     @property
     def requests(self) -> int:
@@ -45,7 +48,7 @@ class Router:
 @asynccontextmanager
 async def routers(*ours: Router) -> AsyncIterator[None]:
     """All of them running, and connected."""
-    tasks = [asyncio.create_task(one.shared.run()) for one in ours]
+    tasks = [asyncio.create_task(one.run()) for one in ours]
     try:
         await until(lambda: all(one.shared.connected for one in ours))
         yield
@@ -145,7 +148,7 @@ async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None
     url.write_text(server.url.replace("right", "old"))
     router = Router(url.read_text)
     with capture_logs() as said:
-        task = asyncio.create_task(router.shared.run())
+        task = asyncio.create_task(router.run())
         await until(lambda: any(line["event"] == "redis is away" for line in said))
         url.write_text(server.url)
         await until(lambda: router.shared.connected)

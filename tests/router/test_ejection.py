@@ -25,15 +25,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def ejected(clock: Clock, draw: float = 0.0) -> Ejection:
     """A replica that has just been ejected."""
-    made = Ejection("r0")
-    made.draw = lambda: draw
+    made = Ejection("r0", lambda: draw)
     for _ in range(CONSECUTIVE):
         made.failed()
     return made
 
 
 def test_failures_in_a_row_eject_and_fewer_do_not(clock: Clock) -> None:
-    made = Ejection("r0")
+    made = Ejection("r0", lambda: 0.0)
     for _ in range(CONSECUTIVE - 1):
         made.failed()
     assert (made.ejected, made.total, made.takes(clock.now_s)) == (False, 0, True)
@@ -50,13 +49,6 @@ def test_an_ejection_lasts_as_long_as_its_draw_says(clock: Clock, draw: float) -
     made, lasts_s = ejected(clock, draw), FIRST_S * (1 + SPREAD * draw)
     assert not made.takes(clock.now_s + lasts_s - 0.01)
     assert made.takes(clock.now_s + lasts_s)
-
-
-def test_without_a_draw_it_lasts_its_shortest(clock: Clock) -> None:
-    made = Ejection("r0")
-    for _ in range(CONSECUTIVE):
-        made.failed()
-    assert made.takes(clock.now_s + FIRST_S)
 
 
 def test_what_was_sent_before_an_ejection_and_fails_now_is_no_second_one(clock: Clock) -> None:
@@ -107,7 +99,7 @@ def test_only_the_probe_taken_back_makes_room_for_another(clock: Clock) -> None:
 
 
 def test_an_answer_of_a_replica_in_service_is_not_told(clock: Clock) -> None:
-    made = Ejection("r0")
+    made = Ejection("r0", lambda: 0.0)
     made.failed()
     with capture_logs() as said:
         made.answered(clock.now_s)

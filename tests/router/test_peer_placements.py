@@ -1,15 +1,22 @@
 """What other routers have just sent to a replica, and how long it counts."""
 
 import asyncio
+from collections.abc import Callable
+from random import Random
 
 import pytest
+from penstock_core.domain.slo import Tier
 from penstock_core.routing.replica_load import tokens_about
 from penstock_proto import replica_pb2 as wire
+from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.replica_channel import connect_by
 from penstock_router.discovery.endpoints import Fixed
 from penstock_router.replicas.peer_placements import LONGEST_S, MOST, SETTLED_S, PeerLoad, PeerPlacements
+from penstock_router.replicas.replica_link import ReplicaLink
 from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.session_writer import Attempt
 from penstock_router.replicas.shared_placements import read_placements
+from penstock_router.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 
@@ -61,13 +68,20 @@ async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
 
 async def test_what_this_router_places_is_told() -> None:
     told: list[tuple[str, int]] = []
-    replica, replica_set = ScriptedReplica("r0", is_silent), ReplicaSet(make_link)
-    replica_set.placed = lambda name, tokens: told.append((name, tokens))
+    replica = ScriptedReplica("r0", is_silent)
+
+    def tells(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
+        connect, backoff = connect_by(None), Backoff(Random(1))
+        return ReplicaLink(
+            name, address, connect, backoff, changed=changed, placed=lambda *placed: told.append(placed)
+        )
+
+    replica_set = ReplicaSet(tells)
     await replica.start()
     following = asyncio.create_task(replica_set.follow(Fixed({"r0": replica.address})))
     await until(lambda: replica_set.ready)
-    submission = Submission("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, "chat", 0.0)
-    replica_set["r0"].submit(Attempt(submission, 1, False), None, lambda: None)
+    request = GenerationRequest("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, Tier("chat"), 0.0)
+    replica_set["r0"].submit(Attempt(request, 1, False), None, lambda: None)
     assert told == [("r0", tokens_about(400))]
     following.cancel()
     await asyncio.wait([following])

@@ -238,12 +238,13 @@ class Pool:
             for name, each in (("ide", of), ("web", {}))
         )
         self.registry = CollectorRegistry()
-        self.rates = RateLimits(limits_of((self.ide, self.web)), LimitMetrics(self.registry))
-        self.rates.shared = others
+        self.others = others
+        self.rates = RateLimits(limits_of((self.ide, self.web)), LimitMetrics(self.registry), others)
 
     async def left(self, tokens: int = 0) -> int:
         """How many more of `ide` are admitted, up to ten."""
-        self.rates.shared = None
+        if self.others is not None:
+            self.others.answer = None
         for count in range(10):
             try:
                 await self.rates.enter(self.ide, tokens)
@@ -285,12 +286,18 @@ async def test_the_answer_tells_what_all_routers_use_where_they_know(monkeypatch
     pool = Pool(monkeypatch, Others(Answer(Ticket(5, 9), USAGE)), requestsPerMinute=10)
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"3"
     assert pool.counted("limits_decided_alone") == 0
-    pool.rates.shared = Others(None)
+    assert pool.others is not None
+    pool.others.answer = None
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"8"
     assert pool.counted("limits_decided_alone") == 1
-    pool.rates.shared = None
+
+
+async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool(monkeypatch, requestsPerMinute=10)
     await pool.rates.enter(pool.ide, 9)
-    assert pool.counted("limits_decided_alone") == 1
+    assert pool.counted("limits_decided_alone") == 0
 
 
 async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from loop_time import freeze, skip, thaw
+from penstock_core.domain.slo import Tier
 from penstock_core.domain.verdict import Admitted
 from penstock_core.routing import outlier_detection
 from penstock_core.routing.progress import longest_silence_s
@@ -27,12 +28,13 @@ from penstock_router.replicas.replica_link import (
     LinkState,
     ReplicaLink,
 )
-from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.session_writer import Attempt
 from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_router.request.generation_request import GenerationRequest
 from structlog.testing import capture_logs
 
 READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))
-SUBMISSION = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
+REQUEST = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
 
 
 class Ended(Exception):
@@ -119,17 +121,21 @@ class MemoryReplica:
         return open_session
 
 
-def link_to(replica: MemoryReplica, backoff: Backoff | None = None) -> ReplicaLink:
+def link_to(
+    replica: MemoryReplica, backoff: Backoff | None = None, changed: Callable[[], None] = lambda: None
+) -> ReplicaLink:
     def connect(address: str) -> grpc.aio.Channel:
         return cast(grpc.aio.Channel, replica)
 
-    return ReplicaLink("r0", "memory", connect, backoff or Backoff(Random(1), 0.0, 0.0))
+    return ReplicaLink("r0", "memory", connect, backoff or Backoff(Random(1), 0.0, 0.0), changed=changed)
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[ReplicaLink, MemoryReplica]]:
+async def linked(
+    changed: Callable[[ReplicaLink], None] = lambda link: None,
+) -> AsyncIterator[tuple[ReplicaLink, MemoryReplica]]:
     replica = MemoryReplica()
-    link = link_to(replica)
+    link = link_to(replica, changed=lambda: changed(link))
     running = asyncio.create_task(link.run())
     await turns()
     assert link.state is LinkState.READY
@@ -145,7 +151,7 @@ async def turns(count: int = 20) -> None:
 
 
 def ask(link: ReplicaLink, bound_bytes: int | None = 1000) -> UpstreamRequest:
-    return link.submit(Attempt(SUBMISSION, 1, False), bound_bytes, lambda: None)
+    return link.submit(Attempt(REQUEST, 1, False), bound_bytes, lambda: None)
 
 
 def event(id: int, **kind: Any) -> wire.ReplicaFrame:
@@ -314,8 +320,8 @@ async def test_a_cause_is_told_once_while_it_lasts() -> None:
 
 async def test_whoever_counts_replicas_hears_of_every_change() -> None:
     heard: list[LinkState] = []
-    async with linked() as (link, replica):
-        link.changed = lambda: heard.append(link.state)
+    async with linked(lambda link: heard.append(link.state)) as (link, replica):
+        heard.clear()
         replica.sessions[-1].bring(READY)
         replica.sessions[-1].bring(wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=False)))
         replica.sessions[-1].bring(

@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_router.connections.backoff import Backoff
 from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
 from penstock_router.replicas.replica_link import LinkState
 from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.session_writer import Attempt
 from penstock_router.replicas.upstream_request import UpstreamRequest
+from penstock_router.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 
@@ -39,8 +41,8 @@ class Announced:
 
 
 def ask(replica_set: ReplicaSet, name: str) -> UpstreamRequest:
-    submission = Submission("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"{}", "chat", 0.0)
-    return replica_set[name].submit(Attempt(submission, 1, False), None, lambda: None)
+    request = GenerationRequest("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
+    return replica_set[name].submit(Attempt(request, 1, False), None, lambda: None)
 
 
 async def test_the_set_is_followed() -> None:
@@ -89,8 +91,8 @@ async def test_a_replica_that_leaves_finishes_what_it_carries() -> None:
 
 async def test_a_request_for_a_replica_without_a_session_is_lost_at_once() -> None:
     link = make_link("r0", "127.0.0.1:1")
-    submission = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
-    upstream = link.submit(Attempt(submission, 1, False), None, lambda: None)
+    request = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
+    upstream = link.submit(Attempt(request, 1, False), None, lambda: None)
     assert link.state is LinkState.CONNECTING
     assert upstream.end is not None
 

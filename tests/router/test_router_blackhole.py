@@ -7,11 +7,13 @@ from random import Random
 
 import grpc
 import pytest
+from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_router.connections.backoff import Backoff
 from penstock_router.replicas.replica_link import LinkState, ReplicaLink
-from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.session_writer import Attempt
 from penstock_router.replicas.upstream_request import Lost
+from penstock_router.request.generation_request import GenerationRequest
 from penstock_runtime.grpc_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from scripted import replica as scripted_replica
 from scripted.house import until
@@ -79,8 +81,8 @@ async def test_a_host_that_vanishes_is_noticed_by_pings_and_found_again(
     monkeypatch.setattr(scripted_replica, "SERVER_OPTIONS", sped_up(SERVER_OPTIONS))
     replica = ScriptedReplica("r0", is_silent)
     async with linked(replica) as (link, network):
-        submission = Submission("id", wire.ENDPOINT_COMPLETIONS, b"{}", "chat", 0.0)
-        upstream = link.submit(Attempt(submission, 1, False), None, lambda: None)
+        request = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
+        upstream = link.submit(Attempt(request, 1, False), None, lambda: None)
         await until(lambda: len(replica.parts) == 1)
         network.swallows = True
         await until(lambda: upstream.end is not None)

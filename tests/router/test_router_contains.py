@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_router.http import client_connection, generation
+from penstock_router.http import response
+from penstock_router.observability.access_log import AccessLog
 from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_runtime.http_protocol import HttpBounds
 from scripted.house import MODEL, House, house, pool_with, until
@@ -61,7 +62,7 @@ async def test_a_fault_in_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyP
         part.output(chat_chunk("one"))
         part.fail(wire.FAILURE_ENGINE_REFUSED, 500)
 
-    monkeypatch.setattr(generation, "_last_words", breaks)
+    monkeypatch.setattr(response, "_error_event", breaks)
     async with house(ScriptedReplica("r0", is_lost)) as router:
         reply = await router.chat(stream=True)
         assert b'data: {"error":{"message":"internal error"' in reply.content
@@ -71,45 +72,38 @@ async def test_a_fault_in_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyP
 async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(ScriptedReplica("r0")) as router:
         with monkeypatch.context() as patch:
-            patch.setattr(generation, "log_ended", breaks)
+            patch.setattr(AccessLog, "ended", breaks)
             for stream in (False, True):
                 assert (await router.chat(stream=stream)).status_code == 200
             await router.counted(FAULTS, 2)
         assert (await router.chat()).status_code == 200
 
 
-async def test_a_request_whose_client_cannot_be_listened_to_is_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else nobody would notice that the client has gone, and its work would go on."""
-
-    async def admits(part: Part) -> None:
-        part.admit()
-
-    class Deaf(client_connection.ClientConnection):
-        def __init__(self, scope: Any, receive: Any) -> None:
-            async def fails() -> Any:
-                breaks()
-
-            super().__init__(scope, fails)
-
-    monkeypatch.setattr(generation, "ClientConnection", Deaf)
+async def test_a_client_that_goes_with_a_second_request_on_its_way_takes_back_both() -> None:
+    """Requests may follow one another on a connection without waiting; it is lost for all of them."""
     replica = ScriptedReplica("r0", admits)
     async with house(replica) as router:
-        await router.chat()
+        with reads_nothing(router, asked=2):
+            await until(lambda: len(replica.parts) == 1)
+        await replica.parts[0].cancelled.wait()
+        await router.counted(ended("client_gone"))
         await router.counted("penstock_router_open_requests", 0)
 
 
+async def admits(part: Part) -> None:
+    part.admit()
+
+
 @contextmanager
-def reads_nothing(router: House, **body: Any) -> Iterator[socket.socket]:
-    """A client that asks and takes nothing."""
+def reads_nothing(router: House, asked: int = 1, **body: Any) -> Iterator[socket.socket]:
+    """A client that asks, so many times, and takes nothing."""
     raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
     host, port = router.address.split(":")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((host, int(port)))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
-        sock.sendall(head.encode() + raw)
+        sock.sendall((head.encode() + raw) * asked)
         yield sock
 
 

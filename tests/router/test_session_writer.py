@@ -2,21 +2,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from penstock_core.domain.slo import Tier
 from penstock_pool import serving_spec as pool_bound
 from penstock_proto import replica_pb2 as wire
 from penstock_router.replicas.session_writer import (
     FRAME_BYTES,
     Attempt,
     SessionWriter,
-    Submission,
 )
+from penstock_router.request.generation_request import GenerationRequest
 from penstock_router.settings import MOST_BODY_BYTES, settings_of
 from penstock_runtime.grpc_options import MESSAGE_BYTES
 from scripted.house import pool_with
 
 
 def attempt(body: bytes = b"{}", arrival_s: float = 0.0) -> Attempt:
-    return Attempt(Submission("r", wire.ENDPOINT_COMPLETIONS, body, "chat", arrival_s), hop=1, backup=False)
+    return Attempt(
+        GenerationRequest("r", wire.ENDPOINT_COMPLETIONS, body, Tier("chat"), arrival_s), hop=1, backup=False
+    )
 
 
 class Wire:

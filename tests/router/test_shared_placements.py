@@ -43,13 +43,10 @@ class Router:
         self.heard: list[tuple[str, PeerLoad]] = []
         self.malformed = 0
         urls = (f"redis://h:{number}" for number in range(1, 100))
-        self.shared = SharedPlacements(
-            lambda: next(urls),
-            channel,
-            lambda *told: self.heard.append(told),
-            backoff or Backoff(Random(1), 0.0, 0.0),
-        )
-        self.shared.malformed = self._count
+        self.shared = SharedPlacements(lambda: next(urls), channel, backoff or Backoff(Random(1), 0.0, 0.0))
+
+    async def run(self) -> None:
+        await self.shared.run(lambda *told: self.heard.append(told), self._count)
 
     def _count(self) -> None:
         self.malformed += 1
@@ -57,7 +54,7 @@ class Router:
 
 @asynccontextmanager
 async def running(*routers: Router) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(router.shared.run()) for router in routers]
+    tasks = [asyncio.create_task(router.run()) for router in routers]
     await turns()
     try:
         yield
@@ -247,3 +244,17 @@ def test_messages_have_a_bound() -> None:
     assert read_placements(longest)[0] == "other"
     with pytest.raises(ValueError, match="longer"):
         read_placements(longest + b" ")
+
+
+@pytest.mark.parametrize("down", [None, TimeoutError("late")])
+async def test_a_cancellation_that_the_client_library_swallows_is_heeded(
+    redis: ScriptedRedis, down: Exception | None
+) -> None:
+    redis.answering.clear()
+    redis.ignores_cancellation = True
+    task = asyncio.create_task(Router().run())
+    await turns()
+    redis.down = down
+    task.cancel()
+    await turns()
+    assert task.cancelled()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from loop_time import turns
 from penstock_core.domain.verdict import BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_router.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
@@ -118,3 +119,64 @@ async def test_only_what_is_streamed_has_a_bound() -> None:
 
 def test_a_replica_that_is_lost_may_have_begun_unless_it_is_said() -> None:
     assert Lost("r0", "gone").reached
+
+
+class Client:
+    """Where output is relayed to. behind: it takes nothing now."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[bytes, int]] = []
+        self.behind = False
+
+    def relay(self, data: bytes, tokens: int) -> bool:
+        if not self.behind:
+            self.taken.append((data, tokens))
+        return not self.behind
+
+
+async def test_output_passes_a_task_that_waits_without_waking_it() -> None:
+    upstream, client = UpstreamRequest(1, bound_bytes=10), Client()
+    waiting = asyncio.create_task(upstream.changed(client.relay))
+    await turns()
+    for _ in range(3):
+        assert upstream.put(b"x" * 100, 1)
+    await turns()
+    assert client.taken == [(b"x" * 100, 1)] * 3
+    assert not waiting.done()
+    upstream.finish(wire.Finished())
+    await waiting
+    assert upstream.take() == (b"", 0, wire.Finished())
+
+
+async def test_output_that_the_client_cannot_take_is_held_and_wakes_the_task() -> None:
+    upstream, client = UpstreamRequest(1), Client()
+    waiting = asyncio.create_task(upstream.changed(client.relay))
+    await turns()
+    client.behind = True
+    upstream.put(b"a", 1)
+    await waiting
+    assert upstream.take() == (b"a", 1, None)
+
+
+async def test_nothing_passes_what_is_held_or_being_written() -> None:
+    upstream, client = UpstreamRequest(1), Client()
+    waiting = asyncio.create_task(upstream.changed(client.relay))
+    await turns()
+    client.behind = True
+    upstream.put(b"a", 1)
+    client.behind = False
+    upstream.put(b"b", 1)
+    await waiting
+    assert upstream.take() == (b"ab", 2, None)
+    upstream.put(b"c", 1)  # while the task writes
+    assert (client.taken, upstream.take()) == ([], (b"c", 1, None))
+
+
+async def test_nothing_is_relayed_for_a_task_that_is_cancelled() -> None:
+    upstream, client = UpstreamRequest(1), Client()
+    waiting = asyncio.create_task(upstream.changed(client.relay))
+    await turns()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    upstream.put(b"a", 1)
+    assert (client.taken, upstream.take().data) == ([], b"a")

@@ -13,7 +13,8 @@ import openai
 import pytest
 import uvloop
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
-from penstock_runtime.http_protocol import STALLED, BoundedHttp, HttpBounds
+from penstock_runtime.client_connection import CLIENT
+from penstock_runtime.http_protocol import BoundedHttp, HttpBounds
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving
 
@@ -183,7 +184,7 @@ def test_a_stream_whose_client_takes_nothing_is_dropped(run: Run) -> None:
             with slow_reader(address, "/endless"):
                 async with asyncio.timeout(PATIENCE_S):
                     scope = await app.gone.get()
-                assert STALLED in scope["extensions"]
+                assert scope["extensions"][CLIENT].slow
                 await none_left(server)
 
     run(story())

@@ -6,8 +6,9 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 import asyncio
 import ssl
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from random import Random
+from typing import TYPE_CHECKING
 
 import structlog
 from penstock_pool import Pool, PoolError, load_keys, load_pool
@@ -32,8 +33,12 @@ from penstock_router.observability.metrics import Metrics
 from penstock_router.options import Options, parse
 from penstock_router.replicas.peer_placements import PeerLoad
 from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.replicas.replica_set import MakeLink, ReplicaSet
 from penstock_router.settings import Settings, settings_of
+
+if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
+    from penstock_router.applications.shared_limits import SharedLimits
+    from penstock_router.replicas.shared_placements import SharedPlacements
 
 MANY_TURNS = 2**16
 """Routers begin at turns of their own, so that they do not go round in step."""
@@ -68,10 +73,10 @@ async def serve(
     pool: Pool, settings: Settings, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
-    random, connect = Random(), connect_by(options.replica_tls)
-    replica_set = ReplicaSet(
-        lambda name, address: ReplicaLink(name, address, connect, Backoff(random)), random
-    )
+    random = Random()
+    placements = _shared_placements(options, pool)
+    limits = _shared_limits(options, pool)
+    replica_set = ReplicaSet(_link_maker(options, random, placements), random)
     listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
     app = RouterApp(
         pool,
@@ -80,6 +85,7 @@ async def serve(
         replica_set,
         first_turn=random.randrange(MANY_TURNS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
+        shared_limits=limits,
     )
     bounds = HttpBounds(
         head_bytes=pool.spec.router.max_header_bytes, write_s=pool.spec.router.write_timeout_s
@@ -88,8 +94,7 @@ async def serve(
     beside = [
         asyncio.create_task(part)
         for part in (
-            *_sharing(options, pool, replica_set, app.metrics),
-            *_sharing_limits(options, pool, app),
+            *_sharing(placements, limits, replica_set, app.metrics),
             *_refreshing(options, pool, keys, app.metrics),
             replica_set.follow(source),
         )
@@ -117,55 +122,76 @@ async def serve(
 
 
 def _check_certificates(options: Options) -> None:
-    """Raises OSError where a file of them cannot be used."""
+    """Raise OSError where one of their files cannot be used."""
     _api_tls(options)
     if options.replica_tls is not None:
         options.replica_tls.credentials()
 
 
 def _api_tls(options: Options) -> ssl.SSLContext | None:
-    """TLS of the API, where it is wanted. Raises OSError."""
+    """Return the TLS context of the API, where it is wanted. Raises OSError."""
     given = options.certificate
     return None if given is None else server_context(given.cert, given.key)
 
 
-def _sharing(
-    options: Options, pool: Pool, replica_set: ReplicaSet, metrics: Metrics
-) -> Iterator[Coroutine[None, None, None]]:
-    """What shares with other routers, where that is wanted."""
+def _link_maker(options: Options, random: Random, placements: "SharedPlacements | None") -> MakeLink:
+    """Return what makes a link to each replica."""
+    connect = connect_by(options.replica_tls)
+    placed = (lambda replica, tokens: None) if placements is None else placements.placed
+
+    def make_link(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
+        return ReplicaLink(
+            name, address, connect, Backoff(random), changed=changed, placed=placed, draw=random.random
+        )
+
+    return make_link
+
+
+def _shared_placements(options: Options, pool: Pool) -> "SharedPlacements | None":
+    """Return this router's part in shared placements, where there is a Redis."""
     if options.redis_url is None:
-        return
+        return None
     from penstock_router.replicas.shared_placements import SharedPlacements
 
-    def heard(replica: str, placed: PeerLoad) -> None:
-        metrics.placements_heard.inc()
-        replica_set.placed_by_peer(replica, placed)
-
     channel = f"penstock:{options.service or pool.metadata.name}:placements"
-    shared = SharedPlacements(options.redis_url, channel, heard, Backoff(Random()))
-    shared.malformed = metrics.placements_malformed.inc
-    replica_set.placed = shared.placed
-    metrics.redis_connected.set_function(lambda: shared.connected)
-    yield shared.run()
+    return SharedPlacements(options.redis_url, channel, Backoff(Random()))
 
 
-def _sharing_limits(options: Options, pool: Pool, app: RouterApp) -> Iterator[Coroutine[None, None, None]]:
-    """What makes applications' limits hold over all routers, where there are limits and a Redis."""
+def _shared_limits(options: Options, pool: Pool) -> "SharedLimits | None":
+    """Return this router's part in shared limits, where there are limits and a Redis."""
     limits = limits_of(pool.spec.applications)
     if options.redis_url is None or not limits:
-        return
+        return None
     from penstock_router.applications.shared_limits import SharedLimits
 
     prefix = f"penstock:{options.service or pool.metadata.name}:limits"
-    shared = app.limits.shared = SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))
-    app.metrics.limits.shared.set_function(lambda: shared.connected)
-    yield shared.run()
+    return SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))
+
+
+def _sharing(
+    placements: "SharedPlacements | None",
+    limits: "SharedLimits | None",
+    replica_set: ReplicaSet,
+    metrics: Metrics,
+) -> Iterator[Coroutine[None, None, None]]:
+    """Yield what keeps this router in touch with the others through Redis."""
+    if placements is not None:
+
+        def heard(replica: str, placed: PeerLoad) -> None:
+            metrics.placements_heard.inc()
+            replica_set.placed_by_peer(replica, placed)
+
+        metrics.redis_connected.set_function(lambda: placements.connected)
+        yield placements.run(heard, metrics.placements_malformed.inc)
+    if limits is not None:
+        metrics.limits.shared.set_function(lambda: limits.connected)
+        yield limits.run()
 
 
 def _refreshing(
     options: Options, pool: Pool, keys: Keys, metrics: Metrics
 ) -> Iterator[Coroutine[None, None, None]]:
-    """What keeps the applications' keys current."""
+    """Yield what keeps the applications' keys current."""
     secrets, folder = options.key_secrets, options.pool.parent
     files = {
         each.name: folder / each.keys.file
@@ -179,14 +205,14 @@ def _refreshing(
 
 
 def _check_key_secrets(options: Options, pool: Pool) -> None:
-    """Raises PoolError where a flag names an application that the pool does not have."""
+    """Raise PoolError where a flag names an application that the pool does not have."""
     unknown = options.key_secrets.keys() - {each.name for each in pool.spec.applications}
     if unknown:
         raise PoolError([f"--key-secret: {pool.metadata.name} has no application {min(unknown)}"])
 
 
 def _source(options: Options) -> Source:
-    """Where replicas are told. Raises AccessError where there is no way to the cluster."""
+    """Return where the set of replicas comes from. Raises AccessError where the cluster cannot be reached."""
     if options.service is None:
         return Fixed(options.replicas)
     access = Access(options.kubeconfig)

@@ -21,14 +21,8 @@ from math import inf
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock_runtime.client_connection import CLIENT, ClientConnection
 from penstock_runtime.openai_errors import ApiError
-
-ABORT = "penstock.abort"
-"""Extension in an ASGI scope: call it to break the connection at once, though the client does not read."""
-
-
-STALLED = "penstock.stalled"
-"""Extension in the scope of a request whose connection was aborted because the client took no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +89,8 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head."""
         super().connection_made(transport)
+        self._client = ClientConnection(transport)
+        self._extensions = {CLIENT: self._client}
         self._output = _Output(self._write, transport.is_closing, self._close_after_request)
         if len(self.connections) > self.config.bounds.connections:
             full = ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
@@ -114,6 +110,7 @@ class BoundedHttp(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._client.lost()
         del self.parser, self._output
         self.cycle = None  # type: ignore[assignment]  # as before the first request
 
@@ -148,13 +145,19 @@ class BoundedHttp(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Watch whether the client takes what waits."""
         super().pause_writing()
+        self._client.paused = True
         self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """Let parts of responses be written again."""
+        super().resume_writing()
+        self._client.paused = False
 
     def on_message_begin(self) -> None:
         """Begin a head. Its first bytes were counted when they came, unless they came behind a body."""
         self._in_head = True
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ASGI's own place
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # ASGI's own place
 
     def on_headers_complete(self) -> None:
         """End a head."""
@@ -273,9 +276,7 @@ class BoundedHttp(HttpToolsProtocol):
         if waiting_bytes < self._unread_bytes:
             self._watch_writes(waiting_bytes)
             return
-        if self.cycle is not None:
-            self.cycle.scope["extensions"][STALLED] = {}
-        self.transport.abort()
+        self._client.break_slow()
 
     def _arm(self) -> None:
         if self._head_timer is None:

@@ -137,10 +137,10 @@ async def house(
         yield the_house
 
 
-def make_link(name: str, address: str) -> ReplicaLink:
+def make_link(name: str, address: str, changed: Callable[[], None] = lambda: None) -> ReplicaLink:
     """A link that reconnects at once."""
 
     def connect(address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
-    return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02))
+    return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02), changed=changed)

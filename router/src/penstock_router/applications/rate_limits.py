@@ -29,7 +29,7 @@ WORDS = {
 """The type of the error, as OpenAI has it, and what is limited."""
 
 
-class Shared(Protocol):
+class PoolLimits(Protocol):
     """Limits over all routers."""
 
     async def ask(self, application: str, tokens: int) -> Answer | None:
@@ -78,7 +78,7 @@ class _Limited(Admission):
     application: str
     ledger: Ledger
     ticket: Ticket
-    shared: Shared | None
+    shared: PoolLimits | None
     shared_ticket: Ticket | None
 
     def leave(self, tokens: int) -> None:
@@ -89,13 +89,15 @@ class _Limited(Admission):
 
 
 class RateLimits:
-    """One router's. shared: set where routers share limits."""
+    """One router's. shared: limits over all routers, where routers share them."""
 
-    def __init__(self, applications: Mapping[str, Limits], metrics: LimitMetrics) -> None:
+    def __init__(
+        self, applications: Mapping[str, Limits], metrics: LimitMetrics, shared: PoolLimits | None = None
+    ) -> None:
         self._limits = applications
         self._ledgers = {name: Ledger(limits) for name, limits in applications.items()}
         self._metrics = metrics
-        self.shared: Shared | None = None
+        self._shared = shared
 
     async def enter(self, application: Application | None, tokens: int) -> Admission:
         """Admit a request that will use about so many tokens. Raises ApiError (429)."""
@@ -109,19 +111,19 @@ class RateLimits:
         answer = await self._ask_all(name, ledger, ticket)
         if answer is None:
             headers = headers_of(self._limits[name], ledger.usage(now_s))
-            return _Limited(headers, name, ledger, ticket, self.shared, None)
+            return _Limited(headers, name, ledger, ticket, self._shared, None)
         if isinstance(answer.verdict, Refused):
             ledger.take_back(now_s, ticket)
             raise self._refusal(name, answer.verdict, answer.usage, tokens)
         headers = headers_of(self._limits[name], answer.usage)
-        return _Limited(headers, name, ledger, ticket, self.shared, answer.verdict)
+        return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
 
     async def _ask_all(self, application: str, ledger: Ledger, ticket: Ticket) -> Answer | None:
         """What all routers say; None where they share nothing now."""
-        if self.shared is None:
+        if self._shared is None:
             return None
         try:
-            answer = await self.shared.ask(application, ticket.tokens)
+            answer = await self._shared.ask(application, ticket.tokens)
         except BaseException:
             ledger.take_back(monotonic(), ticket)
             raise

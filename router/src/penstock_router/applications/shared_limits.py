@@ -30,6 +30,7 @@ from redis.backoff import NoBackoff
 
 from penstock_router.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
 from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.cancellation import heed_cancellation
 
 ANSWER_S = 0.25
 """Longest time of a call. A request waits for two at most; then its router decides alone."""
@@ -132,7 +133,7 @@ class SharedLimits:
             try:
                 await self._connection()
             except Exception as error:  # whatever it is: each router's own limits hold, and requests go on
-                _heed_cancellation()
+                heed_cancellation()
                 why = f"{type(error).__name__}: {error}"
             if not self._away:  # once for each time that it goes, not for each attempt
                 log.warning("limits are not shared", why=why, meanwhile="each router's own limits hold")
@@ -155,7 +156,7 @@ class SharedLimits:
             try:
                 while True:
                     await self._call(redis, script)
-                    _heed_cancellation()
+                    heed_cancellation()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RENEW_S):
                             await self._due.wait()
@@ -204,13 +205,6 @@ class SharedLimits:
                 _correct(use, slot, -ask.tokens)
         if use.due(monotonic()):
             self._due.set()
-
-
-def _heed_cancellation() -> None:
-    """Raise CancelledError if this task was cancelled: the client library may have swallowed it in a call."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def script_arguments(

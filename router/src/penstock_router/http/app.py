@@ -1,32 +1,33 @@
 """The router's public HTTP side: which path does what, and what every answer has in common.
 
-Bare ASGI: a request is one task, and a token passes through two coroutines on its way to the socket.
+Bare ASGI: a request is one task. `RequestPath` serves those that generate, `pages` all others.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import structlog
-from penstock_pool import Pool
+from penstock_core.timing.time_model import TimeModel
+from penstock_pool import Pool, named_time_model
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.asgi import ClientGone, Receive, Scope, Send, answer
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
 from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.rate_limits import RateLimits, limits_of
+from penstock_router.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_router.applications.tier_selection import application_of
 from penstock_router.applications.token_usage import Usage
 from penstock_router.http import pages
-from penstock_router.http.generation import Call, Generation
+from penstock_router.http.intake import Call, Intake
+from penstock_router.http.request_path import RequestPath
 from penstock_router.observability.metrics import Metrics
 from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.request import request_head
 from penstock_router.request.byte_budget import ByteBudget
 from penstock_router.request.request_body import BodyReader
-from penstock_router.routing.placement import UpstreamError
+from penstock_router.routing.placement import Placement, UpstreamError
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_router.settings import Settings
 
@@ -51,6 +52,7 @@ class RouterApp:
 
     first_turn: the turn of its first request; routers that begin at different ones do not go in step.
     admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine are told it.
+    shared_limits: applications' limits over all routers, where routers share them.
     """
 
     def __init__(
@@ -62,28 +64,38 @@ class RouterApp:
         *,
         first_turn: int = 0,
         admin_url: str | None = None,
+        shared_limits: PoolLimits | None = None,
     ) -> None:
         self._pool, self._settings, self._replica_set = pool, settings, replica_set
         self.keys = keys
         self._admin_url = admin_url
         self.draining = False
-        self.metrics = Metrics(settings.tiers, replica_set)
+        self._named_time_model = named_time_model(pool.spec.engine.time_model)
+        self.metrics = metrics = Metrics(settings.tiers, replica_set)
         self._room = WaitingRoom(replica_set, settings.hold_s)
-        self.metrics.held.set_function(lambda: self._room.held)
-        self.limits = RateLimits(limits_of(pool.spec.applications), self.metrics.limits)
-        self._budget = ByteBudget(settings.buffer_bytes)
-        self.metrics.held_bytes.set_function(lambda: self._budget.held_bytes)
-        self._generation = Generation(
+        budget = ByteBudget(settings.buffer_bytes)
+        metrics.open.set_function(lambda: self._open)
+        metrics.held.set_function(lambda: self._room.held)
+        metrics.held_bytes.set_function(lambda: budget.held_bytes)
+        usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
+        limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
+        reader = BodyReader(settings.max_sequences, pool.spec.requests)
+        placement = Placement(
             settings,
-            keys,
-            BodyReader(settings.max_sequences, pool.spec.requests),
-            self.limits,
-            Usage(pool.spec.applications, settings.max_model_len, self.metrics.usage),
             replica_set,
-            self.metrics,
-            self._room,
-            partial(pages.told_time_model, replica_set, pool),
-            self._budget,
+            demand=metrics.demand,
+            room=self._room,
+            time_model=self._time_model,
+            budget=budget,
+        )
+        intake = Intake(settings, keys, reader, limits, usage)
+        self._request_path = RequestPath(
+            intake=intake,
+            placement=placement,
+            usage=usage,
+            metrics=metrics,
+            time_model=self._time_model,
+            budget=budget,
         )
         self._started_s = int(time.time())
         self._turn, self._open = first_turn, 0
@@ -95,9 +107,15 @@ class RouterApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
-        request_id = request_head.request_id(request_head.head_of(scope))
+        head = request_head.head_of(scope)
+        request_id = request_head.request_id(head)
         try:
-            await self._route(scope, receive, send, request_id)
+            endpoint = GENERATES.get(scope["path"])
+            if endpoint is not None and scope["method"] == "POST":
+                turn, self._turn = self._turn, self._turn + 1
+                await self._generate(Call(scope, receive, send, head, endpoint, request_id, turn))
+            else:
+                await self._page(scope, send, endpoint is not None)
         except ApiError as error:
             error.headers = (*error.headers, *_beside_error(error.status, request_id, error.headers))
             raise
@@ -114,26 +132,23 @@ class RouterApp:
                 500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
             ) from None
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _page(self, scope: Scope, send: Send, generates: bool) -> None:
+        """Answer what is no generating request."""
         path, method = scope["path"], scope["method"]
-        endpoint = GENERATES.get(path)
         page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
-        if endpoint is None and page is None:
+        if page is None and not generates:
             raise self._refused(404, f"there is nothing at {path[:256]}", code="not_found")
-        allowed = ("POST",) if endpoint is not None else ("GET", "HEAD")
+        allowed = ("POST",) if generates else ("GET", "HEAD")
         if method == "OPTIONS":
             await answer(send, b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
-        elif method not in allowed:
+        elif page is None or method not in allowed:
             raise self._refused(
                 405,
                 f"{path} takes {' and '.join(allowed)}, not {method[:32]}",
                 code="method_not_allowed",
                 headers=(("allow", ", ".join(allowed)),),
             )
-        elif endpoint is not None:
-            turn, self._turn = self._turn, self._turn + 1
-            await self._generate(Call(scope, receive, send, endpoint, request_id, turn))
-        elif page is not None:
+        else:
             await page(scope, send)
 
     def _refused(self, status: int, message: str, **rest: Any) -> ApiError:
@@ -151,12 +166,15 @@ class RouterApp:
                 headers=(("retry-after", "1"),),
             )
         self._open += 1
-        self.metrics.open.set(self._open)
         try:
-            await self._generation.serve(call)
+            await self._request_path.serve(call)
         finally:
             self._open -= 1
-            self.metrics.open.set(self._open)
+
+    def _time_model(self) -> TimeModel | None:
+        """As a replica has told it, else the one that the pool names; None for `auto`."""
+        told = self._replica_set.time_model
+        return self._named_time_model if told is None else told
 
     async def _models(self, scope: Scope, send: Send) -> None:
         application_of(self.keys, request_head.head_of(scope))
@@ -190,7 +208,7 @@ class RouterApp:
 
     def pool_page(self) -> bytes:
         """Describe the pool: its tiers, its time model, its replicas."""
-        return pages.pool_page(self._pool, self._replica_set)
+        return pages.pool_page(self._pool, self._replica_set, self._time_model())
 
     def demand_page(self) -> bytes:
         """Describe what is asked of the pool."""

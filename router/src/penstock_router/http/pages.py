@@ -1,27 +1,20 @@
-"""What a router says of itself and its pool. Each function is a page; none of them is on a request's path."""
+"""Pages about a router and its pool. Each function is a page; none of them is on a request's path."""
 
 import orjson
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel, to_json
-from penstock_pool import Pool, named_time_model
+from penstock_pool import Pool
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.http.generation import unknown_model
+from penstock_router.http.intake import unknown_model
 from penstock_router.replicas.replica_link import ReplicaLink
 from penstock_router.replicas.replica_set import ReplicaSet
 
 ModelEntry = dict[str, object]
 
 
-def told_time_model(replica_set: ReplicaSet, pool: Pool) -> TimeModel | None:
-    """As a replica told it, else the one that the pool names; None for `auto`."""
-    told = next((link.time_model for link in replica_set.links if link.time_model is not None), None)
-    return named_time_model(pool.spec.engine.time_model) if told is None else told
-
-
-def pool_page(pool: Pool, replica_set: ReplicaSet) -> bytes:
-    """What clients are promised, for those who judge it: tiers with their targets, and the time model."""
-    model = told_time_model(replica_set, pool)
+def pool_page(pool: Pool, replica_set: ReplicaSet, model: TimeModel | None) -> bytes:
+    """Describe the pool's tiers with their targets, its time model and its replicas."""
     page = {
         "pool": pool.metadata.name,
         "model": pool.spec.model.name,
@@ -60,10 +53,10 @@ def model_page(entry: ModelEntry, name: str) -> bytes:
 
 
 def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes:
-    """Which replicas are in service. Raises ApiError (503) where requests are better sent elsewhere.
+    """Describe which replicas are in service. Raises ApiError (503) where requests are better sent elsewhere.
 
-    A router that is stopping says so, and one without any replica, unless it may hold requests until there
-    is one: somebody has to take the request that wakes a pool.
+    A router that is stopping answers 503, and one without any replica, unless it may hold requests until
+    there is one: some router has to take the request that wakes a pool.
     """
     if draining:
         raise ApiError(503, "the router is stopping", type="server_error", code="draining")
@@ -75,7 +68,7 @@ def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes
 
 
 def max_model_len(replica_set: ReplicaSet, pool: Pool) -> int:
-    """As the engines say it, else as the pool does."""
+    """Return the engines' own bound, else the pool's."""
     told = [link.description.max_model_len for link in replica_set.links if link.description is not None]
     return min((length for length in told if length), default=pool.spec.engine.max_model_len)
 

@@ -1,4 +1,4 @@
-"""A line for every request that has ended, for who wants to see each one: `--log-level debug`.
+"""A line for every request that has ended, at `--log-level debug`.
 
 Metrics tell how requests fare; this tells how one did, in the same figures. Never prompts, keys or headers
 but the request's id.
@@ -10,23 +10,28 @@ import structlog
 
 from penstock_router.request.outcome import Ending, Outcome, measured
 
-log = structlog.get_logger()
 
+class AccessLog:
+    """One router's, at the level that logs have when it is made."""
 
-def log_ended(request_id: str, outcome: Outcome) -> None:
-    """Tell of one request. Durations in seconds, `None` where there were too few tokens or no answer."""
-    if not log.is_enabled_for(logging.DEBUG):
-        return
-    seen = measured(outcome) if outcome.ending is Ending.ANSWERED else None
-    log.debug(
-        "ended",
-        request=request_id,
-        tier=outcome.tier.name,
-        verdict=outcome.verdict,
-        reason=outcome.reason,
-        hops=outcome.hops,
-        ending=outcome.ending.value,
-        ttft_s=seen and seen.ttft_s,
-        tpot_s=seen and seen.tpot_s,
-        e2e_s=outcome.ended_s - outcome.arrival_s,
-    )
+    def __init__(self) -> None:
+        self._log = structlog.get_logger().bind()
+        self._enabled = self._log.is_enabled_for(logging.DEBUG)
+
+    def ended(self, request_id: str, outcome: Outcome) -> None:
+        """Log one request. Durations in seconds, `None` where there were too few tokens or no answer."""
+        if not self._enabled:
+            return
+        seen = measured(outcome) if outcome.ending is Ending.ANSWERED else None
+        self._log.debug(
+            "ended",
+            request=request_id,
+            tier=outcome.tier.name,
+            verdict=outcome.verdict,
+            reason=outcome.reason,
+            hops=outcome.hops,
+            ending=outcome.ending.value,
+            ttft_s=seen and seen.ttft_s,
+            tpot_s=seen and seen.tpot_s,
+            e2e_s=outcome.ended_s - outcome.arrival_s,
+        )

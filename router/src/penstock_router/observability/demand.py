@@ -14,7 +14,7 @@ import orjson
 from penstock_router.replicas.replica_link import ReplicaLink
 from penstock_router.request.outcome import Outcome
 
-ADMITTED = "admitted"
+ADMITTED, BEST_EFFORT = "admitted", "best-effort"
 
 
 @dataclass(slots=True)
@@ -52,16 +52,16 @@ class Demand:
         """Tier, first verdict, and the number of requests that had it, for every tier and verdict."""
         for name, tier in self._tiers.items():
             yield name, ADMITTED, tier.admitted
-            yield name, "best-effort", tier.best_effort
+            yield name, BEST_EFFORT, tier.best_effort
             yield name, "rejected", tier.rejected
             yield name, "never", tier.never
 
     def arrived(self, tier: str) -> None:
-        """A request is sent on its way."""
+        """Count a request that is about to be placed."""
         self._tiers[tier].arrived += 1
 
     def decided(self, outcome: Outcome, never: bool = False) -> None:
-        """There is a verdict. Only a request's first counts: a second one follows the loss of a replica."""
+        """Count a verdict. Only a request's first counts: a second one follows the loss of a replica."""
         if outcome.decided:
             return
         outcome.decided = True
@@ -71,13 +71,13 @@ class Demand:
             tier.never += 1
         elif outcome.verdict == ADMITTED:
             tier.admitted += 1
-        elif outcome.verdict == "best-effort":
+        elif outcome.verdict == BEST_EFFORT:
             tier.best_effort += 1
         else:
             tier.rejected += 1
 
     def judged(self, outcome: Outcome, met: bool) -> None:
-        """It has ended, with or without having kept every target."""
+        """Count a request that has ended. met: it kept every target."""
         tier = self._tiers[outcome.tier.name]
         tier.all_judged += 1
         tier.all_met += met
@@ -86,7 +86,7 @@ class Demand:
             tier.met += met
 
     def page(self, held: int, links: Iterable[ReplicaLink]) -> bytes:
-        """As JSON. held: requests that wait for want of any replica."""
+        """Return the page as JSON. held: requests that wait because no replica is in service."""
         return orjson.dumps(
             {
                 "held": held,

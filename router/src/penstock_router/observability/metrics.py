@@ -3,7 +3,8 @@
 Everything is counted when a request ends; nothing is counted per token.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
@@ -20,7 +21,9 @@ from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.request.outcome import Ending, Outcome, measured, misses, targets_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
-PACE_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+HOPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
 """Endings that say nothing about the service: attainment leaves them out."""
@@ -32,29 +35,26 @@ class Metrics:
     def __init__(self, tiers: Mapping[str, Tier], replica_set: ReplicaSet) -> None:
         self.demand = Demand(tiers)
         registry = self.registry = CollectorRegistry(auto_describe=False)
-        self._requests = Counter(
-            "penstock_router_requests",
+        self._requests = self._count(
+            "requests",
             "Requests ended, by tier, verdict (admitted, best-effort, rejected, none), "
             "reason of the rejection, and how they ended.",
-            ["tier", "verdict", "reason", "ending"],
-            registry=registry,
+            "tier",
+            "verdict",
+            "reason",
+            "ending",
         )
-        self._refused = Counter(
-            "penstock_router_refused",
-            "Requests answered before they were sent to any replica, by HTTP status.",
-            ["status"],
-            registry=registry,
+        self._refused = self._count(
+            "refused", "Requests answered before they were sent to any replica, by HTTP status.", "status"
         )
-        self._hops = Histogram(
-            "penstock_router_hops",
-            "Replicas that answered a request, with the one that took it.",
-            ["tier"],
-            buckets=(1, 2, 3, 4, 6, 8, 12, 16),
-            registry=registry,
+        self._hops = self._histogram(
+            "hops", "Replicas that answered a request, with the one that served it.", HOPS
         )
-        self._ttft = self._seconds("ttft", "Reading the request to its first token written.", SECONDS)
-        self._tpot = self._seconds("tpot", "Per token after the first, as the tier judges.", PACE_SECONDS)
-        self._e2e = self._seconds("e2e", "Reading the request to the end of its answer.", SECONDS)
+        self._ttft = self._histogram("ttft_seconds", "Request read to first token written.", SECONDS)
+        self._tpot = self._histogram(
+            "tpot_seconds", "Per token after the first, as the tier judges.", TPOT_SECONDS
+        )
+        self._e2e = self._histogram("e2e_seconds", "Request read to end of the answer.", SECONDS)
         self._met = self._count("slo_met", "Requests that kept every target of their tier.", "tier")
         self._missed = self._count(
             "slo_missed",
@@ -69,7 +69,7 @@ class Metrics:
         )
         self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
         self._failovers = self._count(
-            "failovers", "Replicas lost before a request's first byte; it was walked elsewhere.", "tier"
+            "failovers", "Replicas lost before a request's first byte; it was sent to another.", "tier"
         )
         self.faults = Counter(
             "penstock_router_faults",
@@ -107,21 +107,21 @@ class Metrics:
         registry.register(_Replicas(replica_set))
         registry.register(_Verdicts(self.demand))
         for tier in tiers:
-            self._met.labels(tier)
-            self._judged.labels(tier)
+            self._met(tier)
+            self._judged(tier)
 
     def refused(self, status: int) -> None:
-        """A request was answered with an error of its own making."""
-        self._refused.labels(str(status)).inc()
+        """Count a request that was answered with an error before it was placed."""
+        self._refused(str(status)).inc()
 
     def ended(self, outcome: Outcome, model: TimeModel | None) -> None:
-        """A request that was sent on its way has ended."""
+        """Count a placed request that has ended."""
         tier = outcome.tier.name
-        self._requests.labels(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
+        self._requests(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
         if outcome.failovers:
-            self._failovers.labels(tier).inc(outcome.failovers)
+            self._failovers(tier).inc(outcome.failovers)
         if outcome.hops:
-            self._hops.labels(tier).observe(outcome.hops)
+            self._hops(tier).observe(outcome.hops)
         if outcome.ending is Ending.ANSWERED:
             self._answered(outcome, model)
         elif outcome.ending not in NOT_COUNTED:
@@ -133,13 +133,13 @@ class Metrics:
 
     def _answered(self, outcome: Outcome, model: TimeModel | None) -> None:
         tier, seen = outcome.tier.name, measured(outcome)
-        self._e2e.labels(tier).observe(seen.e2e_s)
+        self._e2e(tier).observe(seen.e2e_s)
         if seen.ttft_s is not None:
-            self._ttft.labels(tier).observe(seen.ttft_s)
+            self._ttft(tier).observe(seen.ttft_s)
         elif not outcome.stream:
-            self._untimed.labels(tier).inc()
+            self._untimed(tier).inc()
         if seen.tpot_s is not None:
-            self._tpot.labels(tier).observe(seen.tpot_s)
+            self._tpot(tier).observe(seen.tpot_s)
         targets = targets_of(outcome, model)
         if targets is None:
             return
@@ -148,19 +148,20 @@ class Metrics:
     def _judge(self, outcome: Outcome, missed: list[str]) -> None:
         tier = outcome.tier.name
         self.demand.judged(outcome, met=not missed)
-        self._judged.labels(tier).inc()
+        self._judged(tier).inc()
         for why in missed:
-            self._missed.labels(tier, why).inc()
+            self._missed(tier, why).inc()
         if not missed:
-            self._met.labels(tier).inc()
+            self._met(tier).inc()
 
-    def _seconds(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"penstock_router_{name}_seconds", says, ["tier"], buckets=buckets, registry=self.registry
-        )
+    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+        """Return a histogram by tier, as a function from the tier; a series is looked up once."""
+        metric = f"penstock_router_{name}"
+        return cache(Histogram(metric, says, ["tier"], buckets=buckets, registry=self.registry).labels)
 
-    def _count(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(f"penstock_router_{name}", says, labels, registry=self.registry)
+    def _count(self, name: str, says: str, *labels: str) -> Callable[..., Counter]:
+        """Return a counter, as a function from its labels' values; a series is looked up once."""
+        return cache(Counter(f"penstock_router_{name}", says, labels, registry=self.registry).labels)
 
 
 class _Verdicts(Collector):

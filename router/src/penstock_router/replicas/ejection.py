@@ -12,13 +12,12 @@ log = structlog.get_logger()
 class Ejection:
     """One replica's health, and the request that probes it while it is half open.
 
-    draw: a number in [0, 1) for each ejection. total: ejections so far.
+    draw: returns a number in [0, 1) for each ejection, to spread them. total: ejections so far.
     """
 
-    def __init__(self, replica: str) -> None:
-        self.draw: Callable[[], float] = lambda: 0.0
+    def __init__(self, replica: str, draw: Callable[[], float]) -> None:
         self.total = 0
-        self._replica = replica
+        self._replica, self._draw = replica, draw
         self._health = ReplicaHealth()
         self._probe: int | None = None
 
@@ -32,13 +31,15 @@ class Ejection:
         return self._health.takes(now_s)
 
     def sent(self, id: int) -> None:
-        """A request was sent there."""
+        """Note that a request was sent there."""
+        if self._health.until_s is None:  # it is in service: no request probes it
+            return
         health = sent(self._health, monotonic())
         if health is not self._health:
             self._health, self._probe = health, id
 
     def answered(self, now_s: float) -> None:
-        """A verdict came."""
+        """Note a verdict."""
         health = answered(self._health, now_s)
         if health is not self._health:
             if self.ejected:
@@ -46,15 +47,15 @@ class Ejection:
             self._health, self._probe = health, None
 
     def failed(self) -> None:
-        """A verdict did not come in time, or the connection was lost while some were awaited."""
+        """Note that a verdict did not come in time, or that the connection was lost before it."""
         now_s, before = monotonic(), self._health
-        self._health = failed(before, now_s, self.draw())
+        self._health = failed(before, now_s, self._draw())
         until_s = self._health.until_s
         if until_s is not None and self._health is not before:
             self.total, self._probe = self.total + 1, None
             log.warning("replica ejected", replica=self._replica, for_s=round(until_s - now_s, 1))
 
     def taken_back(self, id: int) -> None:
-        """A request that was sent there is awaited no more."""
+        """Note that nobody waits for this request's verdict any more."""
         if id == self._probe:
             self._health, self._probe = taken_back(self._health), None

@@ -17,11 +17,12 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
+from math import inf
 from time import monotonic
 
 import grpc
 import structlog
-from penstock_core.domain.verdict import Admitted, BestEffort
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.forecast.snapshot import Snapshot, makes_sense
 from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
@@ -85,7 +86,8 @@ class Silent(Exception):
 class ReplicaLink:
     """One replica.
 
-    changed: called when its state is another one. placed: called with each request's prompt tokens, about.
+    changed: called when its state changes. placed: called with each request's prompt tokens, about.
+    draw: returns a number in [0, 1), to spread ejections.
     peers: what other routers have just sent there.
     description: what it said it is, last time it was asked; None before the first.
     time_model: the one in it.
@@ -94,18 +96,27 @@ class ReplicaLink:
     ejection: whether it is left alone for a while. stalled: requests that were ended for want of any news.
     """
 
-    def __init__(self, name: str, address: str, connect: Connect, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        connect: Connect,
+        backoff: Backoff,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None,
+        draw: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.name, self.address = name, address
         self._aside: LinkState | None = None
-        self.changed: Callable[[], None] = lambda: None
-        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
+        self._changed, self._placed = changed, placed
         self.peers = PeerPlacements()
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
         self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
-        self.ejection = Ejection(name)
+        self.ejection = Ejection(name, draw)
         self._connect, self._backoff = connect, backoff
         self._snapshot, self._told_s = Snapshot(), 0.0
         self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
@@ -141,27 +152,43 @@ class ReplicaLink:
         return ReplicaLoad(self.name, self._snapshot, now_s - self._told_s, requests, tokens)
 
     def submit(
-        self, attempt: Attempt, bound_bytes: int | None, on_overflow: Callable[[], None]
+        self,
+        attempt: Attempt,
+        bound_bytes: int | None,
+        on_overflow: Callable[[], None],
+        verdict_within_s: float = inf,
     ) -> UpstreamRequest:
-        """Ask the replica. The request ends as lost at once where there is no session."""
+        """Ask the replica. Without a session, or without a verdict in time, the request is lost."""
         upstream = UpstreamRequest(next(self._ids), bound_bytes, on_overflow)
         if self._state in (LinkState.CONNECTING, LinkState.LOST):
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
         self._carried[upstream.id] = upstream
-        tokens = self._unanswered[upstream.id] = tokens_about(len(attempt.submission.body))
-        self.placed(self.name, tokens)
+        tokens = self._unanswered[upstream.id] = tokens_about(len(attempt.request.body))
+        self._placed(self.name, tokens)
         self._idle.clear()
         self._writer.submit(upstream.id, attempt)
         self.ejection.sent(upstream.id)
+        if verdict_within_s < inf:
+            upstream.verdict_timer = asyncio.get_running_loop().call_later(
+                verdict_within_s, self._end_unanswered, upstream, monotonic()
+            )
         return upstream
 
     def abandon(self, upstream: UpstreamRequest) -> None:
-        """Nobody waits for it any more: the replica is told to stop, unless it has ended."""
+        """Wait for it no more: unless it has ended, the replica is told to stop."""
+        upstream.stop_verdict_timer()
         if self._carried.get(upstream.id) is upstream:
             self._forget(upstream.id)
             self._writer.cancel(upstream.id)
             self.ejection.taken_back(upstream.id)
+
+    def _end_unanswered(self, upstream: UpstreamRequest, asked_s: float) -> None:
+        """End a request without a verdict. A replica that still talks is overloaded; a silent one is lost."""
+        self.ejection.failed()
+        self.abandon(upstream)
+        talks = self.heard_s > asked_s
+        upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
 
     async def idle(self) -> None:
         """Until it carries nothing."""
@@ -282,7 +309,12 @@ class ReplicaLink:
                 continue
             upstream.heard_s = self.heard_s
             try:
-                self._hand_out(event, upstream)
+                if event.HasField("output"):
+                    output = event.output
+                    if not upstream.put(output.data, output.tokens):
+                        self.abandon(upstream)
+                else:
+                    self._progress(event, upstream)
             except Exception:  # a fault of one request ends that request
                 log.exception("event not handled", replica=self.name, id=event.id)
                 self.abandon(upstream)
@@ -290,13 +322,10 @@ class ReplicaLink:
         if frame.HasField("snapshot"):
             self._observe(frame.snapshot)
 
-    def _hand_out(self, event: wire.Event, upstream: UpstreamRequest) -> None:
+    def _progress(self, event: wire.Event, upstream: UpstreamRequest) -> None:
+        """Note a verdict or an end."""
         kind = event.WhichOneof("kind")
-        if kind == "output":
-            output = event.output
-            if not upstream.put(output.data, output.tokens):
-                self.abandon(upstream)
-        elif kind in ("admitted", "best_effort"):
+        if kind in ("admitted", "best_effort"):
             self._unanswered.pop(event.id, None)
             self.ejection.answered(self.heard_s)
             self._accepted(upstream, wire_conversion.accepted(event))
@@ -322,7 +351,7 @@ class ReplicaLink:
             log.info("replica", replica=self.name, state=state.value)
             self._state, self._last_why = state, ""
             self._backoff.reset()
-            self.changed()
+            self._changed()
 
     def _forget(self, id: int) -> None:
         del self._carried[id]
@@ -333,7 +362,7 @@ class ReplicaLink:
     def _lose(self, why: str) -> None:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
-            self.changed()
+            self._changed()
         if self._unanswered:
             self.ejection.failed()
         lost, self._carried = self._carried, {}

@@ -13,20 +13,21 @@ from time import monotonic
 from penstock_core.routing.outlier_detection import panics
 from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_core.routing.retry_budget import RetryBudget
+from penstock_core.timing.time_model import TimeModel
 
 from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints, Source
 from penstock_router.replicas.peer_placements import PeerLoad
 from penstock_router.replicas.replica_link import LinkState, ReplicaLink
 
-MakeLink = Callable[[str, str], ReplicaLink]
+MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
+"""From a replica's name, its address, and what to call when its state changes."""
 
 
 class ReplicaSet:
     """Links by replica name.
 
-    known: whether the source has said any set, even an empty one.
-    placed: called with each request's replica and prompt tokens, about. To be set before `follow`.
-    random: spreads ejections and retries.
+    known: whether the source has told any set, even an empty one.
+    random: spreads retries.
     """
 
     def __init__(self, make_link: MakeLink, random: Random | None = None) -> None:
@@ -38,15 +39,22 @@ class ReplicaSet:
         self._source: Source | None = None
         self._taking_work = asyncio.Event()
         self.known = False
-        self.placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None
 
     def __getitem__(self, name: str) -> ReplicaLink:
         return self._links[name]
 
     @property
     def links(self) -> list[ReplicaLink]:
-        """All of the set, by name."""
-        return [self._links[name] for name in sorted(self._links)]
+        """All of the set, in the order of their names."""
+        return list(self._links.values())
+
+    @property
+    def time_model(self) -> TimeModel | None:
+        """The first one that a replica has told."""
+        for link in self._links.values():
+            if link.time_model is not None:
+                return link.time_model
+        return None
 
     def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
         """Another router has sent this there."""
@@ -117,6 +125,7 @@ class ReplicaSet:
                 self._links[name].set_condition(place.condition)
             elif place.condition is not Condition.TERMINATING:
                 self._links[name] = self._join(name, place, group)
+        self._links = dict(sorted(self._links.items()))
 
     def _changed(self) -> None:
         """Wake those who wait for a replica, or let them wait."""
@@ -126,10 +135,8 @@ class ReplicaSet:
             self._taking_work.clear()
 
     def _join(self, name: str, place: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
-        link = self._make_link(name, place.address)
+        link = self._make_link(name, place.address, self._changed)
         link.set_condition(place.condition)
-        link.changed, link.placed = self._changed, self.placed
-        link.ejection.draw = self.random.random
         self._tasks[link] = group.create_task(link.run())
         return link
 

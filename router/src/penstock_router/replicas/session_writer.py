@@ -1,49 +1,33 @@
-"""What a session has to tell its replica: requests and cancels, gathered into frames.
+"""The router's messages of one session: requests and cancels, gathered into frames.
 
-Whatever is asked for within two turns of the event loop, or while the last frame is being written, travels
-together. Two turns are nothing when the loop is idle; under load they make frames few, and the plans that
-replicas make for them. What a request's budgets have lost is measured when its frame is made, so waiting here
-is counted.
+What is submitted within two turns of the event loop, or while the last frame is being written, travels in one
+frame. Two turns are nothing when the loop is idle; under load they make frames few, and with them the plans
+that replicas make. The time that a request has spent is measured when its frame is made, so waiting here is
+counted.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from penstock_core.domain.slo import Targets
 from penstock_proto import replica_pb2 as wire
+
+from penstock_router.request.generation_request import GenerationRequest
 
 FRAME_BYTES = 2**20
 """A frame takes no more requests once their bodies are this long, so that a message has a bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request as every replica that is asked gets it.
+class Attempt(NamedTuple):
+    """A request at one replica. backup: every replica asked has rejected it; best effort will do."""
 
-    arrival_s: when it had been read, on the event loop's clock.
-    targets: the request's own TTFT and TPOT, in place of its tier's; None where it brought none.
-    """
-
-    request_id: str
-    endpoint: "wire.Endpoint.ValueType"
-    body: bytes
-    tier: str
-    arrival_s: float
-    targets: Targets = Targets()
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A submission at one replica."""
-
-    submission: Submission
+    request: GenerationRequest
     hop: int
     backup: bool
 
 
 class SessionWriter:
-    """Things to send, in order. Requests that nobody waits for any more are never sent."""
+    """Requests and cancels to send, in order. A request that is cancelled before its frame is never sent."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -82,22 +66,22 @@ class SessionWriter:
         while self._attempts and size_bytes < FRAME_BYTES:
             id = next(iter(self._attempts))
             attempt = self._attempts.pop(id)
-            frame.submits.append(_message(id, attempt, now_s))
-            size_bytes += len(attempt.submission.body)
+            _add(frame, id, attempt, now_s)
+            size_bytes += len(attempt.request.body)
         return frame
 
 
-def _message(id: int, attempt: Attempt, now_s: float) -> wire.Submit:
-    asked = attempt.submission
-    return wire.Submit(
+def _add(frame: wire.RouterFrame, id: int, attempt: Attempt, now_s: float) -> None:
+    request = attempt.request
+    frame.submits.add(
         id=id,
-        request_id=asked.request_id,
-        endpoint=asked.endpoint,
-        body=asked.body,
-        tier=asked.tier,
-        spent_s=now_s - asked.arrival_s,
-        ttft_s=asked.targets.ttft_s,
-        tpot_s=asked.targets.tpot_s,
+        request_id=request.id,
+        endpoint=request.endpoint,
+        body=request.body,
+        tier=request.tier.name,
+        spent_s=now_s - request.arrival_s,
+        ttft_s=request.targets.ttft_s,
+        tpot_s=request.targets.tpot_s,
         hop=attempt.hop,
         backup=attempt.backup,
     )

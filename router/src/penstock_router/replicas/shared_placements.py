@@ -23,6 +23,7 @@ import structlog
 from redis.asyncio import Redis
 
 from penstock_router.connections.backoff import Backoff
+from penstock_router.connections.cancellation import heed_cancellation
 from penstock_router.replicas.peer_placements import PeerLoad
 
 GATHER_S = 0.003
@@ -49,15 +50,13 @@ class SharedPlacements:
     """One router's part.
 
     url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
-    channel: what the routers of one pool have in common. heard: told of what others have placed, by replica.
+    channel: of the routers of one pool.
     connected: whether messages go out and come in.
-    malformed: called for each message that is none of ours, or of a version too far away.
     """
 
-    def __init__(self, url: Callable[[], str], channel: str, heard: Heard, backoff: Backoff) -> None:
+    def __init__(self, url: Callable[[], str], channel: str, backoff: Backoff) -> None:
         self.connected = False
-        self.malformed: Callable[[], None] = lambda: None
-        self._url, self._channel, self._heard, self._backoff = url, channel, heard, backoff
+        self._url, self._channel, self._backoff = url, channel, backoff
         self._me = token_hex(8)
         self._gathered: dict[str, list[int]] = {}  # requests and prompt tokens
         self._due = asyncio.Event()
@@ -72,23 +71,28 @@ class SharedPlacements:
         gathered[1] += prompt_tokens
         self._due.set()
 
-    async def run(self) -> None:
-        """Keep it up until cancelled."""
+    async def run(self, heard: Heard, malformed: Callable[[], None]) -> None:
+        """Share until cancelled.
+
+        heard: called with what other routers have placed, by replica. malformed: called for each message that
+        cannot be read, of another version or of a stranger.
+        """
         while True:
             try:
-                await self._connection()
+                await self._connection(heard, malformed)
                 why = "the connection ended"
             except* Exception as errors:  # whatever it is: sharing is a help, and never stops a router
                 why = _said(errors)
             finally:
                 self.connected = False
                 self._gathered.clear()
+            heed_cancellation()
             if not self._away:  # once for each time that it goes, not for each attempt
                 log.warning("redis is away", why=why, meanwhile="routers share nothing, and work on")
                 self._away = True
             await asyncio.sleep(self._backoff.wait_s())
 
-    async def _connection(self) -> None:
+    async def _connection(self, heard: Heard, malformed: Callable[[], None]) -> None:
         redis = Redis.from_url(
             self._url(),
             socket_connect_timeout=ANSWER_S,
@@ -102,13 +106,19 @@ class SharedPlacements:
                 await pubsub.subscribe(self._channel)
                 writing = group.create_task(self._write(redis.publish))
                 try:
-                    await self._read(pubsub.get_message)
+                    await self._read(pubsub.get_message, heard, malformed)
                 finally:
                     writing.cancel()
 
-    async def _read(self, get_message: Callable[..., Awaitable[dict[str, Any] | None]]) -> None:
+    async def _read(
+        self,
+        get_message: Callable[..., Awaitable[dict[str, Any] | None]],
+        heard: Heard,
+        malformed: Callable[[], None],
+    ) -> None:
         while True:
             message = await get_message(timeout=SILENCE_S)
+            heed_cancellation()
             if message is None:
                 raise TimeoutError(f"nothing was heard for {SILENCE_S:g} s")
             if message["type"] != "message":  # the answer to the subscription
@@ -117,11 +127,12 @@ class SharedPlacements:
                 log.info("redis", channel=self._channel)
                 self.connected, self._away = True, False
                 self._backoff.reset()
-            self._hear(message["data"])
+            self._hear(message["data"], heard, malformed)
 
     async def _write(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
         while True:
             await publish(self._channel, self._message())
+            heed_cancellation()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._due.wait()
@@ -134,17 +145,17 @@ class SharedPlacements:
         self._due.clear()
         return orjson.dumps({"router": self._me, "placed": gathered})
 
-    def _hear(self, data: bytes) -> None:
-        """Take a message in. One that is not as ours are is passed over."""
+    def _hear(self, data: bytes, heard: Heard, malformed: Callable[[], None]) -> None:
+        """Read a message. One that is malformed, or this router's own, tells nothing."""
         try:
             router, others = read_placements(data)
         except (ValueError, TypeError, LookupError, AttributeError):
-            self.malformed()
+            malformed()
             return
         if router == self._me:
             return
         for replica, one in others:
-            self._heard(replica, one)
+            heard(replica, one)
 
 
 def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:

@@ -1,11 +1,13 @@
-"""One request at one replica, as its HTTP side waits for it.
+"""One request at one replica: filled by the session, emptied by the request's own task.
 
-The session's reader puts what a frame brings; the request's own task takes everything that has come since it
-last looked, in one piece. However many tokens a frame brings for it, a request is woken once.
+The session's reader puts what a frame brings; the task takes everything that has come since it last looked,
+in one piece. However many tokens a frame brings, the task is woken once. While it waits and nothing is held,
+output may pass it: `relay` writes to the client right from the session's reader, and no task is woken for a
+token. Where the client is behind, output is held.
 
-What is held for a client that reads slowly is bounded, for each and, by a budget, over all. Past either bound
-the request ends as `Overflowed`, and `on_overflow` is called, for the task may be stuck in writing and must
-be freed from outside. What was taken is held until the next look: until then it may not have been written.
+What is held is bounded, for each request and, by a budget, over all. Past either bound the request ends as
+`Overflowed`, and `on_overflow` is called, for the task may be stuck in writing and must be freed from
+outside. What was taken is held until the next look: until then it may not have been written.
 """
 
 import asyncio
@@ -22,11 +24,9 @@ from penstock_router.request.byte_budget import ByteBudget
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The replica went away, or said nothing in time.
+    """The replica went away, or did not answer in time.
 
-    reached: whether the request may have been begun there, which counts as a loss. Else it costs nothing to
-    ask
-        another replica.
+    reached: whether the request may have been begun there. If not, asking another replica costs nothing.
     """
 
     replica: str
@@ -39,11 +39,14 @@ class Overflowed:
     """The client read too slowly."""
 
 
+Relay = Callable[[bytes, int], bool]
+"""Writes output and its number of tokens to the client; returns False where it has to be held."""
+
 End = wire.Finished | wire.Failed | Rejected | Lost | Overflowed
 
 
 class Received(NamedTuple):
-    """What has come since the last look. tokens: how many are in `data`, as the replica counts them."""
+    """Output since the last look. tokens: how many are in `data`, as the replica counts them."""
 
     data: bytes
     tokens: int
@@ -51,12 +54,13 @@ class Received(NamedTuple):
 
 
 class UpstreamRequest:
-    """Filled by a session, emptied by one task.
+    """One attempt.
 
-    id: within the session.
+    id: unique within the session.
     verdict: None until the replica has accepted; a rejection is an `end`.
+    verdict_timer: ends it where no verdict comes in time.
     bound_bytes: most bytes held, where there is a bound.
-    heard_s: when the replica last said something about it. longest_silence_s: how long it may say nothing.
+    heard_s: when the replica's last message about it came. longest_silence_s: how long none may come.
     """
 
     __slots__ = (
@@ -66,6 +70,7 @@ class UpstreamRequest:
         "_chunks",
         "_held_bytes",
         "_on_overflow",
+        "_relay",
         "_taken_bytes",
         "_tokens",
         "_waiter",
@@ -74,6 +79,7 @@ class UpstreamRequest:
         "id",
         "longest_silence_s",
         "verdict",
+        "verdict_timer",
     )
 
     def __init__(
@@ -85,12 +91,14 @@ class UpstreamRequest:
         self.id = id
         self.verdict: Admitted | BestEffort | None = None
         self.end: End | None = None
+        self.verdict_timer: asyncio.TimerHandle | None = None
         self.heard_s, self.longest_silence_s = -inf, inf
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
         self._chunks: list[bytes] = []
         self._held_bytes = self._taken_bytes = self._tokens = 0
         self._budget: ByteBudget | None = None
         self._changed_since = False
+        self._relay: Relay | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def hold_within(self, budget: ByteBudget) -> None:
@@ -114,12 +122,21 @@ class UpstreamRequest:
         return self._held_bytes > 0
 
     def accepted(self, verdict: Admitted | BestEffort) -> None:
-        """The replica takes it."""
+        """Note the replica's verdict."""
         self.verdict = verdict
+        self.stop_verdict_timer()
         self._wake()
 
+    def stop_verdict_timer(self) -> None:
+        """Wait for no verdict any more."""
+        if self.verdict_timer is not None:
+            self.verdict_timer.cancel()
+            self.verdict_timer = None
+
     def put(self, data: bytes, tokens: int) -> bool:
-        """Output. False where it was one too many: the request has ended then."""
+        """Take output. Returns False where it was too much: the request has ended then."""
+        if self._relay is not None and self._relay(data, tokens):
+            return True
         held_bytes = self._held_bytes + len(data)
         if self._bound_bytes is not None and self._held_bytes and held_bytes > self._bound_bytes:
             self.finish(Overflowed())
@@ -138,26 +155,27 @@ class UpstreamRequest:
         return True
 
     def drop(self) -> None:
-        """End it for what it holds, and let go of that."""
+        """End it because of what it holds, and forget that."""
         self.release()
         self.finish(Overflowed())
         self._on_overflow()
 
     def release(self) -> None:
-        """Let go of what is held, and count nothing more."""
+        """Forget what is held, and count nothing more."""
         if self._budget is not None:
             self._budget.leave(self)
             self._budget = None
         self._chunks, self._tokens, self._held_bytes, self._taken_bytes = [], 0, 0, 0
 
     def finish(self, end: End) -> None:
-        """Nothing comes after this. A second end changes nothing."""
+        """End it. A second end changes nothing."""
         if self.end is None:
             self.end = end
+            self.stop_verdict_timer()
             self._wake()
 
     def take(self) -> Received:
-        """Everything that has come, and the end where it is the end."""
+        """Return all output since the last look, and the end where it has come."""
         chunks, tokens = self._chunks, self._tokens
         if self._budget is not None:
             self._budget.held_bytes -= self._taken_bytes
@@ -166,15 +184,19 @@ class UpstreamRequest:
         self._changed_since = False
         return Received(chunks[0] if len(chunks) == 1 else b"".join(chunks), tokens, self.end)
 
-    async def changed(self) -> None:
-        """Until something has come since the last `take` or `changed`."""
+    async def changed(self, relay: Relay | None = None) -> None:
+        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
         if not self._changed_since:
+            self._relay = relay
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._relay = None
         self._changed_since = False
 
     def _wake(self) -> None:
-        self._changed_since = True
+        self._changed_since, self._relay = True, None
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -10,7 +10,6 @@ strictly, not parsed: one that could be read in two ways is refused.
 """
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -48,16 +47,6 @@ class ClientFields:
         """Names of fields that clients may not set."""
         return self._refused
 
-    def check_names(self, names: Iterable[str]) -> None:
-        """Raise ApiError (400) for the first of the `refused` fields that a body has."""
-        for name in names:
-            raise ApiError(
-                400,
-                f"'{name}' is a proxy's to set; this pool does not take it from clients",
-                param=name,
-                code="unsupported_parameter",
-            )
-
     def check_media(self, messages: Raw) -> None:
         """Raise ApiError (400) for a chat that names media at a place from which they may not be fetched."""
         for index, message in enumerate(_decoded(messages)):
@@ -85,6 +74,16 @@ class ClientFields:
             return False
         host = found[1].lower()
         return host in self._hosts or any(host.endswith(domain) for domain in self._domains)
+
+
+def proxy_field(name: str) -> ApiError:
+    """Return the refusal of a field that only a proxy may set."""
+    return ApiError(
+        400,
+        f"'{name}' is a proxy's to set; this pool does not take it from clients",
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 def _collect(value: Any, strings: list[str]) -> None:

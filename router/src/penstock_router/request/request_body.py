@@ -20,7 +20,7 @@ from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.request.forbidden_fields import ClientFields
+from penstock_router.request.forbidden_fields import ClientFields, proxy_field
 
 NULL = Raw(b"null")
 
@@ -98,8 +98,9 @@ class BodyReader:
         return BodyFields(model, bool(stream), service_tier, sequences, max_tokens)
 
     def _check(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> None:
-        given = ((name, getattr(fields, name)) for name in self._client_fields.refused)
-        self._client_fields.check_names(name for name, value in given if value is not NULL and value != NULL)
+        for name in self._client_fields.refused:
+            if not _absent(getattr(fields, name)):
+                raise proxy_field(name)
         if endpoint == wire.ENDPOINT_CHAT_COMPLETIONS and fields.messages is not NULL:
             self._client_fields.check_media(fields.messages)
 
@@ -114,7 +115,7 @@ class BodyReader:
         return prompts * answers
 
     def _count(self, name: str, given: Raw) -> int:
-        if given is NULL or given == NULL:
+        if _absent(given):
             return 1
         try:
             count = _whole.decode(given)
@@ -146,7 +147,7 @@ class BodyReader:
 def _max_tokens(fields: _Routed) -> int | None:
     """Return the bound on an answer, the newer of its two names first; None if it is no whole number."""
     for given in (fields.max_completion_tokens, fields.max_tokens):
-        if given is not NULL and given != NULL:
+        if not _absent(given):
             try:
                 return _whole.decode(given)
             except msgspec.DecodeError:
@@ -169,9 +170,14 @@ def _split(raw: bytes) -> _Routed:
     return fields
 
 
+def _absent(given: Raw) -> bool:
+    """Return whether a field is not in the body, or null."""
+    return given is NULL or given == NULL
+
+
 def _typed(name: str, given: Raw, decode: Callable[[Any], T], words: str) -> T | None:
     """Return the value; None for null."""
-    if given is NULL or given == NULL:
+    if _absent(given):
         return None
     try:
         return decode(given)

@@ -1,5 +1,6 @@
-"""What a request's headers ask for. Each function reads one thing, and names the header it finds wrong."""
+"""Reads a request's headers. Each function reads one thing, and its errors name the header."""
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from secrets import token_hex
@@ -8,54 +9,63 @@ from penstock_core.domain.slo import Targets
 from penstock_runtime.asgi import Scope
 from penstock_runtime.openai_errors import ApiError
 
+from penstock_router.request.generation_request import NO_TARGETS
+
 REQUEST_ID = "x-request-id"
 TIER = "x-penstock-tier"
-TTFT_TARGETS = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms")
-TPOT_TARGETS = ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
+TTFT_TARGETS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+TPOT_TARGETS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
+TARGETS = frozenset(TTFT_TARGETS + TPOT_TARGETS)
 
-LONGEST_REQUEST_ID = 128
+_REQUEST_ID, _TIER = REQUEST_ID.encode(), TIER.encode()
+_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Head = Mapping[bytes, bytes]
 
 
 def head_of(scope: Scope) -> Head:
-    """Headers by lower-case name; of repeated ones, the last."""
+    """Return the headers by lower-case name; of repeated ones, the last."""
     return dict(scope["headers"])
 
 
 def request_id(head: Head) -> str:
-    """The client's own, where it is short and printable; else a new one."""
-    given = head.get(REQUEST_ID.encode(), b"")
-    if 0 < len(given) <= LONGEST_REQUEST_ID and all(0x21 <= byte <= 0x7E for byte in given):
+    """Return the client's own id if it is short and printable, else a new one."""
+    given = head.get(_REQUEST_ID)
+    if given is not None and _GOOD_ID.fullmatch(given):
         return given.decode("ascii")
     return token_hex(16)
 
 
 def api_key(head: Head) -> str | None:
-    """The bearer token."""
+    """Return the bearer token."""
     scheme, _, key = head.get(b"authorization", b"").decode("latin-1").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def tier_name(head: Head) -> str | None:
-    """The tier that is asked for by header."""
-    given = head.get(TIER.encode())
+    """Return the tier that the header names."""
+    given = head.get(_TIER)
     return None if given is None else given.decode("latin-1").strip()
 
 
 def targets(head: Head) -> Targets:
-    """The request's own TTFT and TPOT targets. Raises ApiError (400) for what is no positive number."""
+    """Return the request's own TTFT and TPOT targets. Raises ApiError (400) for an invalid number."""
+    if TARGETS.isdisjoint(head):
+        return NO_TARGETS
     return Targets(ttft_s=_seconds(head, TTFT_TARGETS), tpot_s=_seconds(head, TPOT_TARGETS))
 
 
 def targets_header(head: Head) -> str | None:
-    """The first header with a target of the request's own."""
-    return next((name for name in TTFT_TARGETS + TPOT_TARGETS if name.encode() in head), None)
+    """Return the first header with a target of the request's own."""
+    return next((name.decode() for name in TTFT_TARGETS + TPOT_TARGETS if name in head), None)
 
 
 def reject_encoding(head: Head) -> None:
-    """Raises ApiError (415) for a compressed body: neither we nor engines unpack one."""
-    encoding = head.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
+    """Raise ApiError (415) for a compressed body: neither the router nor engines unpack one."""
+    given = head.get(b"content-encoding")
+    if given is None:
+        return
+    encoding = given.decode("latin-1").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(
             415,
@@ -65,13 +75,13 @@ def reject_encoding(head: Head) -> None:
 
 
 def content_length(head: Head) -> int | None:
-    """Bytes of the body, where the client said it beforehand; at least that many, where it is absurd."""
+    """Return the body's length where the client sent it; a lower bound where the number is absurd."""
     given = head.get(b"content-length", b"")
     return int(given[:18]) if given.isdigit() else None
 
 
-def _seconds(head: Head, names: tuple[str, str]) -> float | None:
-    found = [_positive_ms(name, head[name.encode()]) / 1000 for name in names if name.encode() in head]
+def _seconds(head: Head, names: tuple[bytes, bytes]) -> float | None:
+    found = [_positive_ms(name.decode(), head[name]) / 1000 for name in names if name in head]
     return found[0] if found else None
 
 

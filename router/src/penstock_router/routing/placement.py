@@ -1,19 +1,18 @@
-"""The walk of one request over the replicas, until one of them has something for the client.
+"""Finds the replica that serves a request: tries, hops after rejections, failover after losses.
 
-The core says whom to ask next; here it is asked. Nothing has been written to the client before this ends, so
-whatever goes wrong up to then is repaired by asking the next replica, or answered by a status. A request that
-was lost with a replica is sent to one other, as far as the retry budget goes, and then answered.
+The core decides which replica is asked next; here it is asked. Nothing has been written to the client before
+this ends, so whatever goes wrong is repaired by asking the next replica, or answered with a status. A request
+that was lost with a replica is sent to one other, as far as the retry budget goes, and then answered.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from time import monotonic
+from typing import NamedTuple
 
 import orjson
 import structlog
-from penstock_core.domain.verdict import Admitted, Reason, Rejected
+from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
 from penstock_core.routing.replica_load import Asked
 from penstock_core.routing.walk import (
     REPLAYS,
@@ -33,12 +32,13 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.observability.metrics import Metrics
+from penstock_router.observability.demand import ADMITTED, BEST_EFFORT, Demand
 from penstock_router.replicas.replica_link import ReplicaLink
 from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt, Submission
+from penstock_router.replicas.session_writer import Attempt
 from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_router.request.byte_budget import ByteBudget
+from penstock_router.request.generation_request import GenerationRequest
 from penstock_router.request.outcome import Ending, Outcome, slo_of
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_router.settings import Settings
@@ -54,146 +54,151 @@ class UpstreamError(Exception):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a request has come to rest. There is something of its answer to take."""
+class Placed(NamedTuple):
+    """The replica that serves a request, and the attempt there. It has brought something of the answer."""
 
     link: ReplicaLink
     upstream: UpstreamRequest
 
 
-@dataclass(frozen=True, slots=True)
 class Placement:
-    """What walking takes.
+    """One router's.
 
-    metrics: told of verdicts. room: where to wait while there is no replica.
-    time_model: the one that slowdowns are of, or None before any replica has told.
+    demand: counts verdicts. room: where requests wait while there is no replica.
+    time_model: returns the one that slowdowns are of, None before any replica has told one.
     budget: of the bytes held over all requests.
-    bound_bytes, on_overflow: of a request that streams; None and nothing where the answer is held whole.
     """
 
-    settings: Settings
-    replica_set: ReplicaSet
-    metrics: Metrics
-    room: WaitingRoom
-    outcome: Outcome
-    time_model: TimeModel | None
-    budget: ByteBudget
-    bound_bytes: int | None
-    on_overflow: Callable[[], None]
+    def __init__(
+        self,
+        settings: Settings,
+        replica_set: ReplicaSet,
+        *,
+        demand: Demand,
+        room: WaitingRoom,
+        time_model: Callable[[], TimeModel | None],
+        budget: ByteBudget,
+    ) -> None:
+        self._settings, self._replica_set = settings, replica_set
+        self._demand, self._room = demand, room
+        self._time_model, self._budget = time_model, budget
 
-    async def walk(self, submission: Submission, turn: int) -> Placed:
-        """Ask until somebody takes it. Raises ApiError where nobody does, UpstreamError where one answers."""
-        self.replica_set.arrived()
-        placed = await self._round(submission, turn, self.settings.backup)
-        while isinstance(placed, NoReplicas) and await self._held(submission):
-            placed = await self._round(submission, turn, Backup.BEST_EFFORT)
-        if isinstance(placed, Placed):
-            return placed
-        if isinstance(placed, ReplicaLost):
-            self.outcome.ending, self.outcome.reason = Ending.FAILED, "replica_lost"
-            raise _answer(placed, submission.tier, self.replica_set.random.random())
-        self.outcome.verdict, self.outcome.ending = "rejected", Ending.REJECTED
-        if isinstance(placed, NoReplicas):
-            self.outcome.reason = "no_replicas"
-        never = isinstance(placed, Unattainable) and placed.retry_after_s is None
-        self.metrics.demand.decided(self.outcome, never)
-        raise _answer(placed, submission.tier, self.replica_set.random.random())
+    async def place(
+        self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None]
+    ) -> Placed:
+        """Ask replicas until one serves the request. Raises ApiError if none does, UpstreamError for an error
+        of the replica's own.
 
-    async def _held(self, submission: Submission) -> bool:
-        """Wait for a replica; False where there is no waiting. Nobody is refused for having waited."""
-        if not self.room.open:
-            return False
-        return await self.room.wait(submission.arrival_s)
+        on_overflow: called when the client reads its stream too slowly.
+        """
+        self._replica_set.arrived()
+        found = await self._round(request, outcome, on_overflow, self._settings.backup)
+        while isinstance(found, NoReplicas) and await self._room.wait(request.arrival_s):
+            found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
+        if isinstance(found, Placed):
+            return found
+        self._count_refusal(found, outcome)
+        raise _answer(found, request.tier.name, self._replica_set.random.random())
 
     async def _round(
-        self, submission: Submission, turn: int, backup: Backup
+        self,
+        request: GenerationRequest,
+        outcome: Outcome,
+        on_overflow: Callable[[], None],
+        backup: Backup,
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
-        """Ask those who take work now."""
-        order = self.settings.order(self.replica_set.loads(), self._asked(submission, turn))
-        backup = Backup.REJECT if self.outcome.tier.best_effort else backup
-        walk = Walk(order, self.settings.max_hops, backup, losses=self.outcome.failovers)
-        while isinstance(move := next_move(walk, self.replica_set.loads()), Try):
-            self.outcome.hops = move.hop
-            taken = await self._try(submission, move)
-            if isinstance(taken, Placed):
-                return taken
-            if isinstance(taken, Rejected):
-                walk, self.outcome.reason = refused(walk, move, taken), taken.reason.value
-            else:
-                log.info("lost", request=submission.request_id, replica=taken.replica, why=taken.why)
-                walk = self._after_loss(walk, move, taken)
+        """Ask the replicas that take work now."""
+        loads = self._replica_set.loads()
+        order = self._settings.order(loads, self._asked(request, outcome))
+        backup = Backup.REJECT if request.tier.best_effort else backup
+        walk = Walk(order, self._settings.max_hops, backup, losses=outcome.failovers)
+        while isinstance(move := next_move(walk, loads), Try):
+            outcome.hops = move.hop
+            found = await self._attempt(request, outcome, on_overflow, move)
+            if isinstance(found, Placed):
+                return found
+            walk = self._after(walk, move, found, request, outcome)
+            loads = self._replica_set.loads()
         return move
 
-    def _after_loss(self, walk: Walk, move: Try, loss: Lost) -> Walk:
-        if not loss.reached:
-            return passed_over(walk, move)
-        self.outcome.failovers += 1
-        return lost(walk, move, affordable=walk.losses < REPLAYS and self.replica_set.replays())
-
-    def _asked(self, submission: Submission, turn: int) -> Asked:
-        """The request as orders see it. A slowdown of a model that is not known yet is no bound."""
-        asked = Asked(submission.tier, len(submission.body), turn)
-        model = self.time_model
-        idle_s = inf if model is None else model.prefill_seconds(asked.prompt_tokens)
-        targets = slo_of(self.outcome).targets(idle_s)
-        return asked._replace(ttft_s=targets.ttft_s or inf, tpot_s=targets.tpot_s or inf)
-
-    async def _try(self, submission: Submission, move: Try) -> Placed | Rejected | Lost:
-        link = self.replica_set[move.replica]
-        upstream = link.submit(Attempt(submission, move.hop, move.backup), self.bound_bytes, self.on_overflow)
-        upstream.hold_within(self.budget)
-        placed = False
+    async def _attempt(
+        self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None], move: Try
+    ) -> Placed | Rejected | Lost:
+        """Ask one replica, and wait until there is something to write: a stream's first bytes, or the whole
+        answer."""
+        link = self._replica_set[move.replica]
+        bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
+        attempt = Attempt(request, move.hop, move.backup)
+        upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
+        upstream.hold_within(self._budget)
+        serves = False
         try:
-            no = await self._until_output(upstream, link)
-            placed = no is None
-            return Placed(link, upstream) if no is None else no
+            while upstream.verdict is None and upstream.end is None:
+                await upstream.changed()
+            if upstream.verdict is not None:
+                self._count_verdict(upstream.verdict, outcome)
+            while upstream.end is None and not (request.stream and upstream.brought):
+                await upstream.changed()
+            end = upstream.end
+            if isinstance(end, wire.Failed):
+                end = _loss(end, link.name)
+            if isinstance(end, Rejected | Lost):
+                return end
+            serves = True
+            return Placed(link, upstream)
         finally:
-            if not placed:
+            if not serves:
                 link.abandon(upstream)
                 upstream.release()
 
-    async def _until_output(self, upstream: UpstreamRequest, link: ReplicaLink) -> Rejected | Lost | None:
-        """Until there is something to write: for a stream its first bytes, else the whole answer."""
-        asked_s = monotonic()
-        try:
-            async with asyncio.timeout(self.settings.verdict_timeout_s):
-                while upstream.verdict is None and upstream.end is None:
-                    await upstream.changed()
-        except TimeoutError:
-            link.ejection.failed()
-            return _unanswered(link, asked_s)
-        if upstream.verdict is not None:
-            admitted = isinstance(upstream.verdict, Admitted)
-            self.outcome.verdict, self.outcome.reason = "admitted" if admitted else "best-effort", ""
-            self.metrics.demand.decided(self.outcome)
-        while upstream.end is None and not (self.outcome.stream and upstream.brought):
-            await upstream.changed()
-        return self._judge_end(upstream, link.name)
+    def _after(
+        self, walk: Walk, move: Try, found: Rejected | Lost, request: GenerationRequest, outcome: Outcome
+    ) -> Walk:
+        """Return the walk after a replica did not serve the request."""
+        if isinstance(found, Rejected):
+            outcome.reason = found.reason.value
+            return refused(walk, move, found)
+        log.info("lost", request=request.id, replica=found.replica, why=found.why)
+        if not found.reached:
+            return passed_over(walk, move)
+        outcome.failovers += 1
+        return lost(walk, move, affordable=walk.losses < REPLAYS and self._replica_set.replays())
 
-    def _judge_end(self, upstream: UpstreamRequest, replica: str) -> Rejected | Lost | None:
-        end = upstream.end
-        if isinstance(end, Rejected | Lost):
-            return end
-        if isinstance(end, wire.Failed):
-            if end.failure == wire.FAILURE_ENGINE_LOST:
-                return Lost(replica, "its engine was lost")
-            if end.failure == wire.FAILURE_RETURNED:
-                return Lost(replica, "it handed the request back", reached=False)
-            self.outcome.ending = Ending.INVALID if 400 <= end.status < 500 else Ending.FAILED
-            raise upstream_error(end)
-        return None
+    def _asked(self, request: GenerationRequest, outcome: Outcome) -> Asked:
+        """Return the request as orders see it. A slowdown of an unknown time model is no bound."""
+        asked = Asked(request.tier.name, len(request.body), request.turn)
+        model = self._time_model()
+        idle_s = inf if model is None else model.prefill_seconds(asked.prompt_tokens)
+        targets = slo_of(outcome).targets(idle_s)
+        return asked._replace(ttft_s=targets.ttft_s or inf, tpot_s=targets.tpot_s or inf)
+
+    def _count_verdict(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
+        outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
+        outcome.reason = ""
+        self._demand.decided(outcome)
+
+    def _count_refusal(self, found: Unattainable | NoReplicas | ReplicaLost, outcome: Outcome) -> None:
+        if isinstance(found, ReplicaLost):
+            outcome.ending, outcome.reason = Ending.FAILED, "replica_lost"
+            return
+        outcome.verdict, outcome.ending = "rejected", Ending.REJECTED
+        if isinstance(found, NoReplicas):
+            outcome.reason = "no_replicas"
+        never = isinstance(found, Unattainable) and found.retry_after_s is None
+        self._demand.decided(outcome, never)
 
 
-def _unanswered(link: ReplicaLink, asked_s: float) -> Rejected | Lost:
-    """A replica that still talks to us has too much to do; one that is silent is lost."""
-    if link.heard_s > asked_s:
-        return Rejected(Reason.QUEUE_FULL)
-    return Lost(link.name, "silent")
+def _loss(end: wire.Failed, replica: str) -> Lost:
+    """Return the loss that a failure means. Raises UpstreamError where it is an answer to the client."""
+    if end.failure == wire.FAILURE_ENGINE_LOST:
+        return Lost(replica, "its engine was lost")
+    if end.failure == wire.FAILURE_RETURNED:
+        return Lost(replica, "it handed the request back", reached=False)
+    raise upstream_error(end)
 
 
 def upstream_error(end: wire.Failed) -> UpstreamError:
-    """The answer of a replica that failed, in OpenAI's shape whatever it said."""
+    """Return the error that a failed replica answers with, in OpenAI's shape whatever it sent."""
     status = end.status if 400 <= end.status <= 599 else 502
     return UpstreamError(status, error_body(end))
 

@@ -1,11 +1,10 @@
 """Requests that wait because no replica is in service, where a pool may shrink to none.
 
-Whoever scales the pool sees that somebody waits and starts a replica; when it takes work, everybody is sent
-on at once, and its admission decides about all of them together. The clock of a request runs on meanwhile.
+Whoever scales the pool sees that requests wait and starts a replica; when it takes work, all are sent on at
+once, and its admission decides about them together. A request's clock runs on meanwhile.
 
-The room is bounded in requests and time; the router's byte budget bounds what they hold. Who finds it full,
-or waits too long, is answered as if there were no room. Leaving is the structure of the code: a client that
-goes away takes its request along.
+Waiting is bounded in requests and in time, and the router's byte budget bounds what they hold. A request over
+a bound is answered as if there were no waiting. A client that goes away takes its request along.
 """
 
 import asyncio
@@ -15,11 +14,14 @@ from penstock_router.replicas.replica_set import ReplicaSet
 
 MOST_REQUESTS = 1024
 AGAIN_S = 0.05
-"""Pause of a request that found nobody although somebody seems to take work: the news are on their way."""
+"""Pause of a request that no replica took although one seems to take work: its snapshot is on the way."""
 
 
 class WaitingRoom:
-    """One router's. longest_s: of a request's life that it may have waited here; 0: nobody waits."""
+    """One router's.
+
+    longest_s: how long after its arrival a request may wait; 0: none waits. held: requests that wait now.
+    """
 
     def __init__(self, replica_set: ReplicaSet, longest_s: float) -> None:
         self._replica_set, self._longest_s = replica_set, longest_s
@@ -31,7 +33,7 @@ class WaitingRoom:
         return self._longest_s > 0
 
     async def wait(self, arrival_s: float) -> bool:
-        """Until a replica takes work. False where none came in time, or there is no room to wait in."""
+        """Wait until a replica takes work. Return False where none came in time, or there is no room."""
         left_s = arrival_s + self._longest_s - monotonic()
         if self.held >= MOST_REQUESTS or left_s <= 0:
             return False

@@ -1,0 +1,43 @@
+"""The work for one client: cancelled wherever it stands when the client goes away.
+
+Every `finally` on the way takes back what it had asked for, so nothing else has to hear of it. Once an answer
+is complete the client may close as it likes.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from penstock_runtime.asgi import ClientGone
+from penstock_runtime.client_connection import ClientConnection
+
+
+class ClientScope:
+    """Use as `async with`: raises ClientGone out of the block if the client goes before it is answered."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        self.connection.on_gone = self._cancel
+        if self.connection.gone:
+            self._cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.on_gone = None
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise ClientGone from None
+
+    def answered(self) -> None:
+        """Note that the answer is complete with what is written next."""
+        self.connection.on_gone = None
+
+    def _cancel(self) -> None:
+        self._scope.reschedule(0.0)

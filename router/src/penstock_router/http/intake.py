@@ -1,0 +1,90 @@
+"""Reads a generating request: head, API key, body, model, tier, and its application's limits.
+
+Each thing is looked at once, in the order of what it costs: a wrong key is answered before the body is read.
+What comes out is what every later stage works with.
+"""
+
+from time import monotonic
+from typing import NamedTuple
+
+from penstock_pool import Application
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.asgi import Receive, Scope, Send, body_too_large, read_body
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.rate_limits import Admission, RateLimits
+from penstock_router.applications.tier_selection import application_of, own_targets, tier_of
+from penstock_router.applications.token_usage import Usage
+from penstock_router.request import request_head
+from penstock_router.request.byte_budget import BodyBytes
+from penstock_router.request.generation_request import GenerationRequest
+from penstock_router.request.request_body import BodyReader
+from penstock_router.settings import Settings
+
+
+class Call(NamedTuple):
+    """One HTTP request to an endpoint that generates.
+
+    turn: one more than that of the one before it.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    head: request_head.Head
+    endpoint: "wire.Endpoint.ValueType"
+    request_id: str
+    turn: int
+
+
+class Accepted(NamedTuple):
+    """A request that may be placed. admission: by its application's limits; to be left when it has ended."""
+
+    request: GenerationRequest
+    application: Application | None
+    admission: Admission
+
+
+class Intake:
+    """One router's."""
+
+    def __init__(
+        self, settings: Settings, keys: Keys, reader: BodyReader, limits: RateLimits, usage: Usage
+    ) -> None:
+        self._settings, self._keys = settings, keys
+        self._reader, self._limits, self._usage = reader, limits, usage
+
+    async def read(self, call: Call, body_bytes: BodyBytes) -> Accepted:
+        """Read one request. Raises ApiError if it is invalid or over its application's limits, ClientGone."""
+        head = call.head
+        application = application_of(self._keys, head)
+        body = await self._body(call, body_bytes)
+        arrival_s = monotonic()
+        asked = await self._reader.read(call.endpoint, body)
+        if asked.model != self._settings.model:
+            raise unknown_model(asked.model, self._settings.model)
+        tier = tier_of(self._settings, application, request_head.tier_name(head), asked.service_tier)
+        targets = own_targets(tier, head)
+        request = GenerationRequest(
+            call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream, call.turn
+        )
+        expected_tokens = self._usage.expected(application, len(body), asked)
+        return Accepted(request, application, await self._limits.enter(application, expected_tokens))
+
+    async def _body(self, call: Call, body_bytes: BodyBytes) -> bytes:
+        request_head.reject_encoding(call.head)
+        bound_bytes = self._settings.max_body_bytes
+        if (request_head.content_length(call.head) or 0) > bound_bytes:
+            raise body_too_large(bound_bytes)
+        return await read_body(call.receive, bound_bytes, self._settings.body_timeout_s, body_bytes.add)
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    """Return the 404 that OpenAI's clients know."""
+    return ApiError(
+        404,
+        f"the model '{asked[:128]}' does not exist; this pool serves '{served}'",
+        param="model",
+        code="model_not_found",
+    )

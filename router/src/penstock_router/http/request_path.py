@@ -1,0 +1,97 @@
+"""The path of one generating request, from its head to the last byte of its answer.
+
+intake ──▶ placement ──▶ response ──▶ account
+head, key, body,         replicas,     a stream,        metrics, usage,
+tier, limits             in order      or one piece     access log
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+from penstock_core.timing.time_model import TimeModel
+from penstock_runtime.asgi import ClientGone
+from penstock_runtime.client_connection import CLIENT, ClientConnection
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.applications.token_usage import Usage
+from penstock_router.http.client_scope import ClientScope
+from penstock_router.http.intake import Accepted, Call, Intake
+from penstock_router.http.response import respond
+from penstock_router.observability.access_log import AccessLog
+from penstock_router.observability.metrics import Metrics
+from penstock_router.request.byte_budget import BodyBytes, ByteBudget
+from penstock_router.request.outcome import Ending, Outcome
+from penstock_router.routing.placement import Placement, UpstreamError
+
+log = structlog.get_logger()
+
+
+class RequestPath:
+    """One router's.
+
+    time_model: returns the one that slowdowns are of, None before any replica has told one.
+    budget: of the bytes held over all requests.
+    """
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        placement: Placement,
+        usage: Usage,
+        metrics: Metrics,
+        time_model: Callable[[], TimeModel | None],
+        budget: ByteBudget,
+    ) -> None:
+        self._intake, self._placement = intake, placement
+        self._usage, self._metrics = usage, metrics
+        self._time_model, self._budget = time_model, budget
+        self._access_log = AccessLog()
+
+    async def serve(self, call: Call) -> None:
+        """Serve one request. Raises ApiError, UpstreamError and ClientGone, before the first byte only."""
+        with BodyBytes(self._budget) as body_bytes:
+            try:
+                accepted = await self._intake.read(call, body_bytes)
+            except ApiError as error:
+                self._metrics.refused(error.status)
+                raise
+            await self._answer(call, accepted)
+
+    async def _answer(self, call: Call, accepted: Accepted) -> None:
+        """Place it, answer it and count it."""
+        request = accepted.request
+        outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
+        connection: ClientConnection = call.scope["extensions"][CLIENT]
+        try:
+            self._metrics.demand.arrived(request.tier.name)
+            async with ClientScope(connection) as client:
+                placed = await self._placement.place(request, outcome, connection.break_slow)
+                await respond(accepted, placed, outcome, client, call.send)
+        except ClientGone:
+            outcome.ending = Ending.CLIENT_GONE
+            raise
+        except UpstreamError as error:
+            outcome.ending = Ending.INVALID if error.status < 500 else Ending.FAILED
+            raise
+        finally:
+            if connection.slow:
+                outcome.ending = Ending.CLIENT_SLOW
+            outcome.ended_s = outcome.ended_s or monotonic()
+            self._account(accepted, outcome)
+
+    def _account(self, accepted: Accepted, outcome: Outcome) -> None:
+        """Count it. The answer is written, so a fault here must not reach the client, nor hold its place."""
+        request = accepted.request
+        try:
+            used_tokens = 0
+            try:
+                used_tokens = self._usage.ended(accepted.application, outcome, len(request.body))
+            finally:
+                accepted.admission.leave(used_tokens)
+            self._metrics.ended(outcome, self._time_model())
+            self._access_log.ended(request.id, outcome)
+        except Exception:
+            self._metrics.faults.inc()
+            log.exception("request not counted", request=request.id)
