@@ -21,7 +21,7 @@ from queue import SimpleQueue
 
 from mutants.mutations import Mutant
 from mutants.selection import changed_lines, of_package, sampled
-from mutants.trial import RedBaseline, Runs, Tree, Verdict, tests_for
+from mutants.trial import RedBaseline, Runs, Tree, Verdict, rounds_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "mutants.json"
@@ -79,7 +79,7 @@ def judged(root: Path, package: str, tests: Sequence[str], mutants: Sequence[Mut
         def judge(mutant: Mutant) -> tuple[Mutant, Verdict]:
             tree = trees.get()
             try:
-                verdict = tree.verdict(mutant, tests_for(mutant, runs, tests))
+                verdict = tree.verdict(mutant, rounds_for(mutant, runs, tests))
             finally:
                 trees.put(tree)
             if verdict is Verdict.SURVIVED:

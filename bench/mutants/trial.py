@@ -1,8 +1,12 @@
 """Runs tests on mutants, in copies of the tree: the tree that people work in never changes.
 
 First all tests of the package run as they are: they have to be green, and tell which test runs which line. A
-mutant is then judged by the tests that run its line. A line that no test runs in its own process (compiled
-code, processes that tests start) is judged by all of the package's tests.
+mutant is then judged by the tests that run its line. A line that no test runs in its own process (what a
+module does when it is imported, processes that tests start) is judged by the tests of its file, and if none
+of them notices, by all of the package's tests.
+
+Compiled code is judged as the Python that it is written in: compiling a mutant takes longer than its tests,
+and a cache of compiled code does not notice changes of what it calls in other files.
 """
 
 import os
@@ -18,6 +22,9 @@ from mutants.mutations import Mutant
 
 BOUND_S = 300.0
 """A mutant whose tests take longer is one that hangs: that is noticed, too."""
+COMPILED = b"compilation.jit import"
+"""What a file with compiled code has in it."""
+
 OURS = ("PYTEST_", "COV_CORE_")
 """Beginnings of variables by which a run of tests speaks to its own processes: these are others."""
 MANY = 200
@@ -65,24 +72,32 @@ class Tree:
             raise RedBaseline(done.stdout[-4000:])
         return self._runs()
 
-    def verdict(self, mutant: Mutant, tests: Sequence[str], bound_s: float = BOUND_S) -> Verdict:
-        """What these tests say of a mutant. The file is as it was afterwards."""
+    def verdict(self, mutant: Mutant, rounds: Sequence[Sequence[str]], bound_s: float = BOUND_S) -> Verdict:
+        """What the tests say of a mutant, each round only where those before noticed nothing.
+
+        The file is as it was afterwards.
+        """
         file = self.root / mutant.path
         source = file.read_bytes()
         file.write_bytes(mutant.applied(source))
+        interpreted = {"NUMBA_DISABLE_JIT": "1"} if COMPILED in source else {}
         try:
-            done = self._pytest("--exitfirst", *tests, timeout_s=bound_s)
+            for tests in rounds:
+                if self._pytest("--exitfirst", *tests, timeout_s=bound_s, more=interpreted).returncode:
+                    return Verdict.KILLED
         except subprocess.TimeoutExpired:
             return Verdict.TIMED_OUT
         finally:
             file.write_bytes(source)
-        return Verdict.KILLED if done.returncode else Verdict.SURVIVED
+        return Verdict.SURVIVED
 
-    def _pytest(self, *arguments: str, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    def _pytest(
+        self, *arguments: str, timeout_s: float | None, more: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         asked = self.root / ".asked"
         asked.write_text("\n".join(arguments))
         outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        environment = {**outer, "PYTHONDONTWRITEBYTECODE": "1", "GRPC_VERBOSITY": "ERROR"}
+        environment = {**outer, "PYTHONDONTWRITEBYTECODE": "1", "GRPC_VERBOSITY": "ERROR", **(more or {})}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{asked}"]
         return subprocess.run(
             command,
@@ -107,11 +122,15 @@ class Tree:
         }
 
 
-def tests_for(mutant: Mutant, runs: Runs, of_package: Sequence[str]) -> list[str]:
-    """The tests that judge a mutant."""
-    names = runs.get(mutant.path, {}).get(mutant.line, frozenset())
-    if not names:
-        return list(of_package)
-    if len(names) > MANY:
-        return sorted({name.partition("::")[0] for name in names})
-    return sorted(names)
+def rounds_for(mutant: Mutant, runs: Runs, of_package: Sequence[str]) -> list[list[str]]:
+    """The tests that judge a mutant: those that run its line, or those of its file and then all."""
+    lines = runs.get(mutant.path, {})
+    if names := lines.get(mutant.line):
+        return [_named(names)]
+    of_file = frozenset[str]().union(*lines.values())
+    return [*([_named(of_file)] if of_file else []), list(of_package)]
+
+
+def _named(names: frozenset[str]) -> list[str]:
+    """Tests by their names, or, where they are many, by their files."""
+    return sorted({name.partition("::")[0] for name in names} if len(names) > MANY else names)

@@ -7,7 +7,7 @@ import pytest
 from mutants.__main__ import judged, score
 from mutants.mutations import mutants_of
 from mutants.selection import changed_lines, of_package, sampled
-from mutants.trial import RedBaseline
+from mutants.trial import MANY, RedBaseline, rounds_for
 
 SOURCE = '''
 """How much a parcel costs."""
@@ -122,6 +122,32 @@ def test_paths_that_contain_an_excluded_part_are_left_out(project: Path) -> None
     assert {Path(mutant.path).name for mutant in everything} == {"__init__.py", "labels.py"}
     chosen = of_package(project, "parcels", ["parcels/labels"])
     assert chosen == [mutant for mutant in everything if mutant.path.endswith("__init__.py")]
+
+
+def test_a_line_is_judged_by_the_tests_that_run_it_and_one_that_none_runs_by_those_of_its_file_first() -> (
+    None
+):
+    ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
+    runs = {"x.py": {1: frozenset[str](), 2: frozenset({"t/a.py::b", "t/a.py::a"})}}
+    assert rounds_for(ran, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"]]
+    assert rounds_for(imported, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"], ["t"]]
+    assert rounds_for(imported, {}, ["t"]) == [["t"]]
+    many = {"x.py": {2: frozenset(f"t/a.py::{number}" for number in range(MANY + 1))}}
+    assert rounds_for(ran, many, ["t"]) == [["t/a.py"]]
+
+
+def test_compiled_code_is_judged_as_it_is_written(project: Path) -> None:
+    """The test sees compiling switched off for mutants of a file with compiled code, and for no other."""
+    folder = project / "parcels/src/penstock_parcels"
+    (folder / "loops.py").write_text("# from penstock_core.compilation.jit import compiled\ntwice = 1 + 1\n")
+    (project / "tests/parcels/test_parcels.py").write_text(
+        "import os, penstock_parcels, penstock_parcels.loops\n"
+        "def test(): assert 'NUMBA_DISABLE_JIT' not in os.environ\n"
+    )
+    mutants = of_package(project, "parcels")
+    found = judged(project, "parcels", ["tests/parcels"], mutants, jobs=1)
+    noticed = {Path(mutant.path).name for mutant, verdict in found if verdict == "killed"}
+    assert noticed == {"loops.py"}
 
 
 def test_nothing_is_said_where_the_tests_are_red(project: Path) -> None:
