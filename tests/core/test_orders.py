@@ -153,6 +153,19 @@ def test_a_tier_spills_over_where_its_own_replicas_are_busy(busy: dict[str, floa
     assert AFFINITY(there, ASKED) == ("r1", "r0")
 
 
+def test_a_replica_is_busy_past_half_of_a_first_tokens_budget() -> None:
+    """The first token comes after 0.9 s at its own kind."""
+    there = replicas(replace(CHATS, prefill_wait_s=0.8), CODERS)
+    assert AFFINITY(there, ASKED._replace(ttft_s=2.0)) == ("r0", "r1")
+    assert AFFINITY(there, ASKED._replace(ttft_s=1.8)) == ("r0", "r1")
+    assert AFFINITY(there, ASKED._replace(ttft_s=1.7)) == ("r1", "r0")
+
+
+@pytest.mark.parametrize(("tpot_s", "first"), [(0.125, "r0"), (0.126, "r1"), (0.08, "r0"), (0.079, "r1")])
+def test_paces_within_a_quarter_are_of_one_kind(tpot_s: float, first: str) -> None:
+    assert AFFINITY(replicas(CHATS, IDLE), ASKED._replace(tpot_s=tpot_s, turn=0))[0] == first
+
+
 def test_where_all_are_busy_kinds_do_not_matter() -> None:
     there = [
         replace(told, prefill_wait_s=wait_s) for told, wait_s in ((CHATS, 0.9), (CODERS, 0.6), (IDLE, 0.7))

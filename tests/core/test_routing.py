@@ -126,6 +126,7 @@ def test_retries_are_spread_over_half_their_wait_and_a_second(retry_s: int, draw
 def test_clients_rejected_together_come_back_apart() -> None:
     assert {spread_retry_s(1, draw / 10) for draw in range(10)} == {1, 2}
     assert {spread_retry_s(4, draw / 10) for draw in range(10)} == {4, 5, 6}
+    assert (spread_retry_s(100, 0.9999), spread_retry_s(3000, 0.9999)) == (150, 3600)
 
 
 OUTCOMES = st.sampled_from([LOST, RETURNED, *Reason])

@@ -11,7 +11,7 @@ from penstock_core.domain.request import Job, Request, advance, new_job, preempt
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.sola.cost import Costs, Gammas, Sent, learned
 from penstock_core.policies.sola.decode_order import predicted_ratio, worst_first
-from penstock_core.policies.sola.iteration import phases, pressure_of
+from penstock_core.policies.sola.iteration import phases, pressure_of, to_spare_s
 from penstock_core.policies.sola.kv_admission import startable
 from penstock_core.policies.sola.monitor import Pressure, Problem, latency_ratios, pressure, problem
 from penstock_core.policies.sola.policy import Remembered, Sola
@@ -146,6 +146,12 @@ def test_the_problem_is_the_one_that_the_table_says(row: str) -> None:
     assert state.loosened == row.startswith("both")
 
 
+def test_a_latency_that_just_keeps_its_target_is_not_broken() -> None:
+    assert pressure([1.0], [2.0]) == Pressure(1.0, 2.0)
+    assert pressure([2.0], [1.0]) == Pressure(2.0, 1.0)
+    assert pressure([1.0, 5.0], [0.5, 1.0, 2.0]) == Pressure(1.0, 1.0, loosened=True)
+
+
 def test_the_choice_is_smoothed_over_the_window() -> None:
     calm, sudden = Pressure(0.2, 0.3), Pressure(0.9, 0.4)
     assert problem([calm, calm]) is Problem.TPOT
@@ -172,6 +178,18 @@ def test_loosened_the_late_do_not_count_and_a_resumed_prompt_stands_by_its_pace(
     assert [job.request.id for job in order.jobs] == ["resumed", "late", "a"]
     assert [slack == inf for slack in order.slack_s] == [True, True, False]
     assert not np.isinf(in_order([late], NOW_S, PLAIN).slack_s).any()
+
+
+def test_a_prompt_that_is_due_now_is_not_late_yet() -> None:
+    order = in_order([prompt("now", waited_s=1.0, ttft_s=1.0)], NOW_S, PLAIN, loosened=True)
+    assert order.slack_s.tolist() == pytest.approx([-0.03])
+
+
+def test_late_decodes_leave_no_time_unless_the_constraint_is_loosened() -> None:
+    late, in_time = decode("late", since_s=1.9), decode("in time", since_s=0.2)
+    assert to_spare_s([late, in_time], NOW_S, loosened=False) == pytest.approx(-0.9)
+    assert to_spare_s([late, in_time], NOW_S, loosened=True) == pytest.approx(0.8)
+    assert to_spare_s([late], NOW_S, loosened=True) == inf
 
 
 @pytest.mark.parametrize(
@@ -228,6 +246,19 @@ def test_equation_1_is_solved_as_by_trying_every_number_of_tiles(seed: int) -> N
         sizes = range(128, 2000 + 1, 128)
         fitting = [k for k in sizes if prefill_s(costs, list(order.jobs), k) <= limit_s]
         assert most_tokens(order, costs, limit_s, 2000) == max(fitting, default=0)
+
+
+def test_what_just_takes_the_time_there_is_fits_and_nothing_longer() -> None:
+    order = in_order([prompt("a", 900)], NOW_S, PLAIN)
+    for tiles in (1, 2, 7):
+        limit_s = float(PLAIN.prefill_s(np.array([128 * tiles]), np.array([0.0]))[0])
+        assert most_tokens(order, PLAIN, limit_s, 2000) == 128 * tiles
+        assert most_tokens(order, PLAIN, limit_s - 1e-9, 2000) == 128 * (tiles - 1)
+    one = in_order([prompt("a")], NOW_S, PLAIN)
+    decodes = BatchWork(30, 6000)
+    just = one._replace(slack_s=np.array([PLAIN.decode_s(decodes)]))
+    assert fewest_prompts(just, PLAIN, decodes) == 0
+    assert fewest_prompts(just._replace(slack_s=just.slack_s - 1e-9), PLAIN, decodes) == 1
 
 
 def test_an_engine_whose_batches_are_shorter_than_a_tile_still_prefills() -> None:
@@ -287,6 +318,19 @@ def test_a_mixed_iteration_is_predicted_as_the_sum_and_gamma_learns_the_batching
     assert policy.step(later, memory)[1].gammas.mixed == pytest.approx(0.9 + 0.1 * 0.0301 / 0.0401)
 
 
+def test_prompts_and_decodes_of_a_step_are_predicted_apart() -> None:
+    """A chunk of a single token passes for a decode, a prompt of two does not."""
+    running = [decode("d", context=300, since_s=0.2), prompt("p", 40, done=38, waited_s=0.95)]
+    last = Sola().step(replica(running, [], model=LONG_CONTEXT), Remembered())[1].last
+    assert last is not None
+    assert (dict(last.jobs), last.kind) == ({"p": 2, "d": 1}, "mixed")
+    prompts_s = LONG_CONTEXT.seconds(BatchWork(2, 0, chunk_work(2, 38)))
+    context = running[0].computed_tokens + 1
+    assert last.predicted_s == pytest.approx(
+        prompts_s + LONG_CONTEXT.seconds(BatchWork(1, context)), abs=1e-12
+    )
+
+
 @pytest.mark.parametrize(
     ("running", "waiting", "kind"),
     [([decode("a")], [], "decode"), ([], [prompt("b")], "prefill"), ([], [], None)],
@@ -322,6 +366,29 @@ def test_a_prompt_under_way_goes_on_and_those_beyond_the_batch_are_not_looked_at
     view = replica([under_way], [], free_blocks=1, limits=Limits(batch_tokens=784))
     assert startable(view, [under_way, huge], 30.0) == [0, 1]
     assert startable(view, [huge, under_way], 30.0) == [1]
+
+
+def test_prompts_are_looked_at_as_far_as_a_batch_reaches() -> None:
+    """The second is in reach and does not fit beside the first; the third is not looked at."""
+    prompts = [prompt("a", 400, output=2), prompt("b", 400, output=2), prompt("c", 400, output=2)]
+    assert startable(replica([], [], free_blocks=30, limits=Limits(batch_tokens=401)), prompts, 30.0) == [
+        0,
+        2,
+    ]
+    assert startable(replica([], [], free_blocks=30, limits=Limits(batch_tokens=400)), prompts, 30.0) == [
+        0,
+        1,
+        2,
+    ]
+    begun = prompt("a", 400, done=1, output=2)
+    assert startable(replica([begun], [], free_blocks=0), [begun], 30.0) == [0]
+
+
+@pytest.mark.parametrize(("waited_s", "may"), [(4.0, [1]), (4.01, [])])
+def test_one_is_overtaken_until_it_has_waited_so_long(waited_s: float, may: list[int]) -> None:
+    large, small = prompt("large", 800, waited_s=waited_s), prompt("small", 30, output=2)
+    view = replica([decode("a", context=159, output=1000)], [], free_blocks=55)
+    assert startable(view, [large, small], 4.0) == may
 
 
 def test_an_answer_predicted_beyond_the_whole_cache_may_start_alone() -> None:
@@ -386,6 +453,48 @@ def test_best_effort_and_those_without_a_target_take_what_is_left() -> None:
     assert step_of(replica(pressed, [offline, whenever])).tokens == {"d": 1}
     relaxed = [decode("d", since_s=0.5)]
     assert step_of(replica(relaxed, [offline, whenever])).tokens == {"d": 1, "offline": 200, "whenever": 200}
+
+
+def test_prompts_fill_a_batch_to_its_last_token() -> None:
+    waiting = [prompt("a", 200, waited_s=0.2), prompt("b", 200)]
+    assert step_of(replica([], waiting, limits=Limits(batch_tokens=384))).tokens == {"a": 200, "b": 184}
+    pressed = [decode("d", since_s=0.99, tokens=10)]
+    late = [prompt("a", 200, waited_s=0.98), prompt("b", 200, waited_s=0.97)]
+    assert step_of(replica(pressed, late, limits=Limits(batch_tokens=202))).tokens == {
+        "d": 1,
+        "a": 200,
+        "b": 1,
+    }
+
+
+def test_a_prompt_leaves_the_blocks_that_decodes_begin_with_their_next_token() -> None:
+    def first(context: int) -> list[str]:
+        running = [decode("d", since_s=0.05, tokens=1, context=context)]
+        return list(
+            step_of(replica(running, [prompt("a", 160, waited_s=0.99, output=1)], free_blocks=10)).tokens
+        )
+
+    assert first(15) == ["a", "d"]
+    assert first(16) == ["d"]
+
+
+def test_where_all_decodes_fit_they_keep_their_order() -> None:
+    decodes = [decode("calm", since_s=0.1), decode("pressed", since_s=0.95), decode("calmer", since_s=0.05)]
+    assert list(step_of(replica(decodes, [], limits=Limits(batch_tokens=3))).tokens) == [
+        "calm",
+        "pressed",
+        "calmer",
+    ]
+    assert list(step_of(replica(decodes, [], limits=Limits(batch_tokens=2))).tokens) == ["pressed", "calm"]
+
+
+def test_who_waits_has_nothing_to_give_and_who_has_begun_has() -> None:
+    running = [decode("d", context=160, tokens=1), decode("e", context=160, tokens=1)]
+    step = step_of(replica(running, [prompt("w")], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ("e",))
+    begun = [decode("d", context=160, tokens=1), prompt("p", 100, done=1)]
+    step = step_of(replica(begun, [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ("p",))
 
 
 def test_best_effort_gives_its_memory_back() -> None:

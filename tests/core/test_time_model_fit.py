@@ -81,6 +81,42 @@ def test_too_few_points_are_refused() -> None:
         fit("found", same)
 
 
+def test_six_different_iterations_are_enough() -> None:
+    true = TimeModel("true", (Term(0.0001, 0.005),))
+    found = fit(
+        "found", [Point(BatchWork(tokens), true.seconds(BatchWork(tokens))) for tokens in range(1, 7)]
+    )
+    assert found.seen.mean_error == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(TooFewPoints, match="5 measured points"):
+        fit("found", [Point(BatchWork(tokens), 0.01) for tokens in (1, 2, 3, 4, 5, 5)])
+
+
+def test_two_lines_rest_on_three_points_each() -> None:
+    true = TimeModel("true", (Term(0.0, 0.010), Term(0.001, -0.010)))
+    measured = [
+        Point(BatchWork(tokens), true.seconds(BatchWork(tokens))) for tokens in (1, 8, 16, 24, 32, 40)
+    ]
+    assert len(closest("found", measured).terms) == 2
+    assert len(closest("found", measured[:5]).terms) == 1
+
+
+def test_quality_is_relative_error_and_the_share_of_variance_explained() -> None:
+    measured = [Point(BatchWork(tokens), float(tokens)) for tokens in (1, 2, 3)]
+    told = quality([1.0, 2.0, 4.0], measured)
+    assert (told.points, told.worst_error) == (3, pytest.approx(1 / 3))
+    assert (told.mean_error, told.r_squared) == pytest.approx((1 / 9, 0.5))
+
+
+def test_a_point_is_predicted_by_models_that_have_not_seen_it() -> None:
+    """One of a kind: no other point has drafter steps, so nobody else can tell what they take."""
+    true = TimeModel("true", (Term(0.0001, 0.005, 0.002),))
+    drafting = BatchWork(8, 800, 0.0, 4)
+    found = fit("found", [*points(true), Point(drafting, true.seconds(drafting))])
+    assert found.seen.worst_error < 0.01
+    assert found.held_out.worst_error > 0.3
+    assert found.held_out.mean_error < 0.05
+
+
 def test_times_that_never_change_are_explained_wholly_or_not_at_all() -> None:
     flat = [Point(BatchWork(tokens), 0.01) for tokens in range(1, 9)]
     assert of_model(TimeModel("exact", (Term(0.0, 0.01),)), flat).r_squared == 1.0
