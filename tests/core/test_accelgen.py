@@ -348,6 +348,11 @@ def test_a_prompt_without_blocks_is_passed_over() -> None:
 def test_the_last_token_of_the_budget_and_of_a_block_is_used() -> None:
     view = replica([decode("d", tpot_s=0.03)], [prompt("a", 198), prompt("b", 100)])
     assert step_of(view).tokens == {"d": 1, "a": 198, "b": 1}
+    patient = prompt("b", 100, targets=Targets(50.0))
+    view = replica([decode("d", tpot_s=0.03)], [prompt("a", 198), patient])
+    assert step_of(view).tokens == {"d": 1, "a": 198, "b": 1}
+    urgent = replica([decode("d", tpot_s=0.02)], [prompt("u", waited_s=0.98)], limits=Limits(batch_tokens=2))
+    assert step_of(urgent).tokens == {"d": 1, "u": 1}
     assert step_of(replica([prompt("half", 900, done=15)], [], free_blocks=0)).tokens == {"half": 1}
 
 

@@ -85,6 +85,7 @@ TABLE = [
     ("a quarter goes at once at most", seen(chat(60), pool_of(8, 0.1)), None, (6, Reason.SURPLUS)),
     ("too many, and full ones", seen(chat(60), pool_of(5, 0.7)), None, (5, Reason.STEADY)),
     ("tries are refused", seen(chat(60, hops=90), pool_of(5, 0.2)), None, (5, Reason.HOPPED)),
+    ("a fifth of the tries is refused", seen(chat(60, hops=75), pool_of(5, 0.2)), None, (4, Reason.SURPLUS)),
     ("idle, and one has to stay", seen({}, pool_of(1, 0.0, running=0)), None, (1, Reason.STEADY)),
     ("a tier without promises floods", seen({"batch": TierDemand(900, 0, 900, promises=False)}, pool_of(1)),
      None, (1, Reason.STEADY)),
@@ -100,6 +101,25 @@ def test_one_observation(demand: Demand, capacity_rps: float | None, then: tuple
     memory = remembering(len(demand.ready()), desired=1, capacity_rps=capacity_rps)
     decision = decided(AT_ONCE, demand, memory)
     assert (decision.replicas, decision.reason) == then
+
+
+def test_what_runs_now_keeps_its_replicas_though_the_average_was_less() -> None:
+    """3.5 full ones now, and half of that in the mean: with a tenth more and nine tenths full, five."""
+    quiet = Period(NOW_S - 15, 15.0, 5, 0.0, 0, 0, {})
+    decision = decided(AT_ONCE, seen(chat(60), pool_of(5, 0.7)), remembering(5, periods=(quiet,)))
+    assert (decision.replicas, decision.reason) == (5, Reason.STEADY)
+    less = decided(AT_ONCE, seen(chat(60), pool_of(5, 0.6)), remembering(5, periods=(quiet,)))
+    assert (less.replicas, less.reason) == (4, Reason.SURPLUS)
+
+
+@pytest.mark.parametrize("capacity_rps", [None, 4.0])
+def test_where_capacity_was_never_seen_the_effect_of_each_step_is_watched_for_a_whole_window(
+    capacity_rps: float | None,
+) -> None:
+    before = remembering(8, desired=3, capacity_rps=capacity_rps, down=(Asked(NOW_S - 290, 3),))
+    decision, after = decide_replicas(POOL, seen(chat(60), pool_of(8, 0.1)), before, NOW_S)
+    assert decision.replicas == 6
+    assert (after.down == (Asked(NOW_S, 6),)) is (capacity_rps is None)
 
 
 def test_the_worst_tier_speaks_for_the_pool() -> None:
@@ -293,23 +313,25 @@ def test_a_memory_does_not_grow_with_the_number_of_observations(
 
 
 def test_observations_in_one_slot_count_as_one_period_of_the_fewer_replicas() -> None:
-    memory = remembering(2)
+    older = Period(NOW_S - 20, 5.0, 2, 1.0, 0, 0, {})
+    memory = remembering(2, periods=(older,))
     for step, ready in enumerate((2, 1, 2)):
-        tiers = chat(10, refused=5) | ({"batch": TierDemand(arrived=4)} if step else {})
+        tiers = chat(10, refused=5, hops=8) | ({"batch": TierDemand(arrived=4)} if step else {})
         demand = seen(tiers, pool_of(ready, 0.5), elapsed_s=1.0)
         memory = decide_replicas(POOL, demand, memory, NOW_S + step)[1]
     shares = {"chat": Share(30, 15, 15, 15), "batch": Share(8, 0, 0, 0)}
-    assert memory.periods == (Period(NOW_S + 2, 3.0, 1, 1.0, 15, 0, shares),)
+    assert memory.periods == (older, Period(NOW_S + 2, 3.0, 1, 1.0, 24, 9, shares))
 
 
 def test_the_extreme_of_a_slot_counts_until_the_slot_is_out_of_the_window() -> None:
     often = replace(POOL, scale_up_window_s=60.0, scale_down_window_s=60.0)
-    memory = remembering(4)
+    earlier = (Asked(NOW_S - 30, 4),)
+    memory = remembering(4, up=earlier, down=earlier)
     for step, share in enumerate((0.9, 0.1, 0.9, 0.1)):
         demand = seen({}, pool_of(4, share), elapsed_s=0.1)
         memory = decide_replicas(often, demand, memory, NOW_S + step * 0.1)[1]
-    assert memory.up[-1] == Asked(NOW_S + 0.1 * 3, 1)
-    assert memory.down[-1] == Asked(NOW_S + 0.1 * 3, 4)
+    assert memory.up == (*earlier, Asked(NOW_S + 0.1 * 3, 1))
+    assert memory.down == (*earlier, Asked(NOW_S + 0.1 * 3, 4))
 
 
 def test_a_memory_from_the_future_is_dropped() -> None:

@@ -1,5 +1,6 @@
 """Best effort: surplus only, oldest first, and nobody starves."""
 
+from dataclasses import replace
 from math import inf, nextafter
 
 import pytest
@@ -138,15 +139,17 @@ def test_a_prompt_under_way_goes_on_before_an_older_one_starts() -> None:
     assert list(filled([under_way], [offline("old", age_s=9)]).tokens) == ["under way", "old"]
 
 
+@pytest.mark.parametrize("attention_s", [2**-20, 2**-12])
 @pytest.mark.parametrize("done", [0, 64, 3000])
-def test_alone_a_chunk_may_take_twice_as_long_as_its_first_token(done: int) -> None:
-    most_s = 2 * EXACT.seconds(BatchWork(1, 0, chunk_work(1, done)))
+def test_alone_a_chunk_may_take_twice_as_long_as_its_first_token(done: int, attention_s: float) -> None:
+    model = replace(EXACT, prefill_work_s=attention_s)
+    most_s = 2 * model.seconds(BatchWork(1, 0, chunk_work(1, done)))
     tokens = filled(
-        [offline("p", 9000, done=done)] if done else [], [offline("q", 9000)], 0.0, model=EXACT
+        [offline("p", 9000, done=done)] if done else [], [offline("q", 9000)], 0.0, model=model
     ).tokens
     (count,) = tokens.values()
-    assert EXACT.seconds(BatchWork(count, 0, chunk_work(count, done))) <= most_s
-    assert EXACT.seconds(BatchWork(count + 1, 0, chunk_work(count + 1, done))) > most_s
+    assert model.seconds(BatchWork(count, 0, chunk_work(count, done))) <= most_s
+    assert model.seconds(BatchWork(count + 1, 0, chunk_work(count + 1, done))) > most_s
 
 
 def test_nobody_overtakes_a_prompt_whose_next_token_would_end_too_late() -> None:
@@ -168,6 +171,8 @@ def test_the_last_seat_is_taken_and_who_runs_needs_none() -> None:
     assert list(filled(running, [offline("p")], limits=Limits(running=2)).tokens) == ["d", "p"]
     both = [talking("young", 15, 1), offline("old", 100, age_s=9, done=16)]
     assert list(filled(both, [], limits=Limits(running=2)).preempted) == []
+    prompts = [offline("young", 100, age_s=1, done=16), offline("old", 100, age_s=9, done=16)]
+    assert list(filled(prompts, [], limits=Limits(running=2)).preempted) == []
 
 
 @pytest.mark.parametrize(("blocks", "served"), [(60, ["d"]), (61, ["d", "small"])])

@@ -18,9 +18,9 @@ from penstock_core.forecast.kv_forecast import (
 as_ints = partial(np.asarray, dtype=np.int64)
 
 
-def count_blocks(requests: list[tuple[int, int]], step: int) -> int:
-    """Blocks of 16 held in one step by requests of so many tokens now and so many left."""
-    return sum(-(-(now + step) // 16) for now, left in requests if step < left)
+def count_blocks(requests: list[tuple[int, int]], step: int, size: int = 16) -> int:
+    """Blocks held in one step by requests of so many tokens now and so many left."""
+    return sum(-(-(now + step) // size) for now, left in requests if step < left)
 
 
 def peak(requests: list[tuple[int, int]], delays: list[int] | None = None) -> int:
@@ -49,6 +49,7 @@ def test_shared_buckets_are_an_upper_bound() -> None:
     sizes, left = as_ints(requests).T
     assert len(forecast(sizes, left, 16).ends) == MOST_BUCKETS
     assert exact <= peak(requests) <= 1.05 * exact
+    assert forecast(sizes, left, 16).ends[-1] == max(left) - 1
 
 
 def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
@@ -72,30 +73,33 @@ def decode(context: int, left: int) -> Job:
     return advance(job, context - 1, 1, 0.0)
 
 
-def fitting(total_blocks: int, running: list[Job], candidates: list[Job]) -> list[bool]:
+def fitting(kv: KvCache, running: list[Job], candidates: list[Job]) -> list[bool]:
     """Each candidate beside those before it that fit, counted step by step."""
 
     def held(jobs: list[Job]) -> int:
         requests = [(job.request.prompt_tokens + 1, job.output_tokens_left) for job in jobs]
-        capped = [(now, min(left, max(total_blocks * 16 - now + 1, 1))) for now, left in requests]
-        return max(count_blocks(capped, step) for step in range(400))
+        capped = [
+            (now, min(left, max(kv.total_blocks * kv.block_tokens - now + 1, 1))) for now, left in requests
+        ]
+        return max(count_blocks(capped, step, kv.block_tokens) for step in range(400))
 
     there, fits = list(running), []
     for job in candidates:
-        fits.append(held([*there, job]) <= total_blocks)
+        fits.append(held([*there, job]) <= kv.total_blocks)
         there += [job] if fits[-1] else []
     return fits
 
 
+@pytest.mark.parametrize("block_tokens", [1, 16])
 @pytest.mark.parametrize("seed", range(30))
-def test_whoever_fits_beside_the_peak_of_all_before_it_fits(seed: int) -> None:
+def test_whoever_fits_beside_the_peak_of_all_before_it_fits(seed: int, block_tokens: int) -> None:
     random = Random(seed)
     for _ in range(5):
         jobs = [decode(random.randint(2, 300), random.randint(1, 300)) for _ in range(random.randint(1, 7))]
         running = jobs[: random.randint(0, 2)]
-        candidates, total_blocks = jobs[len(running) :], random.randint(5, 60)
-        kv = KvCache(total_blocks, total_blocks, 16)
-        assert first_fit(kv, running, candidates) == fitting(total_blocks, running, candidates)
+        candidates, total_blocks = jobs[len(running) :], random.randint(80, 900) // block_tokens
+        kv = KvCache(total_blocks, total_blocks, block_tokens)
+        assert first_fit(kv, running, candidates) == fitting(kv, running, candidates)
 
 
 @pytest.mark.parametrize(("context", "left"), [(160, 1), (145, 16), (1, 160), (17, 400)])

@@ -101,6 +101,31 @@ def test_old_answers_fade() -> None:
     assert predictor.predict("chat", PROMPT, 0, quantile=0.2) > 900
 
 
+def test_after_the_answers_of_a_memory_a_third_of_the_weight_is_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 120: 37 are the old answers', 63 the new ones', 20 the prior's."""
+    monkeypatch.setattr(length_predictor, "MEMORY_ANSWERS", 100.0)
+    predictor = learned([100] * 2000 + [1000] * 100)
+    assert predictor.predict("chat", PROMPT, 0, quantile=0.25) < 110
+    assert predictor.predict("chat", PROMPT, 0, quantile=0.45) > 110
+
+
+def test_an_answer_of_one_token_is_counted_as_one() -> None:
+    predictor = learned([1] * 500 + [0] * 500)
+    assert predictor.predict("chat", PROMPT, 0, quantile=0.5) == 1
+    assert predictor.sure(Request("r", "chat", 0.0, PROMPT, 4096)) == 1
+
+
+def test_asking_between_answers_changes_nothing() -> None:
+    asked, silent = LengthPredictor(), LengthPredictor()
+    for length in normal(300, 60, 50):
+        asked.observe("chat", PROMPT, length)
+        silent.observe("chat", PROMPT, length)
+        asked.predict("chat", PROMPT, 0)
+    assert asked.mean("chat", PROMPT, 10) == silent.mean("chat", PROMPT, 10)
+
+
 def test_an_answer_cut_short_tells_that_it_was_longer() -> None:
     cut = learned([100] * 50 + [600] * 50)
     for _ in range(100):
@@ -135,6 +160,7 @@ def test_weights_never_grow_past_what_a_float_holds(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("generated", "most"), [(0, 1 << 18), (0, 250), (7, 90), (100, 101), (400, 5000)])
 def test_the_mean_is_that_of_all_quantiles(generated: int, most: int) -> None:
     believed = learned([30] * 40 + normal(300, 60, 60))._lengths("chat", PROMPT)
+    assert believed.longer[0] == pytest.approx(1.0)
     count = 20_000
     quantiles = [believed.quantile((at + 0.5) / count, generated) for at in range(count)]
     assert believed.mean(generated, most) == pytest.approx(

@@ -182,6 +182,9 @@ def test_a_step_stands_until_the_blocks_of_its_tokens_may_run_out() -> None:
     assert stands(batch) is None
     batch.add_decodes(decodes)
     assert stands(batch) == 3
+    alone = opened(decodes[0])
+    alone.add_decodes(decodes[:1])
+    assert stands(alone) == 1
     batch.view = replace(batch.view, speculation=Speculation(2, 0.7))
     assert stands(batch) is None
     waited_for = opened(*decodes, waiting=(prompt("w"),))

@@ -192,6 +192,9 @@ def test_where_nobody_could_move_whoever_was_started_first_does_at_the_cost_of_t
     assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, ["third", "second"])
     batch = moved(running, [prompt("w")], free_blocks=6, seats=3)
     assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, [])
+    begun = [prompt("first", 100, done=1), prompt("second", 100, done=32)]
+    batch = moved(begun, [], free_blocks=6, seats=2)
+    assert (batch.tokens, list(batch.preempted)) == ({"first": 99}, [])
 
 
 def test_where_nobody_runs_the_first_that_the_engine_can_hold_starts_as_far_as_a_batch_goes() -> None:

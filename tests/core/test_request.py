@@ -52,8 +52,10 @@ def test_predicted_length_stays_ahead_of_what_was_generated() -> None:
     job = chat()._replace(output_tokens=2)
     for step in range(5):
         job = advance(job, 1, 1, 10.5 + step)
-    assert job.generated_tokens == 5
+    assert (job.generated_tokens, job.output_tokens) == (5, 6)
     assert job.output_tokens_left == 1
+    (together,) = after_each([job], [20.0, 20.1])
+    assert (together.generated_tokens, together.output_tokens) == (7, 8)
 
 
 def test_window_tier_is_due_from_its_window() -> None:
