@@ -1,17 +1,45 @@
 """Replicas that are lost, fall silent or hand requests back, and what that costs whom."""
 
 import asyncio
+from time import monotonic
 
 import pytest
+from loop_time import skip
 from penstock_core.routing import outlier_detection, progress
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas import replica_link
+from penstock_router.replicas import ejection, replica_link, replica_set
 from penstock_router.replicas.replica_link import LinkState
-from scripted.house import House, house, pool_with, until
-from scripted.replica import Part, Script, ScriptedReplica, answers, chat_chunk, is_silent
+from scripted.house import House, house, until
+from scripted.replica import (
+    VERDICT_TIMEOUT_S,
+    Part,
+    Script,
+    ScriptedReplica,
+    answers,
+    chat_chunk,
+    is_silent,
+    says_nothing_in_time,
+)
 
-IMPATIENT = {"router": {"verdictTimeout": "500ms"}}
+
+class Clock:
+    """The clock of ejections, which a test moves on."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (ejection, replica_link, replica_set):
+        monkeypatch.setattr(module, "monotonic", made)
+    monkeypatch.setattr(outlier_detection, "FIRST_S", outlier_detection.LONGEST_S)
+    return made
 
 
 def killed_by_requests(count: int) -> list[ScriptedReplica]:
@@ -97,38 +125,39 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
         assert await router.metric("penstock_router_replays_left") == pytest.approx(9.2)
 
 
-async def test_a_silent_replica_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlier_detection, "FIRST_S", 0.3)
-    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
-    async with house(r0, r1, pool=pool_with(**IMPATIENT)) as router:
+async def test_a_silent_replica_is_left_alone_and_comes_back(clock: Clock) -> None:
+    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
         await until_ejected(router, "r0")
         assert len(r0.parts) == outlier_detection.CONSECUTIVE
         assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 1
         assert await router.metric('penstock_router_ejections_total{replica="r0"}') == 1
         r0.script = answers
-        await until(lambda: len(router.replica_set.loads()) == 2)
+        clock.ahead_s += outlier_detection.LONGEST_S
+        assert len(router.replica_set.loads()) == 2
         await served_by(router, "r0")
         assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 0
         assert r0.sessions == 1
 
 
-async def test_a_half_open_replica_that_stays_silent_costs_one_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outlier_detection, "FIRST_S", 0.05)
-    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
-    async with house(r0, r1, pool=pool_with(**IMPATIENT)) as router:
+async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Clock) -> None:
+    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
         await until_ejected(router, "r0")
-        await until(lambda: len(router.replica_set.loads()) == 2)
-        monkeypatch.setattr(outlier_detection, "FIRST_S", 1000.0)
-        replies = await asyncio.gather(*(router.chat() for _ in range(8)))
+        r0.script = is_silent
+        clock.ahead_s += outlier_detection.LONGEST_S
+        assert len(router.replica_set.loads()) == 2
+        asking = [asyncio.create_task(router.chat()) for _ in range(8)]
+        await until(lambda: sum(task.done() for task in asking) == 7)
+        await skip(VERDICT_TIMEOUT_S)
+        replies = await asyncio.gather(*asking)
         assert {reply.headers["x-penstock-replica"] for reply in replies} == {"r1"}
         assert len(r0.parts) == outlier_detection.CONSECUTIVE + 1
 
 
 async def test_the_last_replica_is_never_ejected() -> None:
-    replica = ScriptedReplica("r0", is_silent)
-    async with house(replica, pool=pool_with(**IMPATIENT)) as router:
+    replica = ScriptedReplica("r0", says_nothing_in_time)
+    async with house(replica) as router:
         for _ in range(outlier_detection.CONSECUTIVE + 2):
             assert (await router.chat()).status_code == 503
         assert len(replica.parts) == outlier_detection.CONSECUTIVE + 2

@@ -16,6 +16,7 @@ from scripted.replica import (
     chat_chunk,
     is_busy,
     is_silent,
+    says_nothing_in_time,
     serves_as_backup,
 )
 
@@ -130,7 +131,7 @@ async def test_a_draining_replica_is_passed_over() -> None:
 async def test_a_replica_that_dies_before_the_first_byte_is_walked_around(stream: bool) -> None:
     async def admits_and_dies(part: Part) -> None:
         part.admit()
-        await asyncio.sleep(0.01)
+        await until(lambda: router.replica_set["r0"].load.sent == 0)  # the verdict has come
         asyncio.get_running_loop().create_task(r0.die())
 
     r0, r1 = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1")
@@ -152,8 +153,8 @@ async def test_an_engine_lost_before_the_first_byte_is_walked_around() -> None:
 
 
 async def test_a_silent_replica_is_walked_around_and_told() -> None:
-    r0, r1 = ScriptedReplica("r0", is_silent), ScriptedReplica("r1")
-    async with house(r0, r1, pool=pool_with(router={"verdictTimeout": "50ms"})) as router:
+    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    async with house(r0, r1) as router:
         reply = await router.chat()
         assert reply.headers["x-penstock-replica"] == "r1"
         await r0.parts[0].cancelled.wait()
@@ -186,9 +187,11 @@ async def test_a_replica_too_busy_to_answer_is_not_one_that_is_gone(
 ) -> None:
     async def is_too_busy(part: Part) -> None:
         replica.tell(running=1)
+        await until(lambda: router.replica_set["r0"].load.snapshot.running == 1)
+        await says_nothing_in_time(part)
 
-    replica = ScriptedReplica("r0", is_too_busy if talks else is_silent)
-    async with house(replica, pool=pool_with(router={"verdictTimeout": "200ms"})) as router:
+    replica = ScriptedReplica("r0", is_too_busy if talks else says_nothing_in_time)
+    async with house(replica) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
 
@@ -197,11 +200,18 @@ async def test_an_engine_lost_in_a_stream_is_its_last_event() -> None:
     async def loses_its_engine(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
-        await asyncio.sleep(0.02)
+        await seen.wait()
         part.fail(wire.FAILURE_ENGINE_LOST, 502, b'{\n"error": {"message": "engine lost"}}')
 
-    async with house(ScriptedReplica("r0", loses_its_engine)) as router:
-        text = (await router.chat(stream=True)).text
+    seen, text = asyncio.Event(), ""
+    body = {"model": MODEL, "messages": HI, "stream": True}
+    async with (
+        house(ScriptedReplica("r0", loses_its_engine)) as router,
+        router.http.stream("POST", "/v1/chat/completions", json=body) as reply,
+    ):
+        async for piece in reply.aiter_text():
+            text += piece
+            seen.set()
     assert text.endswith('data: {"error":{"message":"engine lost"}}\n\n')
 
 

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import grpc
 import orjson
+from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
 from penstock_runtime.grpc_options import SERVER_OPTIONS
@@ -94,6 +95,15 @@ async def is_busy(part: Part) -> None:
 
 async def is_silent(part: Part) -> None:
     """Says nothing at all."""
+
+
+VERDICT_TIMEOUT_S = 5.0
+"""How long a router waits for a verdict, by default."""
+
+
+async def says_nothing_in_time(part: Part) -> None:
+    """Says nothing for as long as a router waits for a verdict, which passes in a moment."""
+    await skip(VERDICT_TIMEOUT_S)
 
 
 async def serves_as_backup(part: Part) -> None:
