@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FILLED = (ROOT / "README.md", ROOT / "docs" / "results.md")
 SECTION = re.compile(r"(<!-- capacity: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NO_DRAFTER = "†"
+AHEAD = 1.05
+"""Ratio under which a lead is no lead: searches of the same question end up to a few percent apart."""
 
 Lines = Sequence[str]
 
@@ -81,7 +83,9 @@ def times(found: Sequence[Versus]) -> str:
         return "not searched yet"
     ratios = [one.ratio for one in found]
     scenarios = f"{len(found)} scenarios" if len(found) > 1 else "1 scenario"
-    return f"**{geometric_mean(ratios):.2f}×** ({min(ratios):.2f} to {max(ratios):.2f} in {scenarios})"
+    level = [one.scenario for one in found if one.ratio < AHEAD]
+    note = f"; level or behind in {' and '.join(level)}" if level else ""
+    return f"**{geometric_mean(ratios):.2f}×** ({min(ratios):.2f} to {max(ratios):.2f} in {scenarios}{note})"
 
 
 def with_distserve(found: Sequence[Versus]) -> str:
