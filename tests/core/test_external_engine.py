@@ -20,9 +20,15 @@ PASSED_OVER, WAITED_FOR = Refusal(passed_over=True), Refusal(passed_over=False)
 
 
 def prompt(
-    name: str = "p", tokens: int = 100, *, due_s: float = 99.0, out: int = 20, offline: bool = False
+    name: str = "p",
+    tokens: int = 100,
+    *,
+    due_s: float = 99.0,
+    out: int = 20,
+    offline: bool = False,
+    arrived_s: float = 0.0,
 ) -> Job:
-    job = new_job(Request(name, "tier", 0.0, tokens, 500, Targets(99.0, 0.5)), out, offline)
+    job = new_job(Request(name, "tier", arrived_s, tokens, 500, Targets(99.0, 0.5)), out, offline)
     return job._replace(due_s=due_s)
 
 
@@ -73,10 +79,11 @@ def test_a_prompt_of_one_iteration_waits_until_it_ends_before_a_token_is_due(off
 
 def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time() -> None:
     once_s = batch_s(50)
-    short = view(tokens=51)
+    short = view(now_s=4.0, tokens=51)
 
     def refused(due_s: float, pace_s: float) -> bool:
-        return refusal(short, Inside((decode(due_s=due_s, pace_s=pace_s),)), prompt(), WINDOW) is not None
+        there = Inside((decode(due_s=4.0 + due_s, pace_s=pace_s),))
+        return refusal(short, there, prompt(), WINDOW) is not None
 
     assert not refused(once_s, once_s)
     assert refused(once_s - LESS_S, 9.0)
@@ -114,8 +121,9 @@ def test_whoever_has_to_go_now_goes_whatever_it_costs_others() -> None:
 
 @pytest.mark.parametrize(("waited_s", "refused"), [(9.999, True), (10.0, False)])
 def test_whoever_has_waited_for_its_patience_goes(waited_s: float, refused: bool) -> None:
-    pressed = Inside((decode(due_s=waited_s + 0.05),))
-    assert (refusal(view(now_s=waited_s), pressed, prompt(), WINDOW) is not None) is refused
+    pressed = Inside((decode(due_s=5.0 + waited_s + 0.05),))
+    newcomer = prompt(arrived_s=5.0)
+    assert (refusal(view(now_s=5.0 + waited_s), pressed, newcomer, WINDOW) is not None) is refused
 
 
 def test_a_course_is_as_long_as_its_prompts_less_what_has_passed() -> None:

@@ -1,0 +1,142 @@
+"""How the policy is asked: rehearsed before anybody waits, within its time, and what is said of failures."""
+
+import logging
+from typing import Any
+
+import pytest
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_vllm.faults import Fault, Faults
+from penstock_vllm.planning import MOST_STEPS_OFF, Planning
+from penstock_vllm.rehearsal import rehearse
+
+MODEL = time_model("llama-3-8b-a100")
+VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), MODEL)
+
+
+class Scripted:
+    """A policy that remembers how often it was asked, and notes what it was shown. It fails when told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[ReplicaView, int]] = []
+        self.fails: Exception | None = None
+
+    def start(self) -> int:
+        return 0
+
+    def admit(self, view: ReplicaView, new: Any) -> Any:
+        raise AssertionError
+
+    def step(self, view: ReplicaView, memory: int) -> tuple[Step, int]:
+        self.seen.append((view, memory))
+        if self.fails is not None:
+            raise self.fails
+        return Step(), memory + 1
+
+
+class Clock:
+    """Goes on by so much whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now_s, self.step_s = 0.0, 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_a_policy_rehearses_newcomers_chunks_decodes_and_both() -> None:
+    policy, speculation = Scripted(), Speculation(2, 0.5)
+    rehearse(policy, Limits(512, 6), MODEL, speculation)
+    views = [view for view, _ in policy.seen]
+    assert [memory for _, memory in policy.seen] == [0, 1, 2, 3]
+    assert [(len(view.running), len(view.waiting)) for view in views] == [(0, 6), (6, 0), (6, 0), (6, 6)]
+    assert [view.now_s for view in views] == [view.busy_until_s for view in views] == [0.0, 0.1, 0.2, 0.3]
+    assert {(job.computed_tokens, job.decoding) for job in views[1].running} == {(50, False)}
+    assert {(job.computed_tokens, job.decoding) for job in views[2].running} == {(100, True)}
+    both = (*views[3].running, *views[3].waiting)
+    assert len({job.request.id for job in both}) == 12
+    assert {job.best_effort for job in both} == {True, False}
+    assert {job.request.targets for job in both} == {Targets(1.0, 0.05), Targets(e2e_s=10.0)}
+    assert {
+        (job.request.prompt_tokens, job.request.max_output_tokens, job.output_tokens) for job in both
+    } == {(100, 40, 20)}
+    for view in views:
+        assert (view.kv, view.limits) == (KvCache(1024, 512, 16), Limits(512, 6))
+        assert (view.model, view.speculation) == (MODEL, speculation)
+    few = Scripted()
+    rehearse(few, Limits(512, 100), MODEL, None)
+    assert len(few.seen[0][0].waiting) == 8
+    assert [job.best_effort for job in few.seen[0][0].waiting] == [True, False, False, False] * 2
+    assert [job.request.tier for job in few.seen[0][0].waiting] == ["batch", "chat"] * 4
+
+
+def test_a_policy_that_cannot_be_rehearsed_starts_no_engine() -> None:
+    policy = Scripted()
+    policy.fails = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        rehearse(policy, Limits(), MODEL, None)
+
+
+def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[Planning, Faults]:
+    faults = Faults()
+    return Planning(policy, planning_s, clock, faults), faults
+
+
+def test_what_a_policy_remembers_is_of_its_last_good_step() -> None:
+    policy = Scripted()
+    plans, faults = planning(Clock(), policy)
+    assert plans.plan(VIEW, {}) is not None
+    policy.fails = KeyError("x")
+    assert plans.plan(VIEW, {}) is None
+    policy.fails = None
+    assert plans.plan(VIEW, {}) is not None
+    assert [memory for _, memory in policy.seen] == [0, 1, 1]
+    assert faults.counted == {Fault.RAISED: 1}
+
+
+@pytest.mark.parametrize(
+    ("took_s", "steps_off"), [(0.5, 0), (0.75, 1), (1.0, 2), (2.25, 4), (9e9, MOST_STEPS_OFF)]
+)
+def test_a_policy_that_took_too_long_rests_until_that_is_earned_back(took_s: float, steps_off: int) -> None:
+    clock, policy = Clock(), Scripted()
+    plans, faults = planning(clock, policy)
+    clock.step_s = took_s
+    assert (plans.plan(VIEW, {}) is None) is (steps_off > 0)
+    clock.step_s = 0.0
+    for _ in range(steps_off):
+        assert plans.plan(VIEW, {}) is None
+    assert len(policy.seen) == 1
+    assert plans.plan(VIEW, {}) is not None
+    assert faults.counted == ({Fault.TOO_SLOW: 1} if steps_off else {})
+    assert policy.seen[-1][1] == (0 if steps_off else 1)
+
+
+def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    faults = Faults()
+    with caplog.at_level(logging.ERROR):
+        faults.count(Fault.RAISED, ValueError("x" * 300))
+        faults.count(Fault.RAISED, ValueError("again"))
+        faults.count(Fault.RAISED, KeyError("other"))
+        faults.count(Fault.PLUGIN, ValueError("ours"))
+        faults.count(Fault.PLUGIN, Mute())
+        faults.count(Fault.TOO_SLOW, ValueError("slow"))
+    assert faults.counted == {"raised": 3, "plugin": 2, "too_slow": 1}
+    failed = "failed, this step is vLLM's own"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"penstock: the policy {failed}: ValueError: {'x' * 200}",
+        f"penstock: the policy {failed}: KeyError: 'other'",
+        f"penstock: the plug-in {failed}: ValueError: ours",
+        f"penstock: the plug-in {failed}: Mute: without words",
+        f"penstock: the policy {failed}: ValueError: slow",
+    ]
+    assert [record.exc_info is None for record in caplog.records] == [False, False, False, False, True]
