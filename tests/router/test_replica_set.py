@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 from penstock_core.domain.slo import Tier
+from penstock_core.routing.outlier_detection import CONSECUTIVE
 from penstock_proto import replica_pb2 as wire
 from penstock_router.connections.backoff import Backoff
 from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
+from penstock_router.replicas.peer_placements import PeerLoad
 from penstock_router.replicas.replica_link import LinkState
 from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.replicas.session_writer import Attempt
@@ -207,3 +209,60 @@ async def test_the_same_name_at_another_address_is_another_replica() -> None:
         await until(lambda: carried.end is not None)
         await until(lambda: old.open_sessions == 0)
     await new.die()
+
+
+def test_the_retry_budget_is_filled_by_requests_and_spent_by_replays() -> None:
+    replica_set = ReplicaSet(make_link)
+    first = replica_set.replays_left
+    spent = 0
+    while replica_set.replays():
+        spent += 1
+        assert replica_set.replays_left == first - spent
+    assert spent == int(first)
+    assert not replica_set.replays()
+    for _ in range(1000):
+        replica_set.arrived()
+    assert replica_set.replays_left > 1
+    assert replica_set.replays()
+
+
+def test_a_set_that_follows_nobody_has_heard_nothing() -> None:
+    replica_set = ReplicaSet(make_link)
+    assert (replica_set.connected, replica_set.malformed, replica_set.known) == (False, 0, False)
+    assert replica_set.loads() == []
+    assert replica_set.links == []
+
+
+async def test_ejections_are_spread_by_the_draws_of_the_set() -> None:
+    r0, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, r0) as replica_set:
+        draws = [replica_set["r0"].ejection.draw() for _ in range(20)]
+        assert len(set(draws)) == 20
+        assert all(0 <= draw < 1 for draw in draws)
+
+
+async def test_an_ejected_replica_is_passed_over_unless_too_many_are() -> None:
+    replicas, announced = [ScriptedReplica(f"r{number}") for number in range(3)], Announced()
+    async with followed(announced, *replicas) as replica_set:
+        for name, left in (("r0", ["r1", "r2"]), ("r1", ["r0", "r1", "r2"])):
+            for _ in range(CONSECUTIVE):
+                replica_set[name].ejection.failed()
+            assert sorted(load.name for load in replica_set.loads()) == left
+
+
+async def test_what_another_router_has_placed_is_load_of_its_replica() -> None:
+    r0, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, r0) as replica_set:
+        replica_set.placed_by_peer("r0", PeerLoad(2, 300))
+        assert [(load.sent, load.sent_tokens) for load in replica_set.loads()] == [(2, 300)]
+
+
+async def test_a_replica_that_is_not_ready_from_the_start_gets_nothing() -> None:
+    r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
+    await r1.start()
+    async with followed(announced, r0) as replica_set:
+        announced.say(r0, r1, r1=Condition.NOT_READY)
+        await until(lambda: "r1" in [link.name for link in replica_set.links])
+        await until(lambda: replica_set["r1"].state is LinkState.NOT_READY)
+        assert [load.name for load in replica_set.loads()] == ["r0"]
+    await r1.die()

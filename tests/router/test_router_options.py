@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from penstock_router.applications.key_sources import SecretName
 from penstock_router.connections.api_server import Access, AccessError
+from penstock_router.connections.replica_channel import Tls
 from penstock_router.discovery.endpoints import Service
-from penstock_router.options import REDIS_URL, Options, parse
+from penstock_router.options import REDIS_URL, Certificate, Options, parse
 
 THERE = ["--replica", "r0=h:1"]
 
@@ -106,3 +107,59 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, config: str | 
 def test_outside_of_a_cluster_there_is_no_account(tmp_path: Path) -> None:
     with pytest.raises(AccessError):
         Access(None, account=tmp_path).check()
+
+
+def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS_URL, raising=False)
+    assert parsed(*THERE) == Options(
+        pool=Path("pool.yaml"),
+        host="127.0.0.1",
+        port=8080,
+        admin_host="127.0.0.1",
+        admin_port=9080,
+        replicas={"r0": "h:1"},
+        service=None,
+        kubeconfig=None,
+        drain_s=None,
+        lame_duck_s=0.0,
+        certificate=None,
+        replica_tls=None,
+        key_secrets={},
+        redis_url=None,
+        log_level="info",
+        log_json=False,
+    )
+
+
+def test_files_of_tls_are_told_apart() -> None:
+    api = ("--tls-cert", "api.pem", "--tls-key", "api.key")
+    to_replicas = ("--replica-tls-ca", "ca.pem", "--replica-tls-cert", "r.pem", "--replica-tls-key", "r.key")
+    options = parsed(*THERE, *api, *to_replicas, "--replica-tls-server-name", "replica")
+    assert options.certificate == Certificate(Path("api.pem"), Path("api.key"))
+    assert options.replica_tls == Tls(Path("ca.pem"), Path("r.pem"), Path("r.key"), "replica")
+    assert parsed(*THERE, "--replica-tls-ca", "ca.pem").replica_tls == Tls(Path("ca.pem"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--discover", "n/s", "--kubeconfig", "x"],
+        [*THERE, "--key-secret", "ide=n/s", "--kubeconfig", "x"],
+        ["--discover", "n/s", "--key-secret", "ide=n/s", "--kubeconfig", "x"],
+    ],
+)
+def test_a_kubeconfig_is_for_whatever_asks_the_cluster(flags: list[str]) -> None:
+    assert parsed(*flags).kubeconfig == Path("x")
+
+
+@pytest.mark.parametrize("given", ["ide=n/s/x", "ide=/s", "ide=n/", "=n/s", "ide", "ide=ns", ""])
+def test_a_secret_is_named_whole(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*THERE, "--key-secret", given)
+    assert f"'{given}' is not APPLICATION=NAMESPACE/SECRET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--replica-tls-cert", "x", "--replica-tls-key", "x"], ["--tls-key", "x"]])
+def test_half_of_what_tls_needs_is_too_little(flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*THERE, *flags)

@@ -326,3 +326,23 @@ async def test_what_a_router_does_not_know_of_a_replica_does_no_harm() -> None:
     async with house(replica) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+
+
+async def test_clients_come_again_only_with_what_may_go_better_then() -> None:
+    never = dict.fromkeys((400, 404, 410, 426, 430, 499), "false")
+    advice = {**never, **dict.fromkeys((408, 409, 425, 429, 500, 501))}
+    statuses = iter(advice)
+
+    async def refuses(part: Part) -> None:
+        part.admit()
+        part.fail(wire.FAILURE_ENGINE_REFUSED, next(statuses))
+
+    async with house(ScriptedReplica("r0", refuses)) as router:
+        replies = [await router.chat() for _ in advice]
+    assert {reply.status_code: reply.headers.get("x-should-retry") for reply in replies} == advice
+
+
+async def test_requests_go_to_each_replica_in_turn() -> None:
+    async with house(*(ScriptedReplica(f"r{number}") for number in range(3))) as router:
+        asked = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
+    assert asked == ["r0", "r1", "r2"] * 2

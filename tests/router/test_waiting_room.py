@@ -1,14 +1,17 @@
 """Requests that wait while a pool has no replica."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
+from loop_time import freeze, skip, thaw, turns
 from penstock_proto import replica_pb2 as wire
+from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.routing import waiting_room
+from penstock_router.routing.waiting_room import WaitingRoom
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, chat_answer
 
@@ -165,3 +168,77 @@ async def test_where_a_pool_always_has_replicas_nobody_waits() -> None:
         assert (await the_house.http.get("/ready")).status_code == 503
         answer: httpx2.Response = await the_house.chat()
         assert answer.status_code == 503
+
+
+class Replicas:
+    """A replica set that takes work when a test says so."""
+
+    def __init__(self) -> None:
+        self.takes = asyncio.Event()
+        self.ready = False
+
+    async def taking_work(self) -> None:
+        await self.takes.wait()
+
+
+@pytest.fixture
+async def now_s(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], float]]:
+    """The time, which stands still but for what a test skips."""
+    freeze()
+
+    def read() -> float:
+        return asyncio.get_running_loop().time()
+
+    monkeypatch.setattr(waiting_room, "monotonic", read)
+    yield read
+    thaw()
+
+
+async def waiting(room: WaitingRoom, arrival_s: float) -> "asyncio.Task[bool]":
+    task = asyncio.create_task(room.wait(arrival_s))
+    await turns()
+    return task
+
+
+async def test_a_request_waits_for_as_long_as_its_life_may_last(now_s: Callable[[], float]) -> None:
+    room = WaitingRoom(cast(ReplicaSet, Replicas()), 10.0)
+    task = await waiting(room, now_s() - 9.5)
+    assert room.held == 1
+    await skip(0.4)
+    assert not task.done()
+    await skip(0.2)
+    assert (task.result(), room.held) == (False, 0)
+
+
+async def test_one_that_has_lived_as_long_does_not_wait(now_s: Callable[[], float]) -> None:
+    replicas = Replicas()
+    replicas.takes.set()
+    room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
+    assert not (await waiting(room, now_s() - 10.0)).result()
+    assert (await waiting(room, now_s() - 9.5)).result()
+
+
+async def test_all_who_wait_go_on_when_a_replica_takes_work(now_s: Callable[[], float]) -> None:
+    replicas = Replicas()
+    room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
+    tasks = [await waiting(room, now_s()) for _ in range(3)]
+    assert room.held == 3
+    replicas.takes.set()
+    await turns()
+    assert [task.result() for task in tasks] == [True] * 3
+    assert room.held == 0
+
+
+async def test_where_somebody_seems_to_take_work_there_is_a_pause(now_s: Callable[[], float]) -> None:
+    replicas = Replicas()
+    replicas.ready = True
+    replicas.takes.set()
+    task = await waiting(WaitingRoom(cast(ReplicaSet, replicas), 10.0), now_s())
+    assert not task.done()
+    await skip(waiting_room.AGAIN_S)
+    assert task.result()
+
+
+def test_a_room_is_open_where_requests_may_wait() -> None:
+    assert WaitingRoom(cast(ReplicaSet, Replicas()), 0.5).open
+    assert not WaitingRoom(cast(ReplicaSet, Replicas()), 0.0).open

@@ -10,7 +10,7 @@ import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine import client as engine_client
-from penstock_sidecar.engine.client import EngineClient, EngineGone, Probe
+from penstock_sidecar.engine.client import EngineClient, EngineGone, Probe, other_model
 
 MODELS = orjson.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
 LOAD = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n"
@@ -221,3 +221,12 @@ async def test_a_connection_that_breaks_or_cannot_be_made_is_an_engine_that_is_g
     async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
         with pytest.raises(EngineGone, match="ClientConnectorError: "):
             await asked(client)
+
+
+@pytest.mark.parametrize(
+    ("cards", "served"), [([], "m"), ([{"id": "m", "owned_by": "vllm"}], "m"), ([{"id": "x"}], "m")]
+)
+def test_where_no_other_model_is_served_there_is_nothing_to_say(
+    cards: list[dict[str, str]], served: str
+) -> None:
+    assert other_model(cards, served) == ""

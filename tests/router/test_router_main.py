@@ -1,0 +1,180 @@
+"""What runs beside a router's server: only what its flags and its pool ask for."""
+
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_pool import Pool
+from penstock_router import main
+from penstock_router.applications.api_keys import Keys
+from penstock_router.applications.key_refresh import KeyRefresh
+from penstock_router.applications.key_sources import KeyFiles, KeySecrets, SecretName
+from penstock_router.applications.shared_limits import SharedLimits
+from penstock_router.discovery.endpoint_watch import EndpointWatch
+from penstock_router.discovery.endpoints import Fixed
+from penstock_router.http.app import RouterApp
+from penstock_router.options import REDIS_URL, Options, parse
+from penstock_router.replicas.peer_placements import PeerLoad
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.replicas.shared_placements import SharedPlacements
+from penstock_router.settings import settings_of
+from scripted.house import make_link, pool_with
+
+LIMITED = [{"name": "ide", "tier": "chat", "keys": {"file": "ide.txt"}, "limits": {"requestsPerMinute": 5}}]
+KEYS = [
+    {"name": "ide", "tier": "chat", "keys": {"file": "ide.txt"}},
+    {"name": "web", "tier": "chat", "keys": {"file": "web.txt"}},
+]
+KUBECONFIG = """
+{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],
+ clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {}}]}
+"""
+
+
+@pytest.fixture
+def redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REDIS_URL, "redis://h:1")
+
+
+@pytest.fixture
+def no_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS_URL, raising=False)
+
+
+def options(*flags: str, pool: str = "folder/pool.yaml") -> Options:
+    return parse(["-f", pool, *(flags or ("--replica", "r0=h:1"))])
+
+
+def app_of(pool: Pool) -> RouterApp:
+    return RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, {}), ReplicaSet(make_link))
+
+
+def owners(parts: Iterable[Coroutine[Any, Any, None]]) -> list[Any]:
+    """Whose `run` each of these is. None of them is begun."""
+    found = []
+    for part in parts:
+        found.append(part.cr_frame.f_locals["self"])  # type: ignore[attr-defined]
+        part.close()
+    return found
+
+
+async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None) -> None:
+    pool = pool_with(applications=LIMITED)
+    app = app_of(pool)
+    (shared,) = owners(main._sharing_limits(options(), pool, app))
+    assert isinstance(shared, SharedLimits)
+    assert app.limits.shared is shared
+    registry = app.metrics.registry
+    assert registry.get_sample_value("penstock_router_limits_shared") == 0
+    shared.connected = True
+    assert registry.get_sample_value("penstock_router_limits_shared") == 1
+
+
+async def test_without_limits_there_is_nothing_to_share(redis: None) -> None:
+    pool = pool_with(applications=KEYS)
+    assert owners(main._sharing_limits(options(), pool, app_of(pool))) == []
+
+
+async def test_without_redis_nothing_is_shared(no_redis: None) -> None:
+    pool = pool_with(applications=LIMITED)
+    app = app_of(pool)
+    assert owners(main._sharing_limits(options(), pool, app)) == []
+    assert owners(main._sharing(options(), pool, app._replica_set, app.metrics)) == []
+    assert app.limits.shared is None
+
+
+async def test_placements_are_shared_both_ways(redis: None) -> None:
+    pool = pool_with()
+    app = app_of(pool)
+    replica_set = app._replica_set
+    (shared,) = owners(main._sharing(options(), pool, replica_set, app.metrics))
+    assert isinstance(shared, SharedPlacements)
+    assert replica_set.placed == shared.placed
+    replica_set._links["r0"] = link = make_link("r0", "127.0.0.1:1")
+    shared._heard("r0", PeerLoad(2, 300))
+    shared.malformed()
+    assert [placed for _, placed in link.peers.placements] == [PeerLoad(2, 300)]
+    registry = app.metrics.registry
+    assert registry.get_sample_value("penstock_router_placements_heard_total") == 1
+    assert registry.get_sample_value("penstock_router_placements_malformed_total") == 1
+
+
+async def sources(pool: Pool, *flags: str) -> list[dict[str, Any]]:
+    """Where keys are read again and again."""
+    app = app_of(pool)
+    found = []
+    for refresh in owners(main._refreshing(options(*flags), pool, app.keys, app.metrics)):
+        assert isinstance(refresh, KeyRefresh)
+        source = refresh._source
+        assert isinstance(source, KeyFiles | KeySecrets)
+        found.append(source._paths if isinstance(source, KeyFiles) else source._secrets)
+    return found
+
+
+async def test_keys_are_read_from_files_beside_the_pool() -> None:
+    files = {"ide": Path("folder/ide.txt"), "web": Path("folder/web.txt")}
+    assert await sources(pool_with(applications=KEYS)) == [files]
+    assert await sources(pool_with()) == []
+
+
+async def test_applications_whose_keys_are_in_secrets_have_no_files() -> None:
+    replica, web = ("--replica", "r0=h:1"), ("--key-secret", "web=apps/web-keys")
+    ide = ("--key-secret", "ide=apps/ide-keys")
+    pool = pool_with(applications=KEYS)
+    secrets = {"web": SecretName("apps", "web-keys")}
+    assert await sources(pool, *replica, *web) == [{"ide": Path("folder/ide.txt")}, secrets]
+    assert await sources(pool, *replica, *web, *ide) == [secrets | {"ide": SecretName("apps", "ide-keys")}]
+
+
+def test_replicas_are_where_flags_say(tmp_path: Path) -> None:
+    assert isinstance(main._source(options()), Fixed)
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG)
+    flags = ("--discover", "ns/replicas", "--kubeconfig", str(config))
+    assert isinstance(main._source(options(*flags)), EndpointWatch)
+
+
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {name: tests}
+spec:
+  model: {name: m}
+  engine: {type: simulated, timeModel: llama-3-8b-a100}
+  tiers: [{name: chat, slo: {ttft: 10s}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--key-secret", "ide=apps/keys"], "--key-secret: tests has no application ide"),
+        (
+            ["--tls-cert", "/no/such.pem", "--tls-key", "/no/key.pem"],
+            "/no/such.pem: No such file or directory",
+        ),
+        (["--replica-tls-ca", "/no/such.pem"], "/no/such.pem: No such file or directory"),
+    ],
+    ids=["a secret of nobody", "no certificate", "no authority"],
+)
+def test_what_cannot_be_right_ends_the_process_before_it_serves(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(main, "run_process", lambda serve: 1)
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL)
+    assert main.main(["-f", str(pool), "--replica", "r0=h:1", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_otherwise_it_ends_as_it_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(main, "run_process", lambda serve: code)
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL)
+    assert main.main(["-f", str(pool), "--replica", "r0=h:1"]) == code

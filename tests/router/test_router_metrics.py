@@ -1,0 +1,111 @@
+"""What a router counts, by itself: replicas as they are when it is asked, answers as they were judged."""
+
+from typing import Any
+
+import pytest
+from penstock_core.domain.slo import Slo, Targets, Tier
+from penstock_proto import replica_pb2 as wire
+from penstock_router.discovery.endpoints import Fixed
+from penstock_router.observability.metrics import Metrics
+from penstock_router.replicas.replica_link import ReplicaLink
+from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_router.request.outcome import Ending, Outcome
+from scripted.house import make_link
+
+
+class Counted:
+    """The metrics of a router whose replica is not connected, as Prometheus reads them."""
+
+    def __init__(self) -> None:
+        self.tier = Tier("chat", Slo(1.0, tpot_s=0.1, e2e_s=10.0))
+        self.replica_set = ReplicaSet(make_link)
+        self.link: ReplicaLink = make_link("r0", "127.0.0.1:1")
+        self.replica_set._links["r0"] = self.link
+        self.metrics = Metrics({"chat": self.tier}, self.replica_set)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"penstock_router_{name}", labels)
+
+    def answered(self, stream: bool, *times_s: float, gaps_us: Any = ()) -> None:
+        outcome = Outcome(self.tier, Targets(), 100.0, stream, ending=Ending.ANSWERED, ended_s=102.0)
+        outcome.token_times_s = list(times_s)
+        outcome.finished = wire.Finished(completion_tokens=2, token_gaps_us=gaps_us)
+        self.metrics.ended(outcome, None)
+
+
+async def test_replicas_are_told_as_they_are() -> None:
+    counted = Counted()
+    of = {"replica": "r0"}
+    names = (
+        "replica_ready",
+        "replica_ejected",
+        "ejections_total",
+        "stalled_requests_total",
+        "replica_malformed_total",
+    )
+    assert [counted.value(name, **of) for name in names] == [0] * 5
+    counted.link.stalled, counted.link.malformed = 3, 4
+    for _ in range(3):
+        counted.link.ejection.failed()
+    counted.link._state = type(counted.link.state).READY
+    assert [counted.value(name, **of) for name in names] == [1, 1, 1, 3, 4]
+
+
+async def test_the_retry_budget_and_the_source_of_replicas_are_told() -> None:
+    counted = Counted()
+    assert counted.value("discovery_connected") == 0
+    assert counted.value("discovery_malformed_total") == 0
+    full = counted.value("replays_left")
+    assert counted.replica_set.replays()
+    left = counted.value("replays_left")
+    assert full is not None
+    assert left == full - 1
+    source = Fixed({})
+    source.malformed = 2
+    counted.replica_set._source = source
+    assert (counted.value("discovery_connected"), counted.value("discovery_malformed_total")) == (1, 2)
+
+
+def test_a_verdict_that_nobody_has_got_is_a_series_too() -> None:
+    counted = Counted()
+    for verdict in ("admitted", "best-effort", "rejected", "never"):
+        assert counted.value("verdicts_total", tier="chat", verdict=verdict) == 0
+
+
+@pytest.mark.parametrize(
+    ("stream", "times_s", "gaps_us", "untimed"),
+    [
+        (True, (100.5, 100.55), (), None),
+        (False, (), (500_000, 50_000), None),
+        (False, (), (), 1),
+        (True, (), (), None),
+    ],
+    ids=["a stream", "a whole answer", "one of an engine that does not report", "a stream of nothing"],
+)
+def test_answers_whose_tokens_nobody_timed_are_counted(
+    stream: bool, times_s: tuple[float, ...], gaps_us: tuple[int, ...], untimed: float | None
+) -> None:
+    counted = Counted()
+    counted.answered(stream, *times_s, gaps_us=gaps_us)
+    assert counted.value("untimed_answers_total", tier="chat") == untimed
+    assert counted.value("e2e_seconds_sum", tier="chat") == 2.0
+    assert counted.value("ttft_seconds_sum", tier="chat") == (0.5 if times_s or gaps_us else None)
+    assert counted.value("slo_met_total", tier="chat") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "faults_total",
+        "held_bytes",
+        "held_requests",
+        "open_requests",
+        "redis_connected",
+        "placements_heard_total",
+        "placements_malformed_total",
+        "limits_decided_alone_total",
+        "limits_shared",
+    ],
+)
+def test_what_has_not_happened_yet_is_nought(name: str) -> None:
+    assert Counted().value(name) == 0
