@@ -233,14 +233,6 @@ def test_a_set_that_follows_nobody_has_heard_nothing() -> None:
     assert replica_set.links == []
 
 
-async def test_ejections_are_spread_by_the_draws_of_the_set() -> None:
-    r0, announced = ScriptedReplica("r0"), Announced()
-    async with followed(announced, r0) as replica_set:
-        draws = [replica_set["r0"].ejection.draw() for _ in range(20)]
-        assert len(set(draws)) == 20
-        assert all(0 <= draw < 1 for draw in draws)
-
-
 async def test_an_ejected_replica_is_passed_over_unless_too_many_are() -> None:
     replicas, announced = [ScriptedReplica(f"r{number}") for number in range(3)], Announced()
     async with followed(announced, *replicas) as replica_set:

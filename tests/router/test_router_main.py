@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,14 +11,12 @@ from penstock_router import main
 from penstock_router.applications.api_keys import Keys
 from penstock_router.applications.key_refresh import KeyRefresh
 from penstock_router.applications.key_sources import KeyFiles, KeySecrets, SecretName
-from penstock_router.applications.shared_limits import SharedLimits
 from penstock_router.discovery.endpoint_watch import EndpointWatch
 from penstock_router.discovery.endpoints import Fixed
 from penstock_router.http.app import RouterApp
 from penstock_router.options import REDIS_URL, Options, parse
 from penstock_router.replicas.peer_placements import PeerLoad
 from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.shared_placements import SharedPlacements
 from penstock_router.settings import settings_of
 from scripted.house import make_link, pool_with
 
@@ -62,42 +61,55 @@ def owners(parts: Iterable[Coroutine[Any, Any, None]]) -> list[Any]:
 async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None) -> None:
     pool = pool_with(applications=LIMITED)
     app = app_of(pool)
-    (shared,) = owners(main._sharing_limits(options(), pool, app))
-    assert isinstance(shared, SharedLimits)
-    assert app.limits.shared is shared
+    shared = main._shared_limits(options(), pool)
+    assert owners(main._sharing(None, shared, app._replica_set, app.metrics)) == [shared]
+    assert shared is not None
     registry = app.metrics.registry
     assert registry.get_sample_value("penstock_router_limits_shared") == 0
     shared.connected = True
     assert registry.get_sample_value("penstock_router_limits_shared") == 1
 
 
-async def test_without_limits_there_is_nothing_to_share(redis: None) -> None:
-    pool = pool_with(applications=KEYS)
-    assert owners(main._sharing_limits(options(), pool, app_of(pool))) == []
+async def test_without_limits_there_are_none_to_share(redis: None) -> None:
+    assert main._shared_limits(options(), pool_with(applications=KEYS)) is None
 
 
 async def test_without_redis_nothing_is_shared(no_redis: None) -> None:
     pool = pool_with(applications=LIMITED)
+    assert main._shared_limits(options(), pool) is None
+    assert main._shared_placements(options(), pool) is None
     app = app_of(pool)
-    assert owners(main._sharing_limits(options(), pool, app)) == []
-    assert owners(main._sharing(options(), pool, app._replica_set, app.metrics)) == []
-    assert app.limits.shared is None
+    assert owners(main._sharing(None, None, app._replica_set, app.metrics)) == []
 
 
 async def test_placements_are_shared_both_ways(redis: None) -> None:
     pool = pool_with()
     app = app_of(pool)
-    replica_set = app._replica_set
-    (shared,) = owners(main._sharing(options(), pool, replica_set, app.metrics))
-    assert isinstance(shared, SharedPlacements)
-    assert replica_set.placed == shared.placed
-    replica_set._links["r0"] = link = make_link("r0", "127.0.0.1:1")
-    shared._heard("r0", PeerLoad(2, 300))
-    shared.malformed()
+    shared = main._shared_placements(options(), pool)
+    assert shared is not None
+    link = main._link_maker(options(), Random(1), shared)("r0", "127.0.0.1:1", lambda: None)
+    assert link._placed == shared.placed
+    app._replica_set._links["r0"] = link
+    (run,) = main._sharing(shared, None, app._replica_set, app.metrics)
+    told = run.cr_frame.f_locals  # type: ignore[attr-defined]
+    told["heard"]("r0", PeerLoad(2, 300))
+    told["malformed"]()
+    run.close()
     assert [placed for _, placed in link.peers.placements] == [PeerLoad(2, 300)]
     registry = app.metrics.registry
     assert registry.get_sample_value("penstock_router_placements_heard_total") == 1
     assert registry.get_sample_value("penstock_router_placements_malformed_total") == 1
+    assert registry.get_sample_value("penstock_router_redis_connected") == 0
+    shared.connected = True
+    assert registry.get_sample_value("penstock_router_redis_connected") == 1
+
+
+async def test_ejections_are_spread_by_the_routers_draws() -> None:
+    link = main._link_maker(options(), Random(1), None)("r0", "127.0.0.1:1", lambda: None)
+    link._placed("r0", 300)  # nobody is told
+    draws = [link.ejection._draw() for _ in range(20)]
+    assert len(set(draws)) == 20
+    assert all(0 <= draw < 1 for draw in draws)
 
 
 async def sources(pool: Pool, *flags: str) -> list[dict[str, Any]]:
