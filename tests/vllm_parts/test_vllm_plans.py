@@ -1,5 +1,6 @@
 """A policy's step as what vLLM must do: nothing is said of those who do what they would do anyway."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,3 +90,47 @@ def test_drafts_count_for_the_batch(drafts: dict[str, int], fits: bool) -> None:
 def test_drafts_count_for_the_batch_of_everybody_and_newcomers_too() -> None:
     with pytest.raises(ImpossibleStep, match="151 tokens in a batch of at most 150"):
         plan_of(Step({**EVERYBODY, "x": 100}, drafts={"a": 49}), VIEW, held())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step({"a": 1}, preempt=("x",)),
+        Step({"a": 1}, preempt=("a",)),
+        Step({"a": 1}, preempt=("b", "b")),
+        Step({"a": 1}, preempt=("nobody",)),
+        Step({"a": 1}, promote=("nobody",)),
+        Step({"a": 1, "x": 5}, drafts={"b": 1}),
+        Step({"b": 1, "a": 2}),
+    ],
+    ids=str,
+)
+def test_what_no_engine_could_do_is_refused(step: Step) -> None:
+    with pytest.raises(ImpossibleStep):
+        plan_of(step, VIEW, held())
+
+
+def test_whoever_is_preempted_or_promoted_is_said_with_the_rest() -> None:
+    here = held()
+    plan = plan_of(Step({"a": 1, "x": 100}, preempt=("b",), drafts={"a": 2}, promote=("x", "a")), VIEW, here)
+    assert (plan.preempt, plan.order, plan.start) == ((here["b"],), (here["a"],), (here["x"],))
+    assert plan.caps == {"engine-a": 3, "engine-b": 0, "engine-x": 100}
+    assert (plan.drafts, plan.promote, plan.stands_blocks) == ({"a": 2}, (here["x"], here["a"]), None)
+    only = plan_of(Step(EVERYBODY, promote=("x",)), VIEW, here)
+    assert (only.order, only.promote) == ((here["a"], here["b"]), (here["x"],))
+
+
+def test_drafts_of_everybody_are_carried_out_without_a_word_of_order() -> None:
+    plan = plan_of(Step(EVERYBODY, drafts={"a": 2}), VIEW, held())
+    assert (plan.order, plan.caps, plan.drafts) == (None, None, {"a": 2})
+
+
+def test_a_prompt_under_way_is_no_decode_of_everybody() -> None:
+    begun = job("p", decodes=False)._replace(computed_tokens=40)
+    view = replace(VIEW, running=(*RUNNING, begun))
+    here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}  # type: ignore[arg-type]
+    plan = plan_of(Step({**EVERYBODY, "p": 60}), view, here)
+    assert plan.caps == {"engine-a": 1, "engine-b": 1, "engine-p": 60}
+    with pytest.raises(ImpossibleStep, match="p cannot draft 1 tokens"):
+        plan_of(Step({**EVERYBODY, "p": 60}, drafts={"p": 1}), view, here)
+    plan_of(Step({**EVERYBODY, "p": 60}, drafts={"p": 0}), view, here)

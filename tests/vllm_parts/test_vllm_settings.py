@@ -9,7 +9,7 @@ from penstock_core.domain.policy import Knobs
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
-from penstock_vllm.settings import BadSetting, check_one_engine, read_settings
+from penstock_vllm.settings import BadSetting, Settings, check_one_engine, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 
 NAMED = {"PENSTOCK_TIME_MODEL": "llama-3-8b-a100"}
@@ -19,6 +19,63 @@ def test_a_time_model_is_all_that_must_be_said() -> None:
     read = read_settings({}, NAMED)
     assert (read.policy, read.telemetry, read.max_batch_tokens) == ("slos-serve", None, 0)
     assert read.model == time_model("llama-3-8b-a100")
+
+
+def test_what_is_not_set_is_as_the_manual_says() -> None:
+    read = read_settings({}, {**NAMED, "PENSTOCK_POLICY": ""})
+    assert read == Settings(
+        time_model("llama-3-8b-a100"),
+        "slos-serve",
+        Knobs(aging_s=30.0),
+        telemetry=None,
+        max_batch_tokens=0,
+        max_running=0,
+        acceptance=0.6,
+        planning_s=0.02,
+    )
+
+
+def test_all_of_it_can_come_from_the_environment() -> None:
+    read = read_settings(
+        {},
+        {
+            "PENSTOCK_TIME_MODEL": "opt-13b-a100",
+            "PENSTOCK_POLICY": "sola",
+            "PENSTOCK_AGING_S": "7.5",
+            "PENSTOCK_TELEMETRY": "/run/t.sock",
+            "PENSTOCK_MAX_BATCH_TOKENS": "512",
+            "PENSTOCK_MAX_RUNNING": "9",
+            "PENSTOCK_ACCEPTANCE": "0.25",
+            "PENSTOCK_PLANNING_S": "0.5",
+        },
+    )
+    model, telemetry = time_model("opt-13b-a100"), Path("/run/t.sock")
+    assert read == Settings(model, "sola", Knobs(aging_s=7.5), telemetry, 512, 9, 0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("acceptance", [0, 1, "0.5"], [-0.01, 1.01, "nan"]),
+        ("planningS", [1e-9, 1e9], [0, -1, "inf", "nan"]),
+        ("agingS", [1e-9, 1e9], [0, -1, "inf"]),
+        ("maxBatchTokens", [1, "8", 8.0], [0, -1, True, 1.5, "8.5", None]),
+        ("maxRunning", [1, "8"], [0, False]),
+    ],
+)
+def test_numbers_are_taken_within_their_bounds(key: str, good: list[object], bad: list[object]) -> None:
+    for value in good:
+        read_settings({"penstock": {key: value}}, NAMED)
+    for value in bad:
+        with pytest.raises(BadSetting, match=rf"penstock\.{key}: "):
+            read_settings({"penstock": {key: value}}, NAMED)
+
+
+def test_a_long_value_is_shown_in_part_and_a_relative_file_is_a_file() -> None:
+    with pytest.raises(BadSetting, match='"' + "x" * 60 + '" is no policy'):
+        read_settings({"penstock": {"policy": "x" * 500}}, NAMED)
+    with pytest.raises(BadSetting, match=r'"none\.json" cannot be read'):
+        read_settings({"penstock": {"timeModel": "none.json"}}, {})
 
 
 def test_one_server_is_one_engine() -> None:
