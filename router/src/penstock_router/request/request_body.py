@@ -99,7 +99,8 @@ class BodyReader:
 
     def _check(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> None:
         for name in self._client_fields.refused:
-            if not _absent(getattr(fields, name)):
+            value = getattr(fields, name)
+            if value is not NULL and not _absent(value):
                 raise proxy_field(name)
         if endpoint == wire.ENDPOINT_CHAT_COMPLETIONS and fields.messages is not NULL:
             self._client_fields.check_media(fields.messages)

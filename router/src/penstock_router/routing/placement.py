@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
-from penstock_core.routing.replica_load import Asked
+from penstock_core.routing.replica_load import Asked, tokens_about
 from penstock_core.routing.walk import (
     REPLAYS,
     Backup,
@@ -166,11 +166,11 @@ class Placement:
 
     def _asked(self, request: GenerationRequest, outcome: Outcome) -> Asked:
         """Return the request as orders see it. A slowdown of an unknown time model is no bound."""
-        asked = Asked(request.tier.name, len(request.body), request.turn)
-        model = self._time_model()
-        idle_s = inf if model is None else model.prefill_seconds(asked.prompt_tokens)
-        targets = slo_of(outcome).targets(idle_s)
-        return asked._replace(ttft_s=targets.ttft_s or inf, tpot_s=targets.tpot_s or inf)
+        slo, body_bytes = slo_of(outcome), len(request.body)
+        ttft_s = slo.ttft_s
+        if slo.ttft_slowdown is not None and (model := self._time_model()) is not None:
+            ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
+        return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf)
 
     def _count_verdict(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
         outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
