@@ -317,7 +317,7 @@ async def test_what_changed_is_logged() -> None:
     changes = [change("MODIFIED", "a", p0="10.0.0.9"), change("DELETED", "b"), P2]
     with capture_logs() as said:
         await first_sets(watching([listing(A, B)], [changes]), 4)
-    told = [(line["known"], line["news"]) for line in said if line["event"] == "replicas"]
+    told = [(line["known"], line["changes"]) for line in said if line["event"] == "replicas"]
     assert told == [
         (2, "p0=10.0.0.1:7000/in_service p1=10.0.0.2:7000/in_service"),
         (2, "p0=10.0.0.9:7000/in_service"),

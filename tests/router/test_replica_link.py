@@ -434,7 +434,7 @@ async def test_a_request_of_which_nothing_is_heard_is_ended_and_taken_back(still
         await skip(SWEEP_S)
         assert silent.end is None
         await skip(SWEEP_S)
-        assert silent.end == Lost("r0", "nothing was heard of it for 15 s")
+        assert silent.end == Lost("r0", "no message about it came for 15 s")
         assert talking.end is waiting.end is None
         assert link.stalled == 1
         await turns()

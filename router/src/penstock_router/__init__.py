@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front of a pool: picks a replica and walks to the next one on rejection."""
+"""The OpenAI-compatible front of a pool: picks a replica, and tries the next one on rejection."""

@@ -30,7 +30,7 @@ class Options:
     """One router's own settings.
 
     host, port: of the API. admin_host, admin_port: of metrics and the state of the pool.
-    replicas: their addresses by name, where they are told.
+    replicas: their addresses by name, where given.
     service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
         None for the pod's own account.
     drain_s: None takes the pool's.
@@ -170,7 +170,7 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-router",
-        description="OpenAI-compatible HTTP in front of a pool's replicas: asks one, walks to the next.",
+        description="OpenAI-compatible HTTP in front of a pool's replicas, tried one after the other.",
     )
     add = parser.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")

@@ -1,4 +1,4 @@
-"""What a router is told: the pool's words for it, as one value."""
+"""A router's settings, as the pool file has them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_runtime.grpc_options import MESSAGE_BYTES
 
 MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
-"""Longest body that a session carries, beside requests of the same frame and what is said of each. A longer
-frame would end the session, and with it every request on it."""
+"""Longest body that a session carries beside the other fields and requests of its frame. A longer frame would
+end the session, and with it every request on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Settings:
 
 
 def settings_of(pool: Pool) -> Settings:
-    """Return what the pool says of its routers."""
+    """Return the settings of the pool's routers."""
     spec = pool.spec
     return Settings(
         pool=pool.metadata.name,

@@ -33,10 +33,10 @@ class PoolLimits(Protocol):
     """Limits over all routers."""
 
     async def ask(self, application: str, tokens: int) -> Answer | None:
-        """Ask whether there is room; None where nobody can tell."""
+        """Ask whether there is room; None where Redis does not answer."""
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
-        """An admitted request has ended."""
+        """Note that an admitted request has ended."""
 
 
 class LimitMetrics:
@@ -119,7 +119,7 @@ class RateLimits:
         return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
 
     async def _ask_all(self, application: str, ledger: Ledger, ticket: Ticket) -> Answer | None:
-        """What all routers say; None where they share nothing now."""
+        """Return the decision over all routers; None where they share nothing now."""
         if self._shared is None:
             return None
         try:

@@ -39,7 +39,7 @@ CONNECT_S = 2.0
 """Longest time to connect. No request waits for it."""
 
 LEASE_S = 15.0
-"""How long a router's requests under way count after it last said so."""
+"""How long a router's requests under way count after its last call."""
 
 RENEW_S = LEASE_S / 3
 
@@ -109,7 +109,7 @@ class SharedLimits:
         try:
             return await ask.answer
         except asyncio.CancelledError:
-            if not ask.answer.cancelled():  # it was answered, and nobody will hear of it
+            if not ask.answer.cancelled():  # it was answered, and the answer is lost
                 self._undo(application, ask.answer.result())
             raise
 
@@ -231,7 +231,7 @@ def script_arguments(
 
 
 def usage_of(reply: Sequence[int]) -> LimitUsage:
-    """Return what the script says is used."""
+    """Return the usage in the script's reply."""
     _, requests, requests_reset_ms, tokens, tokens_reset_ms = reply[:5]
     return LimitUsage(requests, requests_reset_ms / 1000, tokens, tokens_reset_ms / 1000)
 

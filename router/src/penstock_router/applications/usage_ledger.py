@@ -14,7 +14,7 @@ from penstock_pool.application_spec import Limits
 from penstock_router.applications.rate_window import Window
 
 BUSY_S = 1.0
-"""Retry-After of a request that is one too many at once: nobody knows when another one ends."""
+"""Retry-After of a request that is one too many at once: it is not known when another one ends."""
 
 
 class Limit(StrEnum):

@@ -30,7 +30,7 @@ KEEP_ALIVE = (
 
 
 class AccessError(Exception):
-    """There is no way to the cluster; the message says what is wrong with what was given."""
+    """The cluster cannot be reached with what was given; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Access:
     account: Path = Path(SERVICE_ACCOUNT)
 
     def check(self) -> None:
-        """Raises AccessError where there is no way to the cluster as things are."""
+        """Raise AccessError where the cluster cannot be reached as things are."""
         self.client()
 
     def client(self) -> httpx2.AsyncClient:
-        """A client of the API server with the credentials of this moment. Blocks. Raises AccessError."""
+        """Return a client of the API server with the current credentials. Blocks. Raises AccessError."""
         try:
             config = self._config()
             verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)

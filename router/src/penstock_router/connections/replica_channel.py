@@ -18,9 +18,9 @@ Connect = Callable[[str], grpc.aio.Channel]
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """ca: who signs replicas' certificates. cert, key: this router's own, for mutual TLS.
+    """ca: the authority of replicas' certificates. cert, key: this router's own, for mutual TLS.
 
-    server_name: whom replicas' certificates name; None for the address that is connected to.
+    server_name: the name in replicas' certificates; None for the address that is connected to.
     """
 
     ca: Path
@@ -29,7 +29,7 @@ class Tls:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """From the files as they are now. Raises OSError."""
+        """Return credentials from the files as they are now. Raises OSError."""
         return grpc.ssl_channel_credentials(
             self.ca.read_bytes(),
             self.key.read_bytes() if self.key else None,
@@ -38,7 +38,7 @@ class Tls:
 
 
 def connect_by(tls: Tls | None) -> Connect:
-    """How replicas are connected to."""
+    """Return what connects to replicas."""
     if tls is None:
         return lambda address: grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     options: tuple[tuple[str, int | str], ...] = CLIENT_OPTIONS

@@ -54,7 +54,9 @@ def _port(one: Slice, name: str) -> int | None:
 
 
 def _told(endpoint: Mapping[str, Any], family: int, port: int) -> _Told:
-    host = endpoint["addresses"][0]  # of several, any does: the API promises that they are the same endpoint
+    host = endpoint["addresses"][
+        0
+    ]  # of several, any will do: they are the same endpoint by the API's definition
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return _Told(family, CONDITIONS.index(_condition(endpoint.get("conditions") or {})), address)
 

@@ -29,8 +29,8 @@ from penstock_router.discovery.endpoint_slices import Slice, endpoints_of
 from penstock_router.discovery.endpoints import Endpoints, Service
 
 WATCH_S = 60
-"""How long one watch lasts, so that a server which has stopped answering is left soon. It says goodbye with a
-bookmark, and the next one goes on from there."""
+"""How long one watch lasts, so that a server which has stopped answering is left soon. A watch ends with a
+bookmark, and the next one continues from there."""
 
 LINE_BYTES = 16 * 2**20
 """Longest event. etcd keeps nothing above 1.5 MB."""
@@ -54,7 +54,7 @@ class Refused(Exception):
 class EndpointWatch:
     """A source of replica sets.
 
-    connected: whether the API server is being listened to. malformed: objects and answers that were no use.
+    connected: whether the API server is being watched. malformed: objects and answers that were unusable.
     """
 
     def __init__(self, service: Service, client: Client, backoff: Backoff) -> None:
@@ -68,14 +68,16 @@ class EndpointWatch:
         self._last_why = ""
 
     async def sets(self) -> AsyncIterator[Endpoints]:
-        """Every set that differs from the one before, for as long as somebody listens."""
-        told: Endpoints | None = None
+        """Yield every set that differs from the one before, for as long as the caller iterates."""
+        last: Endpoints | None = None
         async for _ in self._changes():
             now = endpoints_of(self._slices.values())
-            if now != told:
-                log.info("replicas", service=str(self._service), known=len(now), news=_news(told or {}, now))
+            if now != last:
+                log.info(
+                    "replicas", service=str(self._service), known=len(now), changes=_changed(last or {}, now)
+                )
                 yield now
-                told = now
+                last = now
 
     async def _changes(self) -> AsyncIterator[None]:
         """Whenever the slices are known anew or may have changed."""
@@ -136,7 +138,7 @@ class EndpointWatch:
             self._slices[name] = one
 
     async def _watch(self, http: httpx2.AsyncClient, version: str) -> AsyncIterator[None]:
-        """Apply every change from a version on; each is told after it was applied."""
+        """Apply every change from a version on, and yield after each."""
         params = {
             **self._label,
             "watch": "true",
@@ -188,14 +190,14 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _message(body: bytes) -> str:
-    """What the API server says is wrong, which names the permission that is missing."""
+    """Return the API server's message, which names the permission that is missing."""
     try:
         return str(orjson.loads(body)["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return body[:200].decode(errors="replace")
 
 
-def _news(told: Endpoints, now: Endpoints) -> str:
-    """What has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
-    here = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if told.get(name) != at]
-    return " ".join([*here, *(f"{name}=gone" for name in told if name not in now)])
+def _changed(last: Endpoints, now: Endpoints) -> str:
+    """Return what has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
+    here = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if last.get(name) != at]
+    return " ".join([*here, *(f"{name}=gone" for name in last if name not in now)])

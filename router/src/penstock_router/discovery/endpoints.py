@@ -1,10 +1,11 @@
-"""Where the replicas are.
+"""The endpoints of replicas, and where they come from.
 
-A source says whole sets, name to place; each replaces the one before. A source that ends or falls silent
-leaves its last set in force. `Fixed` is a set from the command line; `endpoint_watch` follows a cluster.
+A source yields whole sets, endpoints by name; each replaces the one before. A source that ends or falls
+silent leaves its last set in force. `Fixed` is a set from the command line; `endpoint_watch` follows one of a
+cluster.
 
-A place also says what its owner wants with the replica. New requests go to those in service only. One that is
-not ready, or terminating, keeps its link, so that what it carries comes back.
+An endpoint has a condition. New requests go to replicas in service only. A replica that is not ready, or
+terminating, keeps its link, so that its requests are answered.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +24,7 @@ class Service(NamedTuple):
 
 
 class Condition(StrEnum):
-    """What the replica's owner wants with it."""
+    """Whether the cluster wants requests sent to a replica."""
 
     IN_SERVICE = "in_service"
     NOT_READY = "not_ready"  # it may be again
@@ -46,14 +47,14 @@ class Source(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether a change would be heard now."""
+        """Whether a change would be noticed now."""
 
     @property
     def malformed(self) -> int:
-        """How much of what it was told could not be used."""
+        """Number of objects that were malformed."""
 
     def sets(self) -> AsyncIterator[Endpoints]:
-        """The sets, for as long as somebody listens."""
+        """Yield the sets, for as long as the caller iterates."""
 
 
 class Fixed:

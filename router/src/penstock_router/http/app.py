@@ -51,7 +51,8 @@ class RouterApp:
     """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on.
 
     first_turn: the turn of its first request; routers that begin at different ones do not go in step.
-    admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine are told it.
+    admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine find it in
+        /v1/models.
     shared_limits: applications' limits over all routers, where routers share them.
     """
 
@@ -172,7 +173,7 @@ class RouterApp:
             self._open -= 1
 
     def _time_model(self) -> TimeModel | None:
-        """As a replica has told it, else the one that the pool names; None for `auto`."""
+        """Return the time model of the replicas, else the one that the pool names; None for `auto`."""
         told = self._replica_set.time_model
         return self._named_time_model if told is None else told
 

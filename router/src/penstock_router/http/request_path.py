@@ -1,8 +1,10 @@
 """The path of one generating request, from its head to the last byte of its answer.
 
-intake ──▶ placement ──▶ response ──▶ account
-head, key, body,         replicas,     a stream,        metrics, usage,
-tier, limits             in order      or one piece     access log
+    intake ──▶ placement ──▶ response ──▶ account
+    head, key, body,    replicas       a stream or     metrics, usage,
+    tier, limits        in order       one piece       access log
+
+A request that fails at the intake is counted as refused; from placement on every request is accounted for.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""What is asked of the pool through this router, for whoever decides how many replicas it should have.
+"""The demand on the pool through this router, for the autoscaler.
 
-Counters by tier since the router started; who reads them takes differences. A request is counted when it
+Counters by tier since the router started; a reader takes differences. A request is counted when it
 arrives, when the first verdict on it is known, and when it ends, so demand is seen before answers are done.
 """
 

@@ -1,4 +1,4 @@
-"""What a router counts, in Prometheus' words. Labels are tiers and words of ours, never a client's.
+"""A router's metrics. Labels are tiers and the project's own words, never a client's.
 
 Everything is counted when a request ends; nothing is counted per token.
 """
@@ -26,7 +26,7 @@ TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
-"""Endings that say nothing about the service: attainment leaves them out."""
+"""Endings that the service is not judged by: attainment leaves them out."""
 
 
 class Metrics:
@@ -128,7 +128,7 @@ class Metrics:
             self._judge(outcome, [outcome.ending.value])
 
     def page(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _answered(self, outcome: Outcome, model: TimeModel | None) -> None:
@@ -165,7 +165,7 @@ class Metrics:
 
 
 class _Verdicts(Collector):
-    """First verdicts, counted as they are given. All series begin at 0, so that a rate sees the first one."""
+    """Exports first verdicts. All series begin at 0, so that a rate sees the first one."""
 
     def __init__(self, demand: Demand) -> None:
         self._demand = demand
@@ -182,7 +182,7 @@ class _Verdicts(Collector):
 
 
 class _Replicas(Collector):
-    """What is known of the replicas, read when it is asked for."""
+    """Exports the state of the replicas at each scrape."""
 
     def __init__(self, replica_set: ReplicaSet) -> None:
         self._replica_set = replica_set
@@ -198,7 +198,7 @@ class _Replicas(Collector):
         )
         ejected = GaugeMetricFamily(
             "penstock_router_replica_ejected",
-            "Whether the replica is left alone, because it did not answer.",
+            "Whether the replica gets no requests, because it did not answer.",
             labels=["replica"],
         )
         ejections = CounterMetricFamily(
@@ -206,7 +206,7 @@ class _Replicas(Collector):
         )
         stalled = CounterMetricFamily(
             "penstock_router_stalled_requests",
-            "Requests ended because the replica said nothing about them for far longer than forecast.",
+            "Requests ended because no message about them came for far longer than forecast.",
             labels=["replica"],
         )
         replays = GaugeMetricFamily(
@@ -222,7 +222,7 @@ class _Replicas(Collector):
             malformed.add_metric([link.name], link.malformed)
         connected = GaugeMetricFamily(
             "penstock_router_discovery_connected",
-            "Whether a change of the replicas' set would be heard now.",
+            "Whether a change of the replica set would be noticed now.",
             value=float(self._replica_set.connected),
         )
         unread = CounterMetricFamily(

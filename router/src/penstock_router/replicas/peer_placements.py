@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 SETTLED_S = 0.01
-"""A snapshot that comes this long after the placement was heard of includes it: verdicts take a few
+"""A snapshot that comes this long after the placement's message includes it: verdicts take a few
 milliseconds."""
 
 LONGEST_S = 0.1
@@ -28,17 +28,17 @@ class PeerLoad(NamedTuple):
 
 
 class PeerPlacements:
-    """At one replica. placements: when each was heard of; none where nobody else sends there."""
+    """At one replica. placements: each with the time at which its message came."""
 
     def __init__(self) -> None:
         self.placements: deque[tuple[float, PeerLoad]] = deque(maxlen=MOST)
 
     def heard(self, placed: PeerLoad, now_s: float) -> None:
-        """Another router has sent this there."""
+        """Note what another router has sent there."""
         self.placements.append((now_s, placed))
 
     def not_told(self, told_s: float, now_s: float) -> PeerLoad:
-        """What the snapshot that came at `told_s` does not know of."""
+        """Return the placements that the snapshot which came at `told_s` does not include."""
         heard = self.placements
         settled_s = max(told_s - SETTLED_S, now_s - LONGEST_S)
         while heard and heard[0][0] <= settled_s:

@@ -1,7 +1,7 @@
-"""The router's end of the session with one replica, kept up for as long as the replica is wanted.
+"""The router's end of the session with one replica, kept up for as long as the replica is in the set.
 
-A link connects, asks the replica what it is, and opens the session. Frames that come are handed out to the
-requests they belong to, in one pass. When the connection breaks, every request that it carried ends as
+A link connects, asks the replica to describe itself, and opens the session. A frame's events are delivered to
+their requests in one pass. When the connection breaks, every request that it carried ends as
 `Lost`, and the link connects again, at first soon and then ever later, until it is told to stop.
 
 Nothing that a replica sends ends a link, let alone the process. Fields of a later version are ignored. A
@@ -40,20 +40,20 @@ from penstock_router.replicas.session_writer import Attempt, SessionWriter
 from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
 
 CONNECT_S = 5.0
-"""Longest wait for a replica to say what it is."""
+"""Longest wait for a replica to describe itself."""
 
 DESCRIBE_AGAIN_S = 15.0
 """The engine behind a replica may be another one by now; this often the router asks again what it is."""
 
 MOST_UNANSWERED = 2
-"""Descriptions in a row that a replica may leave unanswered, while it says nothing else, before it counts as
+"""Descriptions in a row that a replica may leave unanswered, while it sends nothing else, before it counts as
 lost."""
 
 SWEEP_S = 5.0
-"""How often requests are looked through for those of which nothing is heard."""
+"""How often requests are checked for those without progress."""
 
 LONGEST_ANSWER_TOKENS = 2**17
-"""Of a replica that has not told its longest sequence."""
+"""Of a replica that has not sent its longest sequence."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
@@ -67,8 +67,8 @@ class LinkState(StrEnum):
     ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
     MALFORMED = "malformed"  # its snapshot makes no sense
     DRAINING = "draining"  # it finishes what it has
-    NOT_READY = "not_ready"  # it would take work, and its owner says not now
-    TERMINATING = "terminating"  # as well, and that it goes
+    NOT_READY = "not_ready"  # it would take work, and its endpoint is not ready
+    TERMINATING = "terminating"  # it would take work, and its endpoint is terminating
     LOST = "lost"  # there was a session
 
 
@@ -76,11 +76,11 @@ SET_ASIDE = {
     Condition.NOT_READY: LinkState.NOT_READY,
     Condition.TERMINATING: LinkState.TERMINATING,
 }
-"""What a replica is that would take work and is not to get any."""
+"""States of replicas that would take work and get none."""
 
 
 class Silent(Exception):
-    """The connection stands, and nothing comes."""
+    """The connection is open, and nothing comes."""
 
 
 class ReplicaLink:
@@ -89,11 +89,11 @@ class ReplicaLink:
     changed: called when its state changes. placed: called with each request's prompt tokens, about.
     draw: returns a number in [0, 1), to spread ejections.
     peers: what other routers have just sent there.
-    description: what it said it is, last time it was asked; None before the first.
+    description: its last one; None before the first.
     time_model: the one in it.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
-    ejection: whether it is left alone for a while. stalled: requests that were ended for want of any news.
+    ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class ReplicaLink:
         return self._state if aside is None or self._state is not LinkState.READY else aside
 
     def set_condition(self, condition: Condition) -> None:
-        """What its owner wants with it from now on."""
+        """Set the condition of its endpoint."""
         self._aside = SET_ASIDE.get(condition)
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its last snapshot, and what was sent since, as far as this router knows.
+        """Its last snapshot, and the requests sent since, as far as this router knows.
 
-        Of its own requests it knows well: a verdict comes with the snapshot that knows of it.
+        It knows its own exactly: a verdict comes with the snapshot that includes the request.
         """
         sent, now_s = self._unanswered.values(), monotonic()
         requests, tokens = len(sent), sum(sent)
@@ -176,7 +176,7 @@ class ReplicaLink:
         return upstream
 
     def abandon(self, upstream: UpstreamRequest) -> None:
-        """Wait for it no more: unless it has ended, the replica is told to stop."""
+        """Give up a request: unless it has ended, the replica is asked to cancel it."""
         upstream.stop_verdict_timer()
         if self._carried.get(upstream.id) is upstream:
             self._forget(upstream.id)
@@ -191,7 +191,7 @@ class ReplicaLink:
         upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
 
     async def idle(self) -> None:
-        """Until it carries nothing."""
+        """Wait until it carries no request."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -212,7 +212,7 @@ class ReplicaLink:
             except wire_conversion.Malformed as error:
                 self.malformed += 1
                 why = str(error)
-            except Exception as error:  # whatever it is: one replica must not end the router
+            except Exception as error:  # one replica must not end the router
                 why = f"{type(error).__name__}: {error}"
                 log.exception("link broke", replica=self.name)
             finally:
@@ -266,7 +266,7 @@ class ReplicaLink:
         asked_s = monotonic()
         try:
             await self._describe(stub)
-        except wire_conversion.Malformed as error:  # what it said before still holds
+        except wire_conversion.Malformed as error:  # the one before still holds
             self._count_malformed(str(error))
         except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
             pass
@@ -275,7 +275,7 @@ class ReplicaLink:
         return True
 
     async def _end_stalled(self) -> None:
-        """End requests of which the replica has said nothing for far longer than forecast."""
+        """End requests without a message for far longer than forecast."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = monotonic()
@@ -284,7 +284,7 @@ class ReplicaLink:
                 if silent_s > upstream.longest_silence_s:
                     self.stalled += 1
                     self.abandon(upstream)
-                    upstream.finish(Lost(self.name, f"nothing was heard of it for {silent_s:.0f} s"))
+                    upstream.finish(Lost(self.name, f"no message about it came for {silent_s:.0f} s"))
 
     async def _describe(self, stub: ReplicaStub) -> None:
         async with asyncio.timeout(CONNECT_S):
@@ -294,7 +294,7 @@ class ReplicaLink:
         self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
 
     def _count_malformed(self, why: str) -> None:
-        """Count it, and log it unless the last line said the same."""
+        """Count it, and log it unless the last line was the same."""
         self.malformed += 1
         if why != self._last_why:
             log.warning("malformed message", replica=self.name, why=why)

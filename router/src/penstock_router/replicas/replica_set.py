@@ -1,8 +1,8 @@
 """The replicas that this router knows, each with its link, following a source of replica sets.
 
-A replica that leaves the set gets nothing more and finishes what it carries; then its link is closed. One
-whose address changed is a new replica under an old name. One that its owner has set aside stays, and gets
-nothing new; where it is terminating and there is no link yet, there will be none.
+A replica that leaves the set gets no more requests and finishes those it has; then its link is closed. A
+replica whose address changed is a new one under an old name. A replica that is not ready or terminating keeps
+its link and gets no new requests; to one that is terminating no new link is made.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
 class ReplicaSet:
     """Links by replica name.
 
-    known: whether the source has told any set, even an empty one.
+    known: whether the source has yielded any set, even an empty one.
     random: spreads retries.
     """
 
@@ -50,14 +50,14 @@ class ReplicaSet:
 
     @property
     def time_model(self) -> TimeModel | None:
-        """The first one that a replica has told."""
+        """The time model of the first replica, by name, that has sent one."""
         for link in self._links.values():
             if link.time_model is not None:
                 return link.time_model
         return None
 
     def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
-        """Another router has sent this there."""
+        """Note what another router has sent to a replica."""
         if (link := self._links.get(name)) is not None:
             link.peers.heard(placed, monotonic())
 
@@ -69,11 +69,11 @@ class ReplicaSet:
         return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
 
     def arrived(self) -> None:
-        """A new request is to be placed."""
+        """Note a new request."""
         self._budget = self._budget.arrived()
 
     def replays(self) -> bool:
-        """Take a replay out of the retry budget. False where none is left."""
+        """Take a replay out of the retry budget. Return False where none is left."""
         budget = self._budget.replayed()
         self._budget = self._budget if budget is None else budget
         return budget is not None
@@ -89,21 +89,21 @@ class ReplicaSet:
         return any(link.state is LinkState.READY for link in self._links.values())
 
     async def taking_work(self) -> None:
-        """Until any replica takes work."""
+        """Wait until any replica takes work."""
         await self._taking_work.wait()
 
     @property
     def connected(self) -> bool:
-        """Whether a change of the set would be heard now."""
+        """Whether a change of the set would be noticed now."""
         return self._source is not None and self._source.connected
 
     @property
     def malformed(self) -> int:
-        """How much of what the source was told could not be used."""
+        """Number of objects of the source that were malformed."""
         return 0 if self._source is None else self._source.malformed
 
     async def follow(self, source: Source) -> None:
-        """Keep to the source until cancelled; then every link is closed."""
+        """Follow the source until cancelled, then close every link."""
         self._source = source
         try:
             async with asyncio.TaskGroup() as group:
@@ -128,7 +128,7 @@ class ReplicaSet:
         self._links = dict(sorted(self._links.items()))
 
     def _changed(self) -> None:
-        """Wake those who wait for a replica, or let them wait."""
+        """Wake requests that wait for a replica, if one takes work."""
         if self.ready:
             self._taking_work.set()
         else:

@@ -40,7 +40,7 @@ MESSAGE_BYTES = 2**20
 """A longer message is none of ours."""
 
 MOST_COUNTED = 2**40
-"""More requests or tokens than any message tells of; loads are computed with floats."""
+"""More requests or tokens than any message holds; loads are computed with floats."""
 
 Heard = Callable[[str, PeerLoad], None]
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ class SharedPlacements:
         self._away = False
 
     def placed(self, replica: str, prompt_tokens: int) -> None:
-        """A request is on its way there."""
+        """Note a request that was sent to a replica."""
         if not self.connected:
             return
         gathered = self._gathered.setdefault(replica, [0, 0])
@@ -146,7 +146,7 @@ class SharedPlacements:
         return orjson.dumps({"router": self._me, "placed": gathered})
 
     def _hear(self, data: bytes, heard: Heard, malformed: Callable[[], None]) -> None:
-        """Read a message. One that is malformed, or this router's own, tells nothing."""
+        """Read a message. One that is malformed, or this router's own, is ignored."""
         try:
             router, others = read_placements(data)
         except (ValueError, TypeError, LookupError, AttributeError):

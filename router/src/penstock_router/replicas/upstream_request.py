@@ -1,13 +1,13 @@
 """One request at one replica: filled by the session, emptied by the request's own task.
 
-The session's reader puts what a frame brings; the task takes everything that has come since it last looked,
+The session's reader puts what a frame brings; the task takes everything that has come since it last did,
 in one piece. However many tokens a frame brings, the task is woken once. While it waits and nothing is held,
 output may pass it: `relay` writes to the client right from the session's reader, and no task is woken for a
 token. Where the client is behind, output is held.
 
 What is held is bounded, for each request and, by a budget, over all. Past either bound the request ends as
 `Overflowed`, and `on_overflow` is called, for the task may be stuck in writing and must be freed from
-outside. What was taken is held until the next look: until then it may not have been written.
+outside. What was taken counts as held until the next `take`: until then it may not have been written.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ End = wire.Finished | wire.Failed | Rejected | Lost | Overflowed
 
 
 class Received(NamedTuple):
-    """Output since the last look. tokens: how many are in `data`, as the replica counts them."""
+    """Output since the last `take`. tokens: how many are in `data`, as the replica counts them."""
 
     data: bytes
     tokens: int
@@ -175,7 +175,7 @@ class UpstreamRequest:
             self._wake()
 
     def take(self) -> Received:
-        """Return all output since the last look, and the end where it has come."""
+        """Return all output since the last `take`, and the end where it has come."""
         chunks, tokens = self._chunks, self._tokens
         if self._budget is not None:
             self._budget.held_bytes -= self._taken_bytes

@@ -1,4 +1,4 @@
-"""The session's messages in the core's words."""
+"""Converts the session's messages to core's types."""
 
 from math import inf
 
@@ -20,7 +20,7 @@ REASONS: dict[int, Reason] = {
 
 
 class Malformed(Exception):
-    """A message of a replica that cannot be used; the text says why."""
+    """A replica's message is unusable; the text says why."""
 
 
 INTERNAL = wire.Failed(failure=wire.FAILURE_INTERNAL, status=502)
@@ -28,20 +28,20 @@ INTERNAL = wire.Failed(failure=wire.FAILURE_INTERNAL, status=502)
 
 
 def rejected(message: wire.Rejected) -> Rejected:
-    """The rejection. A reason of a later version, which this router does not know, means a full replica."""
+    """Return the rejection. An unknown reason, of a later version, means a full replica."""
     earliest_s = message.earliest_s if message.HasField("earliest_s") else None
     return Rejected(REASONS.get(message.reason, Reason.QUEUE_FULL), earliest_s)
 
 
 def accepted(event: wire.Event) -> Admitted | BestEffort:
-    """The acceptance that an `admitted` or `best_effort` event holds."""
+    """Return the acceptance that an `admitted` or `best_effort` event holds."""
     if event.HasField("best_effort"):
         return BestEffort()
     return Admitted(event.admitted.ttft_predicted_s, event.admitted.tpot_predicted_s)
 
 
 def snapshot(message: wire.Snapshot) -> Snapshot:
-    """How a replica stands, in its own words."""
+    """Return the snapshot in a message."""
     return Snapshot(
         running=message.running,
         waiting=message.waiting,
@@ -76,7 +76,7 @@ def _finished(message: wire.Finished) -> wire.Finished:
 
 
 def time_model(description: wire.DescribeReply) -> TimeModel | None:
-    """The replica's time model; None where it has not said one. Raises Malformed."""
+    """Return the replica's time model; None where it has sent none. Raises Malformed."""
     said = description.time_model_json
     try:
         return from_json(orjson.loads(said)) if said else None

@@ -1,9 +1,9 @@
-"""Bytes that a router holds for its requests, over all of them: bodies, and output that clients did not take.
+"""Bytes that a router holds over all of its requests: bodies, and output that clients have not taken.
 
 Bounds for each request do not add up to a bound for the process: 4,096 clients that stop reading may each
-stay within theirs. Past the budget a new body is answered 429, for its client can come again. Output cannot
-be refused, since its request is admitted; so whoever holds most of it is dropped: a client that does not
-read, or one with by far the longest answer. Others stay as they are.
+stay within theirs. Past the budget a new body is answered 429, because its client can retry. Output cannot be
+refused, since its request is admitted, so the request that holds most of it is dropped: its client does not
+read, or its answer is by far the longest. Others are not affected.
 """
 
 from types import TracebackType
@@ -13,7 +13,7 @@ from penstock_runtime.openai_errors import ApiError
 
 
 class Holder(Protocol):
-    """Someone who holds output. drop: gives up its request, and calls `ByteBudget.leave`."""
+    """Something that holds output. drop: gives up its request, and calls `ByteBudget.leave`."""
 
     @property
     def held_bytes(self) -> int:
@@ -24,7 +24,7 @@ class Holder(Protocol):
 
 
 class ByteBudget:
-    """One router's. held_bytes: now; whoever holds output adds to it and subtracts from it."""
+    """One router's. held_bytes: now; each holder of output adds to it and subtracts from it."""
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
@@ -32,16 +32,16 @@ class ByteBudget:
         self._holders: set[Holder] = set()
 
     def enter(self, holder: Holder) -> None:
-        """Count on this holder: it may be dropped."""
+        """Add a holder: it may be dropped."""
         self._holders.add(holder)
 
     def leave(self, holder: Holder) -> None:
-        """Take back all that it holds."""
+        """Remove a holder, with all that it holds."""
         self._holders.discard(holder)
         self.held_bytes -= holder.held_bytes
 
     def relieve(self) -> None:
-        """Drop those who hold most output, until the rest is within the budget."""
+        """Drop the holders of most output, until the rest is within the budget."""
         while self.held_bytes > self.bound_bytes:
             most = max(self._holders, key=lambda holder: holder.held_bytes, default=None)
             if most is None or most.held_bytes == 0:
@@ -64,7 +64,7 @@ class BodyBytes:
         self._budget.held_bytes -= self._bytes
 
     def add(self, more_bytes: int) -> None:
-        """Hold some more. Raises ApiError (429) where the budget has no room for them."""
+        """Hold more bytes. Raises ApiError (429) where the budget has no room for them."""
         budget = self._budget
         if budget.held_bytes + more_bytes > budget.bound_bytes:
             raise ApiError(

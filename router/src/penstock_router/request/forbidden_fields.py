@@ -18,7 +18,7 @@ from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_runtime.openai_errors import ApiError
 
 TEXTS = frozenset({"type", "text", "thinking", "refusal", "uuid", "filename"})
-"""Strings of a part that nobody fetches."""
+"""Strings of a part that are never fetched."""
 
 _HAS_SCHEME = re.compile(r"[\x00-\x20]*+(?:[A-Za-z0-9+.\-][\x00-\x20]*+)++:")
 """Of a URL as lenient parsers read it, which drop white space anywhere in it."""

@@ -1,12 +1,12 @@
-"""What became of one request, and whether that was what its tier promises.
+"""The outcome of one request, and whether it met its tier's targets.
 
-Times are the router's own, taken when bytes go to the client, because that is what the client sees. An answer
-that is not streamed goes out in one piece: its tokens' times are those at which they came out of the engine,
-as the replica tells them, and are judged like any others. Where the engine does not report to its replica,
-nobody knows them, and such an answer is judged by its end to end time alone.
+Times are the router's own, taken when bytes are written to the client, because that is what the client sees.
+An answer that is not streamed is written in one piece: its tokens' times are those at which the engine
+produced them, as the replica reports them. Where the engine does not report to its replica they are not
+known, and such an answer is judged by its end-to-end time alone.
 
-One event may bring several tokens. Replicas tell how many as far as they know; what only the end's count
-reveals is spread over the events. A thinking model's first token is one of thinking.
+One event may hold several tokens. Replicas send their number as far as they know it; tokens that only the
+final count reveals are spread over the events. A thinking model's first token is one of thinking.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,9 @@ class Ending(StrEnum):
     """How a request ended."""
 
     ANSWERED = "answered"  # whole
-    REJECTED = "rejected"  # no replica could keep its SLO, or there was none
-    INVALID = "invalid"  # the engine or the replica found it wrong
-    FAILED = "failed"  # a fault behind us
+    REJECTED = "rejected"  # no replica could meet its SLO, or there was none
+    INVALID = "invalid"  # the engine or the replica found it invalid
+    FAILED = "failed"  # a fault behind the router
     CLIENT_GONE = "client_gone"
     CLIENT_SLOW = "client_slow"
 
@@ -59,7 +59,7 @@ class Outcome:
 class Measured:
     """Durations as the client saw them; None where there were too few tokens.
 
-    tpot_s: of the thinking or of the answer, where each has a pace of its own: the one that fares worse.
+    tpot_s: of the thinking or of the answer, where each has a target of its own: the worse of the two.
     pace_kept: whether that is within its target.
     """
 
@@ -70,7 +70,7 @@ class Measured:
 
 
 def measured(outcome: Outcome) -> Measured:
-    """The durations of an answered request, its pace as its tier judges it."""
+    """Return the durations of an answered request, its TPOT as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
     finished, paces = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
     times_s = _each(outcome.token_times_s, finished.completion_tokens) if outcome.stream else _told(outcome)
@@ -81,19 +81,19 @@ def measured(outcome: Outcome) -> Measured:
 
 
 def _told(outcome: Outcome) -> list[float]:
-    """When an answer's tokens came out of its engine; empty where the engine does not report."""
+    """Return when the engine produced an answer's tokens; empty where it does not report."""
     gaps_us = outcome.finished.token_gaps_us if outcome.finished else ()
     return list(accumulate((gap_us / 1e6 for gap_us in gaps_us), initial=outcome.arrival_s))[1:]
 
 
 def _each(times_s: list[float], tokens: int) -> list[float]:
-    """A time for each token, where there were more of them than was seen."""
+    """Return a time for each token, where there were more of them than events."""
     seen = len(times_s)
     return [times_s[at * seen // tokens] for at in range(tokens)] if 0 < seen < tokens else times_s
 
 
 def misses(targets: Targets, seen: Measured) -> list[str]:
-    """Which targets were not met."""
+    """Return the targets that were not met."""
     kept = {
         "ttft": not exceeds(seen.ttft_s, targets.ttft_s),
         "tpot": seen.pace_kept,
@@ -103,7 +103,7 @@ def misses(targets: Targets, seen: Measured) -> list[str]:
 
 
 def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
-    """The targets that the request was served under; None where a slowdown cannot be told in seconds."""
+    """Return the request's targets; None where a slowdown cannot be converted to seconds."""
     slo = slo_of(outcome)
     if slo.ttft_slowdown is None:
         return slo.targets(0.0)
@@ -113,7 +113,7 @@ def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
 
 
 def slo_of(outcome: Outcome) -> Slo:
-    """The tier's SLO with the request's own targets in place."""
+    """Return the tier's SLO with the request's own targets in place."""
     slo, own = outcome.tier.slo, outcome.own_targets
     if own.ttft_s is not None:
         slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)

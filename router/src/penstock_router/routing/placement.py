@@ -86,9 +86,9 @@ class Placement:
     async def place(
         self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None]
     ) -> Placed:
-        """Ask replicas until one serves the request. Raises ApiError if none does, UpstreamError for an error
-        of the replica's own.
+        """Ask replicas until one serves the request.
 
+        Raises ApiError if none does, and UpstreamError for an error of the replica's own.
         on_overflow: called when the client reads its stream too slowly.
         """
         self._replica_set.arrived()
@@ -124,8 +124,7 @@ class Placement:
     async def _attempt(
         self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None], move: Try
     ) -> Placed | Rejected | Lost:
-        """Ask one replica, and wait until there is something to write: a stream's first bytes, or the whole
-        answer."""
+        """Ask one replica, and wait for something to write: a stream's first bytes, or the whole answer."""
         link = self._replica_set[move.replica]
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
         attempt = Attempt(request, move.hop, move.backup)
@@ -246,8 +245,10 @@ def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: floa
 
 
 def _lost_answer(losses: int, again_s: int) -> ApiError:
-    """Answer a request that was lost with its replica. One that two were lost with must not come again by
-    itself."""
+    """Return the answer to a request that was lost with its replica.
+
+    One that two replicas were lost with must not be retried automatically.
+    """
     if losses > REPLAYS:
         said = f"{losses} replicas were lost with this request, one after the other; it is sent to no other"
         return ApiError(
