@@ -293,3 +293,17 @@ async def test_a_replica_that_closes_ends_what_it_has_and_its_sessions() -> None
         assert desk.metric("returned_total") == 1
         frames = [await desk.sessions[0].outbox.frame() for _ in range(2)]
         assert frames[-1] is None
+
+
+async def test_where_its_state_cannot_be_told_it_tells_the_last_one_and_nothing_before_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as desk:
+        with monkeypatch.context() as patch:
+            patch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
+            assert desk.replica.snapshot() == wire.Snapshot()
+        told = desk.replica.snapshot()
+        assert told.engine_ready
+        monkeypatch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
+        assert desk.replica.snapshot() == told
+        assert desk.metric("faults_total", where="snapshot") == 2
