@@ -24,13 +24,13 @@ from capacity_bars import draw_lead
 from capacity_page import page_of
 from capacity_parts import KNOWN, MAIN, PAPER, PARTS, PREDICTED, Part
 from capacity_rows import Rows
-from penstock_cli.capacity.memory import Memory
-from penstock_cli.capacity.picture import draw
+from penstock_cli.capacity.plot import draw
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.search import NOBODY_GIVES_UP, Answer, Probe, Trials, capacity
+from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, RateProbe, Trials, capacity
 from penstock_cli.capacity.sweep import sweep
-from penstock_cli.capacity.trial import Tally, trial_of
-from penstock_cli.capacity_command import Run
+from penstock_cli.capacity.trial import TrialResult, trial_of
+from penstock_cli.capacity.trial_log import TrialLog
+from penstock_cli.commands.capacity import SearchRun
 from penstock_simulator.real_vllm.location import folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,8 +41,8 @@ def main() -> None:
     options = parsed()
     rows = Rows(RESULTS / "capacity.json")
     asked = [] if options.page else questions(options, rows)
-    with Memory(ROOT / ".venv" / "capacity.jsonl") as memory:
-        run = Run(memory, options.jobs)
+    with TrialLog(ROOT / ".venv" / "capacity.jsonl") as memory:
+        run = SearchRun(memory, options.jobs)
         searches = [capacity(question, where_it_ended(rows, question)) for question in asked]
         run.all(searches, "capacities", rows.add)
         (RESULTS / "capacity.md").write_text(page_of(PARTS, rows))
@@ -79,19 +79,19 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
     return missing if options.missing else [*missing, *stale]
 
 
-def where_it_ended(rows: Rows, question: Question) -> Probe | None:
+def where_it_ended(rows: Rows, question: Question) -> RateProbe | None:
     """Where the search before ended, if there was one."""
     answer = rows.answer(question)
-    return None if answer is None else Probe(answer.setting, answer.low_rps)
+    return None if answer is None else RateProbe(answer.setting, answer.low_rps)
 
 
-def draw_curves(run: Run, rows: Rows) -> None:
+def draw_curves(run: SearchRun, rows: Rows) -> None:
     """Draw attainment by rate of the first policies, predicted lengths."""
     drawn = found(rows, [Question(s, p, PREDICTED) for s in PAPER for p in MAIN])
     draw(drawn, run.all([sweep(answer) for answer in drawn], "curves"), RESULTS / "capacity.svg")
 
 
-def check_against_vllm(run: Run, rows: Rows) -> None:
+def check_against_vllm(run: SearchRun, rows: Rows) -> None:
     """Run vLLM's own scheduler where each search of `vllm` ended; print what both attain."""
     asked = [Question(s, "vllm", conditions) for conditions in (KNOWN, PREDICTED) for s in PAPER]
     answers = [answer for answer in found(rows, asked) if answer.low_rps > 0 and folder().exists()]
@@ -102,21 +102,21 @@ def check_against_vllm(run: Run, rows: Rows) -> None:
         (RESULTS / "capacity-vllm-real.txt").write_text(text)
 
 
-def found(rows: Rows, asked: Sequence[Question]) -> list[Answer]:
+def found(rows: Rows, asked: Sequence[Question]) -> list[CapacityResult]:
     return [answer for question in asked if (answer := rows.answer(question))]
 
 
-def beside_vllm(answer: Answer) -> Trials[str]:
+def beside_vllm(answer: CapacityResult) -> Trials[str]:
     """What vLLM's own scheduler attains in the first sample where the search of `vllm` ended."""
     both = [replace(answer.question, policy=policy) for policy in ("vllm", "vllm-real")]
-    tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NOBODY_GIVES_UP) for q in both]
+    tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NO_MISS_LIMIT) for q in both]
     ours, real = (attained(tally) for tally in tallies)
     asked = answer.question.conditions
     where = f"{answer.question.scenario}, {asked.lengths.value} lengths, {asked.truth.value} timing"
     return f"{where}, {answer.low_rps:g} req/s, {answer.setting}: vllm {ours}, vllm-real {real}"
 
 
-def attained(tally: Tally) -> str:
+def attained(tally: TrialResult) -> str:
     """In percent, of all."""
     return f"{100 * (1 - tally.missed / tally.requests):.1f} %"
 

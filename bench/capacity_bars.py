@@ -5,7 +5,7 @@ from pathlib import Path
 from capacity_page import versus
 from capacity_parts import KNOWN, ONE_SAMPLE, OURS, PARTS
 from capacity_rows import Rows
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
 from penstock_cli.plots.figure import COLOURS, panels, save
 
@@ -37,7 +37,7 @@ def draw_lead(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
-def share(rows: Rows, policy: str, scenario: str, conditions: Conditions) -> float:
+def share(rows: Rows, policy: str, scenario: str, conditions: SearchConditions) -> float:
     """Return what the policy carries, in percent of slos-serve; 0 where it was not searched."""
     theirs, ours = (rows.answer(Question(scenario, name, conditions)) for name in (policy, OURS))
     return 0.0 if theirs is None or ours is None else 100 * capacity_rps(theirs) / capacity_rps(ours)

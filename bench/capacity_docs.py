@@ -29,7 +29,7 @@ from capacity_parts import (
     Part,
 )
 from capacity_rows import Rows
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
 from penstock_cli.capacity.setting import ORACLE, SPECULATING, grid_of
 from penstock_simulator.scenarios import scenario
@@ -105,7 +105,7 @@ def still_open(rows: Rows) -> Lines:
     ] * bool(missing)
 
 
-def as_in_paper(conditions: Conditions, rows: Rows) -> list[Versus]:
+def as_in_paper(conditions: SearchConditions, rows: Rows) -> list[Versus]:
     """Compare slos-serve with the better of vllm and sarathi without a drafter, as its paper does."""
     part = Part("", conditions, PAPER, (OURS, "vllm", "sarathi"))
     return versus(part, rows, drafters=False)
@@ -186,7 +186,7 @@ def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
 def as_published(rows: Rows) -> Lines:
     """Return capacities without a drafter: what the papers compare."""
 
-    def text(policy: str, name: str, conditions: Conditions) -> str:
+    def text(policy: str, name: str, conditions: SearchConditions) -> str:
         answer = rows.answer(Question(name, policy, conditions))
         return "not searched yet" if answer is None else f"{capacity_rps(answer):.3g}"
 

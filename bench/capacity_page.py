@@ -11,9 +11,9 @@ from math import prod
 
 from capacity_parts import DISTSERVE, OURS, Part
 from capacity_rows import Rows
-from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.report import capacity_rps, meaning, table
-from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.report import capacity_rps, summary_line, table
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import ORACLE, SPECULATING
 from rich.console import Console
 
@@ -125,11 +125,11 @@ def geometric_mean(values: Iterable[float]) -> float:
     return float(prod(all_values) ** (1 / len(all_values)))
 
 
-def printed(answers: Sequence[Answer], conditions: Conditions) -> str:
+def printed(answers: Sequence[CapacityResult], conditions: SearchConditions) -> str:
     """Return the table as a terminal shows it."""
     console = Console(width=WIDTH, file=io.StringIO())
     console.print(table(answers, conditions))
-    console.print(meaning(conditions))
+    console.print(summary_line(conditions))
     text = console.file
     assert isinstance(text, io.StringIO)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -7,7 +7,7 @@ the token budget and the slots (`penstock_cli.capacity.setting`). Rates of a tab
 
 from dataclasses import dataclass, replace
 
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import LengthKnowledge
 
@@ -49,7 +49,7 @@ AT_BEST = (
     "vllm-legacy-spec",
 )
 
-KNOWN = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
+KNOWN = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
 PREDICTED = replace(KNOWN, lengths=LengthKnowledge.PREDICTED, truth=TruthKind.MEASURED)
 ONE_SAMPLE = replace(KNOWN, seeds=1)
 FOUR = replace(KNOWN, replicas=4, seeds=1)
@@ -60,7 +60,7 @@ class Part:
     """One table. versus_best: whether slos-serve is compared in it with the best of all others."""
 
     title: str
-    conditions: Conditions
+    conditions: SearchConditions
     scenarios: tuple[str, ...]
     policies: tuple[str, ...]
     versus_best: bool = False

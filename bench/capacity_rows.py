@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from penstock_cli.capacity.memory import code_digest
 from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.report import answer_of, as_json
-from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.search import CapacityResult
+from penstock_cli.capacity.trial_log import code_digest
 
 DIGEST_DIGITS = 12
 
@@ -25,7 +25,7 @@ class Rows:
         rows = orjson.loads(path.read_bytes()) if path.exists() else []
         self._rows: dict[Question, Mapping[str, Any]] = {answer_of(row).question: row for row in rows}
 
-    def answer(self, question: Question) -> Answer | None:
+    def answer(self, question: Question) -> CapacityResult | None:
         """Return what was found; None for a question that was not searched yet."""
         row = self._rows.get(question)
         return None if row is None else answer_of(row)
@@ -34,7 +34,7 @@ class Rows:
         """Return whether its row was found with the code as it is now."""
         return self._rows.get(question, {}).get("code") == self._code
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: CapacityResult) -> None:
         """Replace the row of the answer's question, on the disk too."""
         (row,) = as_json([answer])
         self._rows[answer.question] = {**row, "code": self._code}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from capacity_parts import OURS, PAPER, PARTS
 from capacity_rows import Rows
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
-from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import BUDGETS_TOKENS, ORACLE, SPECULATING, base_policy
 from penstock_simulator.scenarios.catalogue import ON_ENGINE
 
@@ -50,7 +50,7 @@ def rows(base: str, found: Rows) -> Iterator[str]:
                 yield f"| {terms(policy, part.conditions)}{on_kernels} | {' | '.join(cells)} |\n"
 
 
-def terms(policy: str, asked: Conditions) -> str:
+def terms(policy: str, asked: SearchConditions) -> str:
     """Return what a row's figures have in common."""
     drafting = "" if policy in {OURS, ORACLE} else ", no drafter"
     if policy.endswith(SPECULATING):
@@ -60,7 +60,7 @@ def terms(policy: str, asked: Conditions) -> str:
     return f"{asked.lengths.value} lengths, {asked.truth.value} timing{fleet}{drafting}; {samples}"
 
 
-def _question(scenario: str | None, policy: str, asked: Conditions) -> Question | None:
+def _question(scenario: str | None, policy: str, asked: SearchConditions) -> Question | None:
     return None if scenario is None else Question(scenario, policy, asked)
 
 
@@ -71,7 +71,7 @@ def _cell(question: Question | None, found: Rows) -> str:
     return OPEN if answer is None else cell(answer)
 
 
-def cell(answer: Answer) -> str:
+def cell(answer: CapacityResult) -> str:
     """Return a capacity, and what it was tuned to where there was a choice."""
     policy, setting = answer.question.policy, answer.setting
     tuned = [

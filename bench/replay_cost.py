@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 from penstock_cli.local.ports import free_ports
-from penstock_cli.replay.run import Settings, replay
+from penstock_cli.replay.run import ReplaySettings, replay
 from rich.console import Console
 
 EVENT = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
@@ -76,7 +76,7 @@ def main() -> None:
         rows = "".join(f"0,500,{flags.tokens}\n" for _ in range(flags.streams))
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
         before_s = cpu_s()
-        report = uvloop.run(replay(Settings(trace, f"http://127.0.0.1:{port}"), Console(quiet=True)))
+        report = uvloop.run(replay(ReplaySettings(trace, f"http://127.0.0.1:{port}"), Console(quiet=True)))
         used_s = cpu_s() - before_s
     server.kill()
     tokens = flags.streams * flags.tokens

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock_cli.replay.schedule import Schedule
-from penstock_cli.simulate.fleet import Conditions, fleet_of
+from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_cli.simulate.run import arrivals
 from penstock_core.domain.replica_view import Limits
 from penstock_pool import load_pool
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("-f", "--file", type=Path, default=Path("examples/demo-pool.yaml"))
     parser.add_argument("--trace", type=Path, default=Path("examples/azure-excerpt.csv.gz"))
     options = parser.parse_args()
-    conditions = Conditions(truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
+    conditions = SimulationOptions(truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
     fleet = replace(fleet_of(load_pool(options.file), options.file, conditions), policy="vllm")
     trace = list(arrivals(Schedule(options.trace)))
     print(f"{'budget, tokens':>14}  {'attained, %':>11}")

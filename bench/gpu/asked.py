@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_cli.failure import Failure
-from penstock_cli.local.vllm_engine import Vllm, vllm_wanted
+from penstock_cli.local.vllm_engine import VllmEngine, vllm_engine
 from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import load_pool
 from penstock_simulator.scenarios import SCENARIOS
@@ -63,7 +63,7 @@ def target_of(options: argparse.Namespace, folder: Path) -> Target:
     arguments = (*(cpu.ARGUMENTS if on_cpu else ()), *options.vllm_arg)
     served = "bench" if in_folder else model
     target = Target(
-        vllm=Vllm(Path(), model),
+        vllm=VllmEngine(Path(), model),
         served=served,
         arguments=arguments,
         environment=cpu.ENVIRONMENT if on_cpu else {},
@@ -73,7 +73,7 @@ def target_of(options: argparse.Namespace, folder: Path) -> Target:
     )
     write_pool(folder, pool_document(target, Way(options.context_tokens), tiers_of(options), "auto"))
     try:
-        vllm = vllm_wanted(load_pool(folder / "pool.yaml"), python, in_folder)
+        vllm = vllm_engine(load_pool(folder / "pool.yaml"), python, in_folder)
     except Failure as failure:
         print(f"bench-gpu: {failure}", file=sys.stderr)
         sys.exit(2)

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, SCHEDULER, Vllm, argv
+from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, SCHEDULER, VllmEngine, argv
 from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import load_pool
 from penstock_runtime.serving import listen
@@ -44,7 +44,7 @@ class Target(NamedTuple):
     vllm: its Python, and the model. served: the model's name. environment: beside this process's own.
     """
 
-    vllm: Vllm
+    vllm: VllmEngine
     served: str
     arguments: Sequence[str]
     environment: Mapping[str, str]

@@ -9,8 +9,8 @@ from capacity_page import geometric_mean, page_of, versus
 from capacity_parts import ONE_SAMPLE, PARTS, Part
 from capacity_rows import Rows
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.search import Answer
-from penstock_cli.capacity.setting import Setting
+from penstock_cli.capacity.search import CapacityResult
+from penstock_cli.capacity.setting import PolicySetting
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 PART = Part("Rivals", ONE_SAMPLE, ("chatbot", "toolllm"), ("slos-serve", "vllm-spec", "distserve-spec"), True)
@@ -42,8 +42,10 @@ def test_the_paper_compares_without_drafters(rows: Rows) -> None:
     assert [one.ratio for one in versus(part, rows, drafters=False)] == pytest.approx([2.0, 3.0])
 
 
-def answer(scenario: str, policy: str, rate_rps: float) -> Answer:
-    return Answer(Question(scenario, policy, ONE_SAMPLE), Setting(2048), rate_rps, rate_rps * 1.02, 900, 88)
+def answer(scenario: str, policy: str, rate_rps: float) -> CapacityResult:
+    return CapacityResult(
+        Question(scenario, policy, ONE_SAMPLE), PolicySetting(2048), rate_rps, rate_rps * 1.02, 900, 88
+    )
 
 
 def test_the_best_of_all_others_is_with_a_drafter_or_without(rows: Rows) -> None:

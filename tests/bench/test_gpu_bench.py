@@ -12,7 +12,7 @@ from gpu.load import SINGLE, Load, fitted, guess_rps, requests, write_trace
 from gpu.page import Found, as_json, as_page, best_plain
 from gpu.search import STEP, Bracket, bracket_of, rates
 from gpu.ways import MEASURED, Target, Way, pool_document
-from penstock_cli.local.vllm_engine import Vllm
+from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.traces import read_trace
 from penstock_core.timing.builtin_models import BUILTINS, time_model
 from penstock_pool import parse_pool
@@ -20,7 +20,7 @@ from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import SCENARIOS
 
 LOAD = Load(seconds=20.0, scale=1.0, context_tokens=1024, timeout_s=60.0)
-TARGET = Target(Vllm(Path("python"), "m"), "served", ("--enforce-eager",), {}, 2, 1024, 64)
+TARGET = Target(VllmEngine(Path("python"), "m"), "served", ("--enforce-eager",), {}, 2, 1024, 64)
 
 
 def tried(capacity_rps: float, guess_rps: float, bar_rps: float = 0.0) -> dict[float, bool]:

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from capacity_parts import KNOWN, ONE_SAMPLE, PARTS
 from capacity_rows import Rows
-from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.search import Answer
-from penstock_cli.capacity.setting import Setting, base_policy
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.search import CapacityResult
+from penstock_cli.capacity.setting import PolicySetting, base_policy
 from policy_rows import HEADING, TABLE, pages, written
 
 THEIRS = pages()
 
 
-def answer(policy: str, conditions: Conditions, setting: Setting) -> Answer:
-    return Answer(Question("coder", policy, conditions), setting, 0.33119, 0.34, 905, 90)
+def answer(policy: str, conditions: SearchConditions, setting: PolicySetting) -> CapacityResult:
+    return CapacityResult(Question("coder", policy, conditions), setting, 0.33119, 0.34, 905, 90)
 
 
 def test_every_policy_of_the_table_has_a_page() -> None:
@@ -30,8 +30,8 @@ def test_a_page_says_what_the_table_says(page: Path) -> None:
 def test_a_row_says_what_was_tuned_and_what_was_not_searched(tmp_path: Path) -> None:
     page, found = tmp_path / "vllm.md", Rows(tmp_path / "capacity.json")
     page.write_text(f"# vllm\n\nIts idea.\n\n{HEADING}\nOld rows.\n")
-    found.add(answer("vllm-spec", ONE_SAMPLE, Setting(4096, 2)))
-    found.add(answer("sarathi", KNOWN, Setting(512)))
+    found.add(answer("vllm-spec", ONE_SAMPLE, PolicySetting(4096, 2)))
+    found.add(answer("sarathi", KNOWN, PolicySetting(512)))
     text = written(page, found)
     assert (
         "| known lengths, exact timing, with the drafter; 1 sample | not searched yet | "
@@ -45,7 +45,7 @@ def test_a_row_says_what_was_tuned_and_what_was_not_searched(tmp_path: Path) -> 
 def test_slots_are_told_where_they_are_tuned(tmp_path: Path) -> None:
     page, found = tmp_path / "orca.md", Rows(tmp_path / "capacity.json")
     page.write_text("# orca\n")
-    found.add(answer("orca", ONE_SAMPLE, Setting(2048, slots=16)))
+    found.add(answer("orca", ONE_SAMPLE, PolicySetting(2048, slots=16)))
     assert "| 0.331 (2048 tokens, 16 slots) |" in written(page, found)
 
 

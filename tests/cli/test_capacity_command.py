@@ -6,9 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 from penstock_cli.capacity import progress
-from penstock_cli.capacity.progress import share_done, watching
-from penstock_cli.capacity.run import Watch
-from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.capacity.progress import share_done, show_progress
+from penstock_cli.capacity.run import SearchProgress
+from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.main import app, run
 from rich.console import Console
 
@@ -23,7 +23,7 @@ Call = Callable[..., int]
 def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command in an empty folder, its simulations replaced by a world in which 2 requests/s attain."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock_cli.capacity_command.run_trial", two_a_second)
+    monkeypatch.setattr("penstock_cli.commands.capacity.run_trial", two_a_second)
 
     def call(*arguments: object) -> int:
         return run(lambda: app(["capacity", *map(str, arguments), "--jobs", "1"]))
@@ -31,10 +31,10 @@ def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-def two_a_second(trial: Trial) -> Tally:
+def two_a_second(trial: Trial) -> TrialResult:
     requests = SESSIONS[trial.scenario] * trial.replicas
     missed = round(requests * 0.1 * trial.rate_rps / 2.0)
-    return Tally(requests, missed, missed <= trial.most_misses, (("coder", trial.rate_rps / 2, 0.9),))
+    return TrialResult(requests, missed, missed <= trial.most_misses, (("coder", trial.rate_rps / 2, 0.9),))
 
 
 def test_the_json_is_a_list_with_the_promised_keys(penstock: Call) -> None:
@@ -120,7 +120,7 @@ def test_a_table_that_cannot_be_written_is_one_line(
 
 def test_the_share_that_is_done_grows_to_one() -> None:
     seen = [
-        share_done(Watch(trials=trials, searches=ended), 4)
+        share_done(SearchProgress(trials=trials, searches=ended), 4)
         for trials, ended in ((0, 0), (10, 0), (30, 1), (60, 2), (90, 3), (120, 4))
     ]
     assert seen[0] == 0.0
@@ -132,7 +132,7 @@ def test_whoever_watches_no_terminal_is_told_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    with watching(Console(), 4, "capacities") as watch:
+    with show_progress(Console(), 4, "capacities") as watch:
         watch.trials, watch.searches = 60, 2
         watch.ended()
     assert capsys.readouterr().out.startswith("2 of 4 capacities, 60 simulations, about 0 s left")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from penstock_cli.capacity.confidence import wilson
-from penstock_cli.capacity.memory import Memory
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import answer_of, as_json
-from penstock_cli.capacity.run import Watch, run_all
-from penstock_cli.capacity.search import Answer, NoEnd, Probe, capacity
-from penstock_cli.capacity.setting import Setting, grid_of, laps_of
-from penstock_cli.capacity.trial import Tally, Trial, asked_by, fleet_of, run_trial, trial_of
+from penstock_cli.capacity.run import SearchProgress, run_all
+from penstock_cli.capacity.search import CapacityResult, RateProbe, UnboundedCapacity, capacity
+from penstock_cli.capacity.setting import PolicySetting, grid_of, laps_of
+from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, run_trial, trial_of
+from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.failure import Failure
 from penstock_core.policies import UnknownPolicy
 from penstock_simulator.engine_timing.ground_truth import TruthKind
@@ -38,7 +38,7 @@ def question(policy: str = "slos-serve", **changed: Any) -> Question:
         "seeds": 1,
         "order": "round-robin",
     }
-    return Question("coder", policy, Conditions(**{**conditions, **changed}))
+    return Question("coder", policy, SearchConditions(**{**conditions, **changed}))
 
 
 def wall(capacity_rps: Callable[[Trial], float]) -> World:
@@ -53,20 +53,20 @@ class Engine:
         self.world = world
         self.ran: list[Trial] = []
 
-    def __call__(self, trial: Trial) -> Tally:
+    def __call__(self, trial: Trial) -> TrialResult:
         self.ran.append(trial)
         requests = REQUESTS * laps_of(trial.policy, trial.replicas)
         missed = floor(requests * self.world(trial))
         complete = missed <= trial.most_misses
-        return Tally(requests, missed if complete else trial.most_misses + 1, complete)
+        return TrialResult(requests, missed if complete else trial.most_misses + 1, complete)
 
 
 def found(
-    asked: Question, world: World, path: Path | None = None, before: Probe | None = None
-) -> tuple[Answer, Sequence[Trial]]:
+    asked: Question, world: World, path: Path | None = None, before: RateProbe | None = None
+) -> tuple[CapacityResult, Sequence[Trial]]:
     engine = Engine(world)
-    with Memory(path) as memory:
-        (answer,) = run_all([capacity(asked, before)], engine, 1, memory, Watch())
+    with TrialLog(path) as memory:
+        (answer,) = run_all([capacity(asked, before)], engine, 1, memory, SearchProgress())
     return answer, engine.ran
 
 
@@ -83,16 +83,16 @@ def test_where_a_search_ended_before_the_next_begins_and_finds_the_same(before_r
     best = {512: 0.9, 1024: 1.0, 2048: 1.5, 4096: 1.46}
     world = wall(lambda trial: best.get(trial.batch_tokens, 0.1))
     _, from_afar = found(question("vllm"), world)
-    answer, _ = found(question("vllm"), world, before=Probe(Setting(1024), before_rps))
+    answer, _ = found(question("vllm"), world, before=RateProbe(PolicySetting(1024), before_rps))
     assert answer.setting.batch_tokens == 2048
     assert answer.low_rps == pytest.approx(1.5, rel=0.02)
-    again, ran = found(question("vllm"), world, before=Probe(answer.setting, answer.low_rps))
+    again, ran = found(question("vllm"), world, before=RateProbe(answer.setting, answer.low_rps))
     assert again.low_rps == pytest.approx(answer.low_rps, rel=0.02)
     assert len(ran) < len(from_afar) - 4
 
 
 def test_a_setting_that_is_tried_no_more_is_no_beginning() -> None:
-    answer, _ = found(question("vllm"), wall(lambda trial: 1.0), before=Probe(Setting(1000), 1.0))
+    answer, _ = found(question("vllm"), wall(lambda trial: 1.0), before=RateProbe(PolicySetting(1000), 1.0))
     assert answer.low_rps == pytest.approx(1.0, rel=0.02)
 
 
@@ -133,11 +133,11 @@ def test_orca_is_tuned_over_its_slots() -> None:
 
 def test_distserve_is_simulated_in_groups_of_gpus() -> None:
     """At a rate for each GPU, and under load for as long as one of them would be."""
-    trial = trial_of(question("distserve", replicas=2), Setting(2048, 0, Ratio(1, 2)), 50.0, 0, 3)
-    coming = asked_by(trial, scenario("coder"))
+    trial = trial_of(question("distserve", replicas=2), PolicySetting(2048, 0, Ratio(1, 2)), 50.0, 0, 3)
+    coming = arrivals_of(trial, scenario("coder"))
     assert len(coming) == 6 * REQUESTS
     assert coming[-1].arrival_s == pytest.approx(6 * REQUESTS / (6 * 50.0), rel=0.05)
-    assert run_trial(trial) == Tally(6 * REQUESTS, 4, complete=False)
+    assert run_trial(trial) == TrialResult(6 * REQUESTS, 4, complete=False)
 
 
 def test_drafts_are_tuned_with_the_budget() -> None:
@@ -171,7 +171,7 @@ def test_a_rate_that_attains_beyond_one_that_does_not_is_found(seeds: int) -> No
     def lucky_again(trial: Trial) -> float:
         return 0.05 if 1.17 <= trial.rate_rps <= 1.25 else steady(trial)
 
-    beside = Probe(grid_of("slos-serve", scenario("coder")).start, 1.0)
+    beside = RateProbe(grid_of("slos-serve", scenario("coder")).start, 1.0)
     answer, _ = found(question(seeds=seeds), lucky_again, before=beside)
     assert answer.low_rps == pytest.approx(1.25, rel=0.02) and answer.low_rps <= 1.25
     assert answer.low_rps < answer.high_rps <= answer.low_rps * 1.0205
@@ -187,11 +187,11 @@ def test_one_sample_decides_alone_only_where_it_is_sure() -> None:
 def test_a_trial_that_knows_its_end_at_once_is_complete_however_much_it_misses() -> None:
     world = wall(lambda trial: 4.0)
 
-    def bound(trial: Trial) -> Tally:
-        return Tally(REQUESTS, floor(REQUESTS * world(trial)), complete=True)
+    def bound(trial: Trial) -> TrialResult:
+        return TrialResult(REQUESTS, floor(REQUESTS * world(trial)), complete=True)
 
-    with Memory(None) as memory:
-        (answer,) = run_all([capacity(question("oracle"))], bound, 1, memory, Watch())
+    with TrialLog(None) as memory:
+        (answer,) = run_all([capacity(question("oracle"))], bound, 1, memory, SearchProgress())
     assert answer.low_rps <= 4.0 < answer.high_rps
 
 
@@ -214,7 +214,7 @@ def test_what_attains_nowhere_has_no_capacity() -> None:
 
 
 def test_what_attains_everywhere_is_no_question() -> None:
-    with pytest.raises(NoEnd, match=r"coder, slos-serve: .* requests/s still attain"):
+    with pytest.raises(UnboundedCapacity, match=r"coder, slos-serve: .* requests/s still attain"):
         found(question(), lambda trial: 0.0)
 
 
@@ -239,13 +239,13 @@ def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> 
 def test_a_longer_trial_answers_for_a_shorter_one() -> None:
     asked = Trial("coder", "vllm", 512, 0, 1, "round-robin", "known", "exact", 1.0, 0, most_misses=100)
     shorter, longer = replace(asked, most_misses=50), replace(asked, most_misses=150)
-    with Memory(None) as memory:
-        memory.keep(asked, Tally(REQUESTS, 101, complete=False))
-        assert memory.recall(shorter) == Tally(REQUESTS, 51, complete=False)
-        assert memory.recall(longer) is None
-        memory.keep(longer, Tally(REQUESTS, 120, complete=True))
-        assert memory.recall(asked) == Tally(REQUESTS, 101, complete=False)
-        assert memory.recall(longer) == Tally(REQUESTS, 120, complete=True)
+    with TrialLog(None) as memory:
+        memory.record(asked, TrialResult(REQUESTS, 101, complete=False))
+        assert memory.lookup(shorter) == TrialResult(REQUESTS, 51, complete=False)
+        assert memory.lookup(longer) is None
+        memory.record(longer, TrialResult(REQUESTS, 120, complete=True))
+        assert memory.lookup(asked) == TrialResult(REQUESTS, 101, complete=False)
+        assert memory.lookup(longer) == TrialResult(REQUESTS, 120, complete=True)
 
 
 def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
 def test_searches_side_by_side_find_what_they_find_alone() -> None:
     world = wall(lambda trial: 1.0 + trial.batch_tokens / 8192)
     questions = [question("vllm"), question("sarathi"), question("slos-serve")]
-    with Memory(None) as memory:
-        together = run_all([capacity(q) for q in questions], Engine(world), 1, memory, Watch())
+    with TrialLog(None) as memory:
+        together = run_all([capacity(q) for q in questions], Engine(world), 1, memory, SearchProgress())
     assert together == [found(q, world)[0] for q in questions]
 
 
@@ -273,7 +273,7 @@ def test_the_settings_of_a_policy() -> None:
     assert grid_of("vllm-spec", toolllm).drafts == (0,)
     assert grid_of("annealing-spec", coder).budgets_tokens == (512, 2048, 8192)
     assert grid_of("orca", coder).slots == (8, 16, 32, 64)
-    assert not grid_of("orca", coder).has(Setting(2048))
+    assert not grid_of("orca", coder).has(PolicySetting(2048))
     for name in ("nonsense", "slos-serve-spec"):
         with pytest.raises(UnknownPolicy):
             grid_of(name, coder)

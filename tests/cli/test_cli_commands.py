@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 import typer
+from penstock_cli.commands.validate import headline
 from penstock_cli.main import app, run
-from penstock_cli.validate_command import headline
 from penstock_pool import load_pool
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 from penstock_cli.failure import Failure
-from penstock_cli.local.certificate import Certificate
+from penstock_cli.local.certificate import CertificateFiles
 from penstock_cli.local.engines import check_engines
-from penstock_cli.local.layout import ADMIN_STEP, START_TIMEOUT_S, Layout, Process, Role, Wanted, lay_out
+from penstock_cli.local.layout import (
+    ADMIN_STEP,
+    START_TIMEOUT_S,
+    Layout,
+    LocalPoolOptions,
+    ProcessSpec,
+    Role,
+    plan_layout,
+)
 from penstock_cli.local.ports import HIGHEST_PORT, LOWEST_PORT, check_free, free_ports, is_free
-from penstock_cli.simulate.fleet import Conditions, fleet_of
+from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_runtime.engine_key import VARIABLE
 from penstock_simulator.simulation.run import MOST_REPLICAS
@@ -35,12 +43,12 @@ def free_port(steps: int = 0) -> int:
     return next(port for port in free_ports(20, HERE) if is_free(HERE, port + steps))
 
 
-def laid_out(port: int = 0, replicas: int = 2, pool: Pool | None = None, **wanted: object) -> Layout:
-    whole = Wanted(POOL, replicas, HERE, port, **wanted)  # type: ignore[arg-type]
-    return lay_out(whole, Path("/run/pool"), pool)
+def laid_out(port: int = 0, replicas: int = 2, pool: Pool | None = None, **options: object) -> Layout:
+    whole = LocalPoolOptions(POOL, replicas, HERE, port, **options)  # type: ignore[arg-type]
+    return plan_layout(whole, Path("/run/pool"), pool)
 
 
-def flag(process: Process, name: str) -> str:
+def flag(process: ProcessSpec, name: str) -> str:
     return process.argv[process.argv.index(name) + 1]
 
 
@@ -125,7 +133,7 @@ def test_a_taken_port_is_named_with_its_flag() -> None:
 
 
 def test_a_certificate_is_the_routers() -> None:
-    layout = laid_out(certificate=Certificate(Path("tls.crt"), Path("tls.key")))
+    layout = laid_out(certificate=CertificateFiles(Path("tls.crt"), Path("tls.key")))
     assert layout.url.startswith("https://")
     assert layout.admin_url.startswith("http://")
     router = layout.processes[-1]
@@ -222,7 +230,7 @@ def test_engines_that_run_are_asked_whether_they_do(
 def test_a_pool_of_no_replicas_takes_a_number_here(replicas: int, flag: int | None, stopped: bool) -> None:
     try:
         check_engines(pool(replicas=replicas), POOL, (), flag)
-        fleet_of(pool(replicas=replicas), POOL, Conditions(replicas=flag))
+        fleet_of(pool(replicas=replicas), POOL, SimulationOptions(replicas=flag))
         assert not stopped
     except Failure as failure:
         assert stopped
@@ -233,7 +241,7 @@ def test_a_pool_of_no_replicas_takes_a_number_here(replicas: int, flag: int | No
 
 def test_a_simulated_fleet_is_as_large_as_the_file_or_the_command_says_within_its_bound() -> None:
     def size(replicas: int, flag: int | None = None) -> int:
-        return fleet_of(pool(replicas=replicas), POOL, Conditions(replicas=flag)).replicas
+        return fleet_of(pool(replicas=replicas), POOL, SimulationOptions(replicas=flag)).replicas
 
     assert (size(3), size(3, 5)) == (3, 5)
     assert size(MOST_REPLICAS) == MOST_REPLICAS

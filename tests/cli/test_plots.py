@@ -4,27 +4,27 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from penstock_cli.capacity.picture import draw
-from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.search import Answer
-from penstock_cli.capacity.setting import Setting
+from penstock_cli.capacity.plot import draw
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.search import CapacityResult
+from penstock_cli.capacity.setting import PolicySetting
 from penstock_cli.capacity.sweep import Sweep
 from penstock_cli.failure import Failure
 from penstock_cli.plots.figure import check_suffix
 from penstock_cli.plots.plane import panel_titles, spot
-from penstock_cli.plots.requests import Requests
+from penstock_cli.plots.request_plot import RequestPlot
 from penstock_cli.plots.series import Curve, Spot
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import FirstVerdict, Fleet, LengthKnowledge, SimulatedOutcome
 
-CONDITIONS = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
+CONDITIONS = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
 
 
-def answer(scenario: str, policy: str, rate_rps: float) -> Answer:
+def answer(scenario: str, policy: str, rate_rps: float) -> CapacityResult:
     question = Question(scenario, policy, CONDITIONS)
-    return Answer(question, Setting(512), rate_rps, rate_rps * 1.02, 900, 90)
+    return CapacityResult(question, PolicySetting(512), rate_rps, rate_rps * 1.02, 900, 90)
 
 
 def swept(scenario: str, policy: str, tier: str) -> Sweep:
@@ -87,13 +87,13 @@ def test_a_figure_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_a_simulation_figure_parts_kept_from_broken(tmp_path: Path) -> None:
     tiers = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)), "batch": Tier("batch", best_effort=True)}
     fleet = Fleet("vllm", time_model("llama-3-8b-a100"), 4096, tiers, "chat")
-    seen = Requests(fleet)
+    seen = RequestPlot(fleet)
     asked = [outcome("a", 0.5), outcome("b", 0.7), outcome("c", 4.0), outcome("d", 0.1, tier="batch")]
-    assert list(seen.passing(iter(asked))) == asked
+    assert list(seen.observe(iter(asked))) == asked
     seen.draw(tmp_path / "plane.svg")
     drawn_ids = ids(tmp_path / "plane.svg")
-    assert uses(drawn_ids["plane-chat-every target kept"]) == 2
-    assert uses(drawn_ids["plane-chat-a target broken"]) == 1
+    assert uses(drawn_ids["plane-chat-every target met"]) == 2
+    assert uses(drawn_ids["plane-chat-a target missed"]) == 1
     assert not any("batch" in name for name in drawn_ids)
 
 
@@ -110,7 +110,7 @@ def outcome(name: str, ttft_s: float, tier: str = "chat") -> SimulatedOutcome:
 
 def test_a_simulation_without_targets_is_an_empty_figure(tmp_path: Path) -> None:
     fleet = Fleet("vllm", time_model("llama-3-8b-a100"), 4096, {"batch": Tier("batch")}, "batch")
-    Requests(fleet).draw(tmp_path / "plane.svg")
+    RequestPlot(fleet).draw(tmp_path / "plane.svg")
     assert "no tier has targets for TTFT and TPOT" in (tmp_path / "plane.svg").read_text()
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 from penstock_cli.failure import Failure
-from penstock_cli.replay.answer import Answer, StreamError
-from penstock_cli.replay.judging import promises_from
-from penstock_cli.replay.outcome import Ending, Outcome
-from penstock_cli.replay.promises import Promises
-from penstock_cli.replay.report import PlannerTimes, Report, meaning, table
-from penstock_cli.replay.tally import Tally, percentile
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
+from penstock_cli.replay.report import PlannerTimes, Report, summary_line, table
+from penstock_cli.replay.slo_options import slos_from_options
+from penstock_cli.replay.streamed_answer import StreamedAnswer, StreamError
+from penstock_cli.replay.tally import ReplayTally, percentile
+from penstock_cli.replay.tier_slos import TierSlos
 from penstock_core.domain.slo import Judge, Slo, Targets, judged_tpot_s
 from penstock_core.timing.time_model import Term, TimeModel
 
@@ -23,8 +23,8 @@ USAGE = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def answer_of(*pieces: tuple[bytes, float]) -> Answer:
-    answer = Answer()
+def answer_of(*pieces: tuple[bytes, float]) -> StreamedAnswer:
+    answer = StreamedAnswer()
     for piece, at_s in pieces:
         answer.feed(piece, at_s)
     return answer
@@ -70,40 +70,42 @@ def test_the_mean_pace_leaves_the_first_token_out() -> None:
 
 def test_a_slowdown_is_of_the_prompts_idle_prefill() -> None:
     model = TimeModel("m", (Term(token_s=0.001, fixed_s=0.010),))
-    promises = Promises({"chat": Slo(ttft_slowdown=5.0, tpot_s=0.1)}, "chat", model)
-    assert promises.targets("chat", 190).ttft_s == pytest.approx(5 * 0.2)  # 190 × 1 ms + 10 ms
-    assert promises.targets("unknown", 190) == Targets()
+    tier_slos = TierSlos({"chat": Slo(ttft_slowdown=5.0, tpot_s=0.1)}, "chat", model)
+    assert tier_slos.targets("chat", 190).ttft_s == pytest.approx(5 * 0.2)  # 190 × 1 ms + 10 ms
+    assert tier_slos.targets("unknown", 190) == Targets()
 
 
 def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> None:
     """Whatever happens to its requests, they miss nothing: they would raise everybody's attainment."""
-    promises = Promises({"chat": Slo(tpot_s=0.1), "batch": Slo()}, "chat")
-    tally = Tally(promises.tiers_without_targets)
-    tally.add(outcome("chat", Ending.ADMITTED, kept=False), late_s=0.0)
-    tally.add(outcome("batch", Ending.BEST_EFFORT, kept=True), late_s=0.0)
+    tier_slos = TierSlos({"chat": Slo(tpot_s=0.1), "batch": Slo()}, "chat")
+    tally = ReplayTally(tier_slos.tiers_without_targets)
+    tally.add(outcome("chat", RequestEnding.ADMITTED, kept=False), late_s=0.0)
+    tally.add(outcome("batch", RequestEnding.BEST_EFFORT, kept=True), late_s=0.0)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally)
     found = report.as_json()
     assert (found["requests"], found["requests_with_targets"], found["rate"]) == (2, 1, 0.2)
     assert (found["attainment"], found["goodput_rps"]) == (0.0, 0.0)
     assert list(found["tiers"]) == ["chat", "batch"]  # the worst first; at the end what is not judged
     assert found["tiers"]["batch"]["attainment"] is None
-    assert meaning(report) == (
-        "At 0.20 requests/s 0.0 % of 1 requests with targets got what their tier promises; "
+    assert summary_line(report) == (
+        "At 0.20 requests/s 0.0 % of 1 requests with targets met their tier's SLO; "
         "chat fares worst, with 0.0 %."
     )
 
 
 def test_where_no_tier_has_a_target_nothing_is_judged() -> None:
-    tally = Tally(frozenset({"batch"}))
-    tally.add(outcome("batch", Ending.BEST_EFFORT, kept=True), late_s=0.0)
+    tally = ReplayTally(frozenset({"batch"}))
+    tally.add(outcome("batch", RequestEnding.BEST_EFFORT, kept=True), late_s=0.0)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally)
     assert report.as_json()["attainment"] is None
-    assert meaning(report) == "At 0.10 requests/s 1 requests; none has a target."
+    assert summary_line(report) == "At 0.10 requests/s 1 requests; none has a target."
     assert "all" not in [cell for cell in table(report, "").columns[0].cells]
 
 
-def outcome(tier: str, ending: Ending, kept: bool = False, ttft_s: float | None = None) -> Outcome:
-    return Outcome(
+def outcome(
+    tier: str, ending: RequestEnding, kept: bool = False, ttft_s: float | None = None
+) -> RequestOutcome:
+    return RequestOutcome(
         id="0",
         tier=tier,
         arrival_s=0.0,
@@ -113,18 +115,18 @@ def outcome(tier: str, ending: Ending, kept: bool = False, ttft_s: float | None 
         hops=1,
         ttft_s=ttft_s,
         met=kept,
-        reason="503 no_replicas" if ending is Ending.FAILED else "",
+        reason="503 no_replicas" if ending is RequestEnding.FAILED else "",
     )
 
 
 def test_attainment_counts_everything_that_arrived() -> None:
-    tally = Tally()
+    tally = ReplayTally()
     for one in (
-        outcome("chat", Ending.ADMITTED, kept=True, ttft_s=0.1),
-        outcome("chat", Ending.ADMITTED, kept=False, ttft_s=0.9),
-        outcome("chat", Ending.BEST_EFFORT, kept=True, ttft_s=0.3),
-        outcome("chat", Ending.REJECTED),
-        outcome("coder", Ending.FAILED),
+        outcome("chat", RequestEnding.ADMITTED, kept=True, ttft_s=0.1),
+        outcome("chat", RequestEnding.ADMITTED, kept=False, ttft_s=0.9),
+        outcome("chat", RequestEnding.BEST_EFFORT, kept=True, ttft_s=0.3),
+        outcome("chat", RequestEnding.REJECTED),
+        outcome("coder", RequestEnding.FAILED),
     ):
         tally.add(one, late_s=0.001)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally, planner=PlannerTimes(0.5, 1.0, 2.0))
@@ -180,20 +182,20 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_targets_from_the_command_line() -> None:
-    promises = promises_from(None, ["chat:ttft=800ms,tpot=50ms,e2e=30s,judge=window", "batch:e2e=1h"])
-    assert promises is not None
-    assert promises.slos["chat"] == Slo(0.8, None, 0.05, 30.0, Judge.WINDOW)
-    assert promises.slos["batch"] == Slo(e2e_s=3600.0)
-    assert promises.default_tier == "chat"
+    tier_slos = slos_from_options(None, ["chat:ttft=800ms,tpot=50ms,e2e=30s,judge=window", "batch:e2e=1h"])
+    assert tier_slos is not None
+    assert tier_slos.slos["chat"] == Slo(0.8, None, 0.05, 30.0, Judge.WINDOW)
+    assert tier_slos.slos["batch"] == Slo(e2e_s=3600.0)
+    assert tier_slos.default_tier == "chat"
 
 
 def test_a_pool_files_tiers_with_one_replaced() -> None:
     demo = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
-    promises = promises_from(demo, ["chat:ttft=1s"])
-    assert promises is not None
-    assert promises.slos["chat"] == Slo(ttft_s=1.0)
-    assert promises.slos["coder"].ttft_slowdown == 5.0
-    assert promises.targets("coder", 1000).ttft_s is not None
+    tier_slos = slos_from_options(demo, ["chat:ttft=1s"])
+    assert tier_slos is not None
+    assert tier_slos.slos["chat"] == Slo(ttft_s=1.0)
+    assert tier_slos.slos["coder"].ttft_slowdown == 5.0
+    assert tier_slos.targets("coder", 1000).ttft_s is not None
 
 
 @pytest.mark.parametrize(
@@ -207,20 +209,20 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
 )
 def test_targets_that_are_none(text: str, said: str) -> None:
     with pytest.raises(Failure) as error:
-        promises_from(None, [text])
+        slos_from_options(None, [text])
     assert error.value.lines == (said,)
     assert error.value.exit_code == 2
 
 
 def test_tables_and_json_have_the_worst_tier_first_and_last_what_is_not_judged() -> None:
-    tally = Tally(frozenset({"batch"}))
+    tally = ReplayTally(frozenset({"batch"}))
     for tier, ending, kept in (
-        ("batch", Ending.BEST_EFFORT, True),
-        ("good", Ending.ADMITTED, True),
-        ("bad", Ending.ADMITTED, False),
-        ("also-bad", Ending.ADMITTED, False),
-        ("fair", Ending.BEST_EFFORT, True),
-        ("fair", Ending.REJECTED, False),
+        ("batch", RequestEnding.BEST_EFFORT, True),
+        ("good", RequestEnding.ADMITTED, True),
+        ("bad", RequestEnding.ADMITTED, False),
+        ("also-bad", RequestEnding.ADMITTED, False),
+        ("fair", RequestEnding.BEST_EFFORT, True),
+        ("fair", RequestEnding.REJECTED, False),
     ):
         tally.add(outcome(tier, ending, kept), late_s=0.0)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally)
@@ -236,21 +238,21 @@ def test_tables_and_json_have_the_worst_tier_first_and_last_what_is_not_judged()
 
 
 def test_a_single_tier_has_no_line_of_all_and_a_trace_of_one_moment_no_rate() -> None:
-    tally = Tally()
-    tally.add(outcome("chat", Ending.ADMITTED, kept=True), late_s=0.0)
+    tally = ReplayTally()
+    tally.add(outcome("chat", RequestEnding.ADMITTED, kept=True), late_s=0.0)
     report = Report(None, None, span_s=0.0, tally=tally)
     assert (report.rate_rps, report.goodput_rps) == (None, None)
     assert list(table(report, "").columns[0].cells) == ["chat"]
-    assert meaning(report) == "At – requests/s 100.0 % of 1 requests got what their tier promises."
+    assert summary_line(report) == "At – requests/s 100.0 % of 1 requests met their tier's SLO."
 
 
 def test_with_a_target_in_every_tier_all_means_all() -> None:
-    tally = Tally(frozenset({"not-asked"}))
+    tally = ReplayTally(frozenset({"not-asked"}))
     for tier in ("chat", "coder"):
-        tally.add(outcome(tier, Ending.ADMITTED, kept=True), late_s=0.0)
+        tally.add(outcome(tier, RequestEnding.ADMITTED, kept=True), late_s=0.0)
     assert list(table(Report(None, None, 1.0, tally), "").columns[0].cells) == ["chat", "coder", "all"]
 
 
 def test_a_tier_that_only_says_how_it_is_judged_has_no_target() -> None:
-    promises = Promises({"a": Slo(judge=Judge.MAX), "b": Slo(e2e_s=9.0), "c": Slo()}, "a")
-    assert promises.tiers_without_targets == {"a", "c"}
+    tier_slos = TierSlos({"a": Slo(judge=Judge.MAX), "b": Slo(e2e_s=9.0), "c": Slo()}, "a")
+    assert tier_slos.tiers_without_targets == {"a", "c"}

@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from penstock_cli.failure import Failure
-from penstock_cli.replay.outcome import Ending
-from penstock_cli.replay.promises import Promises
+from penstock_cli.replay.outcome import RequestEnding
 from penstock_cli.replay.report import Report
-from penstock_cli.replay.run import Settings, replay
+from penstock_cli.replay.run import ReplaySettings, replay
+from penstock_cli.replay.tier_slos import TierSlos
 from penstock_core.domain.slo import Slo
 from rich.console import Console
 
@@ -108,14 +108,14 @@ def trace_of(tmp_path: Path, *rows: str) -> Path:
     return path
 
 
-async def replayed(settings: Settings) -> Report:
+async def replayed(settings: ReplaySettings) -> Report:
     return await replay(settings, QUIET)
 
 
 async def test_every_request_is_sent_once_with_the_traces_counts(serve: Any, tmp_path: Path) -> None:
     server = Server(answered, pool=POOL)
     trace = trace_of(tmp_path, *(f"{index / 100},{index + 1},{index + 2},chat" for index in range(20)))
-    report = await replayed(Settings(trace, await serve(server)))
+    report = await replayed(ReplaySettings(trace, await serve(server)))
     sizes = sorted((len(body["prompt"]), body["max_tokens"]) for body, _ in server.received)
     assert sizes == [(index + 1, index + 2) for index in range(20)]
     assert all(body["ignore_eos"] and body["stream"] for body, _ in server.received)
@@ -127,7 +127,9 @@ async def test_a_tiers_promise_decides(serve: Any, tmp_path: Path) -> None:
     server = Server(answered, pool=POOL)
     rows = tmp_path / "rows.csv"
     report = await replayed(
-        Settings(trace_of(tmp_path, "0,5,4,chat", "0,5,4,coder", "0,5,1,"), await serve(server), rows=rows)
+        ReplaySettings(
+            trace_of(tmp_path, "0,5,4,chat", "0,5,4,coder", "0,5,1,"), await serve(server), rows=rows
+        )
     )
     tiers = {name: (tier.requests, tier.met) for name, tier in report.tally.tiers.items()}
     assert tiers == {"chat": (2, 2), "coder": (1, 0)}  # nothing answers within a nanosecond
@@ -157,7 +159,7 @@ def all_at_once(count: int) -> Callable[[Server, web.Request, dict[str, Any]], A
 async def test_arrivals_never_wait_for_answers(serve: Any, tmp_path: Path) -> None:
     server = Server(all_at_once(50))
     trace = trace_of(tmp_path, *(f"{index / 1000},3,2,chat" for index in range(50)))
-    report = await replayed(Settings(trace, await serve(server)))
+    report = await replayed(ReplaySettings(trace, await serve(server)))
     assert report.tally.all.met == 50
 
 
@@ -166,7 +168,7 @@ async def test_a_simulated_engines_length_is_hidden_from_the_planner(serve: Any,
         return await stream(request, body["vllm_xargs"]["simulated_output_tokens"])
 
     server = Server(simulated, engine="simulated")
-    report = await replayed(Settings(trace_of(tmp_path, "0,100,7,"), await serve(server)))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,100,7,"), await serve(server)))
     (body, headers) = server.received[0]
     assert body["max_tokens"] == 4096
     assert "X-Penstock-Tier" not in headers
@@ -176,19 +178,19 @@ async def test_a_simulated_engines_length_is_hidden_from_the_planner(serve: Any,
 @pytest.mark.parametrize(
     ("status", "code", "ending", "reason"),
     [
-        (429, "slo_unattainable", Ending.REJECTED, None),
-        (503, "no_replicas", Ending.FAILED, "503 no_replicas"),
-        (500, None, Ending.FAILED, "500"),
+        (429, "slo_unattainable", RequestEnding.REJECTED, None),
+        (503, "no_replicas", RequestEnding.FAILED, "503 no_replicas"),
+        (500, None, RequestEnding.FAILED, "500"),
     ],
 )
 async def test_what_is_not_served_has_missed(
-    serve: Any, tmp_path: Path, *, status: int, code: str | None, ending: Ending, reason: str | None
+    serve: Any, tmp_path: Path, *, status: int, code: str | None, ending: RequestEnding, reason: str | None
 ) -> None:
     async def refused(server: Server, request: web.Request, body: dict[str, Any]) -> web.Response:
         return web.json_response({"error": {"code": code}}, status=status)
 
     url = await serve(Server(refused, pool=POOL))
-    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,chat"), url))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,1,1,chat"), url))
     tier = report.tally.tiers["chat"]
     assert (tier.requests, tier.met, tier.endings[ending]) == (1, 0, 1)
     assert list(report.tally.reasons) == ([] if reason is None else [reason])
@@ -227,7 +229,9 @@ async def test_a_broken_answer_is_a_failure_with_its_reason(
     serve: Any, tmp_path: Path, answer: Any, timeout_s: float, reason: str
 ) -> None:
     server = Server(answer)
-    report = await replayed(Settings(trace_of(tmp_path, "0,1,9,"), await serve(server), timeout_s=timeout_s))
+    report = await replayed(
+        ReplaySettings(trace_of(tmp_path, "0,1,9,"), await serve(server), timeout_s=timeout_s)
+    )
     server.release.set()
     ((seen, times),) = report.tally.reasons.items()
     assert seen.startswith(reason)
@@ -237,7 +241,7 @@ async def test_a_broken_answer_is_a_failure_with_its_reason(
 async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_path: Path) -> None:
     server = Server(all_at_once(2))
     trace = trace_of(tmp_path, *("0,1,1," for _ in range(5)))
-    report = await replayed(Settings(trace, await serve(server), max_in_flight=2))
+    report = await replayed(ReplaySettings(trace, await serve(server), max_in_flight=2))
     assert (len(server.received), report.tally.all.met) == (2, 2)
     assert report.tally.reasons["not sent: 2 in flight (--max-in-flight)"] == 3
 
@@ -245,7 +249,7 @@ async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_
 async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     trace = trace_of(tmp_path, *(f"{index},1,1," for index in range(11)))  # 1.1 a second for 10 s
-    settings = Settings(trace, await serve(server), rate_rps=110.0, duration_s=0.045)
+    settings = ReplaySettings(trace, await serve(server), rate_rps=110.0, duration_s=0.045)
     report = await replayed(settings)
     assert report.tally.all.requests == 5  # at 0, 10, 20, 30, 40 ms
     assert report.rate_rps == pytest.approx(5 / 0.04)
@@ -253,13 +257,13 @@ async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_pat
 
 async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
-    settings = Settings(
+    settings = ReplaySettings(
         trace_of(tmp_path, "0,1,1,code", "0,1,1,"),
         await serve(server),
         tier="chat",
         renamed={"code": "coder"},
         api_key="sk-1",
-        promises=Promises({"coder": Slo(ttft_s=30.0)}, "chat"),
+        tier_slos=TierSlos({"coder": Slo(ttft_s=30.0)}, "chat"),
     )
     await replayed(settings)
     assert sorted(headers["X-Penstock-Tier"] for _, headers in server.received) == ["chat", "coder"]
@@ -269,7 +273,7 @@ async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> No
 async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tmp_path: Path) -> None:
     server, admin = Server(answered, tells=False), Server(answered, pool=POOL)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
-    report = await replayed(Settings(trace, url, admin_url=await serve(admin), api_key="sk-1"))
+    report = await replayed(ReplaySettings(trace, url, admin_url=await serve(admin), api_key="sk-1"))
     assert report.policy == "slos-serve"
     assert [headers.get("Authorization") for headers in admin.asked] == [None]
     assert server.asked == []
@@ -279,7 +283,7 @@ async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_pa
     server = Server(answered)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
     with pytest.raises(Failure, match="no admin port of a router"):
-        await replayed(Settings(trace, url, admin_url=url))
+        await replayed(ReplaySettings(trace, url, admin_url=url))
     assert server.received == []
 
 
@@ -295,7 +299,7 @@ async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_pa
 async def test_without_its_admin_port_a_pool_is_any_server(
     server: Server, serve: Any, tmp_path: Path
 ) -> None:
-    report = await replayed(Settings(trace_of(tmp_path, "0,5,4,"), await serve(server)))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,"), await serve(server)))
     assert (report.policy, report.replicas) == (None, None)
     assert len(server.received) == 1
 
@@ -322,7 +326,7 @@ async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: P
     await running.start_server()
     url = str(running.make_url("")).rstrip("/")
     server.pool = POOL | {"replicas": [{"name": "r0", "metrics_url": f"{url}/metrics"}]}
-    report = await replayed(Settings(trace_of(tmp_path, "0,1,1,"), url))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,1,1,"), url))
     await running.close()
     # 98 of the 100 calls in between took at most 1 ms, the rest at most 2 ms, and none above 1.8.
     assert report.as_json()["planner_ms"] == {"p50": 1.0, "p99": 1.8, "max": 1.8}
@@ -334,17 +338,17 @@ HIST, LONGEST = "penstock_replica_planner_seconds", "penstock_replica_planner_se
 async def test_a_server_that_is_not_there_or_is_no_server(serve: Any, tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "0,1,1,")
     with pytest.raises(Failure, match="no server answers there"):
-        await replayed(Settings(trace, "http://127.0.0.1:9"))
+        await replayed(ReplaySettings(trace, "http://127.0.0.1:9"))
     url = await serve(Server(answered))
     with pytest.raises(Failure, match='serves no model "other"; it serves m'):
-        await replayed(Settings(trace, url, model="other"))
+        await replayed(ReplaySettings(trace, url, model="other"))
     with pytest.raises(Failure, match="no /v1/models"):
-        await replayed(Settings(trace, f"{url}/elsewhere"))
+        await replayed(ReplaySettings(trace, f"{url}/elsewhere"))
 
 
 async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_path: Path) -> None:
     url = await serve(Server(answered, pool=POOL))
-    report = await replayed(Settings(trace_of(tmp_path, "0,5,4,chat"), url))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), url))
     found = json.loads(json.dumps(report.as_json()))
     assert list(found) == [
         "policy",

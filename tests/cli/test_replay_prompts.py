@@ -5,11 +5,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_cli.replay.prompts import BLOCK_TOKENS, Prompts
-from penstock_cli.replay.wording import Endpoint, Wording
+from penstock_cli.replay.prompts import BLOCK_TOKENS, PromptGenerator
+from penstock_cli.replay.request_bodies import ReplayEndpoint, RequestBodies
 from penstock_cli.traces import TraceRequest
 
-PROMPTS = Prompts(seed=1)
+PROMPTS = PromptGenerator(seed=1)
 
 
 def ids(tokens: int, blocks: tuple[int, ...] = (), own: int = 0) -> list[int]:
@@ -36,8 +36,8 @@ def test_equal_blocks_are_equal_prefixes() -> None:
 
 
 def test_the_same_seed_gives_the_same_prompts() -> None:
-    assert Prompts(5).token_ids(100, (), 3) == Prompts(5).token_ids(100, (), 3)
-    assert Prompts(5).token_ids(100, (), 3) != Prompts(6).token_ids(100, (), 3)
+    assert PromptGenerator(5).token_ids(100, (), 3) == PromptGenerator(5).token_ids(100, (), 3)
+    assert PromptGenerator(5).token_ids(100, (), 3) != PromptGenerator(6).token_ids(100, (), 3)
 
 
 @given(st.integers(1, 40_000), st.integers(0, 10**6))
@@ -45,14 +45,14 @@ def test_text_has_four_bytes_a_token(tokens: int, own: int) -> None:
     assert len(PROMPTS.text(tokens, own)) == 4 * tokens
 
 
-def body(endpoint: Endpoint, simulated: bool, prompt_tokens: int = 100) -> dict[str, Any]:
-    wording = Wording(endpoint, "m", simulated, 8192, PROMPTS)
-    found: dict[str, Any] = json.loads(wording.body(TraceRequest(0.0, prompt_tokens, 20), 3))
+def body(endpoint: ReplayEndpoint, simulated: bool, prompt_tokens: int = 100) -> dict[str, Any]:
+    bodies = RequestBodies(endpoint, "m", simulated, 8192, PROMPTS)
+    found: dict[str, Any] = json.loads(bodies.body(TraceRequest(0.0, prompt_tokens, 20), 3))
     return found
 
 
 def test_a_real_engine_is_told_the_length() -> None:
-    told = body(Endpoint.COMPLETIONS, simulated=False)
+    told = body(ReplayEndpoint.COMPLETIONS, simulated=False)
     assert (told["max_tokens"], told["ignore_eos"]) == (20, True)
     assert told["stream_options"] == {"include_usage": True}
     assert told["stream"] is True
@@ -60,18 +60,18 @@ def test_a_real_engine_is_told_the_length() -> None:
 
 
 def test_a_simulated_engine_is_told_where_the_planner_does_not_look() -> None:
-    told = body(Endpoint.COMPLETIONS, simulated=True)
+    told = body(ReplayEndpoint.COMPLETIONS, simulated=True)
     assert told["max_tokens"] == 4096
     assert told["vllm_xargs"] == {"simulated_output_tokens": 20}
-    assert body(Endpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
+    assert body(ReplayEndpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
 
 
 def test_a_simulated_engine_is_told_how_much_of_the_answer_is_thinking() -> None:
-    wording = Wording(Endpoint.CHAT, "m", True, 8192, PROMPTS)
-    told = json.loads(wording.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
+    bodies = RequestBodies(ReplayEndpoint.CHAT, "m", True, 8192, PROMPTS)
+    told = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
     assert told["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}
 
 
 def test_chat_counts_the_templates_tokens() -> None:
-    (message,) = body(Endpoint.CHAT, simulated=True)["messages"]
+    (message,) = body(ReplayEndpoint.CHAT, simulated=True)["messages"]
     assert len(message["content"]) == 4 * 96 - 1

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from penstock_cli.main import app, run
-from penstock_cli.simulate.progress import watched
+from penstock_cli.simulate.progress import show_progress
 from rich.console import Console
 
 TIER_KEYS = {
@@ -85,7 +85,7 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 def test_the_json_has_the_keys_that_a_replay_has(simulate: Simulate) -> None:
     done = simulate("--json", "out.json")
     assert done.code == 0
-    assert "got what their tier promises" in done.out
+    assert "met their tier's SLO" in done.out
     found = json.loads(Path("out.json").read_text())
     assert set(found) == KEYS
     assert set(found["planner_ms"]) == {"p50", "p99", "max"}
@@ -184,7 +184,7 @@ def test_progress_tells_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("penstock_cli.simulate.progress.monotonic", lambda: float(next(clock)))
     console = Console(width=120, record=True, force_terminal=False, quiet=False, file=StringIO())
-    assert list(watched(range(4), console, "simulating", 4)) == [0, 1, 2, 3]
+    assert list(show_progress(range(4), console, "simulating", 4)) == [0, 1, 2, 3]
     assert console.export_text().splitlines() == [
         "simulating: 2 of 4 requests, about 12 s left",
         "simulating: 4 of 4 requests, about 0 s left",
@@ -193,5 +193,5 @@ def test_progress_tells_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_terminal_gets_a_bar() -> None:
     console = Console(width=120, record=True, force_terminal=True, file=StringIO())
-    assert list(watched(range(3), console, "simulating", 3)) == [0, 1, 2]
+    assert list(show_progress(range(3), console, "simulating", 3)) == [0, 1, 2]
     assert "3/3 requests" in console.export_text()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from penstock_cli.failure import Failure
-from penstock_cli.local.certificate import certificate_wanted
+from penstock_cli.local.certificate import certificate_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
@@ -182,9 +182,9 @@ def test_a_certificate_that_cannot_be_used_is_told_before_anything_starts(tmp_pa
         ((cert, tmp_path / "none.key"), r"none.key: No such file"),
     ):
         with pytest.raises(Failure, match=words) as failure:
-            certificate_wanted(*wrong)
+            certificate_files(*wrong)
         assert failure.value.exit_code == 2
-    assert certificate_wanted(None, None) is None
+    assert certificate_files(None, None) is None
 
 
 VLLM_WITHOUT_ROOM = """\

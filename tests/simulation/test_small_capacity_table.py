@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from penstock_cli.capacity.memory import Memory
-from penstock_cli.capacity.question import Conditions, Question
+from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import as_json
-from penstock_cli.capacity.run import Watch, run_all
+from penstock_cli.capacity.run import SearchProgress, run_all
 from penstock_cli.capacity.search import capacity
 from penstock_cli.capacity.trial import run_trial
+from penstock_cli.capacity.trial_log import TrialLog
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import SCENARIOS, Scenario, scenario
 from penstock_simulator.scenarios.recording import RecordingWindow
@@ -22,8 +22,8 @@ from penstock_simulator.scenarios.scenario import RequestStream
 from penstock_simulator.simulation import LengthKnowledge
 
 CALM = "calm"
-KNOWN = Conditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 2, "round-robin")
-PREDICTED = Conditions(1, 0.9, LengthKnowledge.PREDICTED, TruthKind.MEASURED, 2, "round-robin")
+KNOWN = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 2, "round-robin")
+PREDICTED = SearchConditions(1, 0.9, LengthKnowledge.PREDICTED, TruthKind.MEASURED, 2, "round-robin")
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,10 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(dict[str, Scenario], SCENARIOS), CALM, small)
 
 
-def capacities(conditions: Conditions, *policies: str) -> dict[str, float]:
+def capacities(conditions: SearchConditions, *policies: str) -> dict[str, float]:
     searches = [capacity(Question(CALM, policy, conditions)) for policy in policies]
-    with Memory(None) as memory:
-        rows = as_json(run_all(searches, run_trial, 1, memory, Watch()))
+    with TrialLog(None) as memory:
+        rows = as_json(run_all(searches, run_trial, 1, memory, SearchProgress()))
     return {row["policy"]: row["capacity_rps_per_replica"] for row in rows}
 
 

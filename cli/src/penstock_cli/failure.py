@@ -1,13 +1,16 @@
-"""How a command ends that cannot do what it was asked: clear lines, and one of two exit codes."""
+"""Errors of commands that a user can cause: one or more lines and an exit code."""
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 
+NO_REPLICAS = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+"""Error of commands that run a pool which is scaled to 0 replicas."""
+
 
 class Failure(Exception):
-    """Lines for the user.
+    """An error with lines for the user.
 
-    bad_input: what was given is wrong (exit 2), as against what was met on the way (exit 1).
+    bad_input: the input is invalid (exit code 2), not the execution (exit code 1).
     """
 
     def __init__(self, *lines: str, bad_input: bool = False) -> None:

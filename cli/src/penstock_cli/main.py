@@ -1,7 +1,7 @@
-"""The `penstock` command: one file a subcommand, put together here.
+"""The `penstock` command with its subcommands.
 
-Exit codes: 0 done, 1 failure, 2 bad input. Whatever goes wrong that a user can cause ends in clear lines on
-standard error; a traceback is a defect of ours.
+Exit codes: 0 done, 1 failure, 2 invalid input. Errors that a user can cause are printed as lines to standard
+error; a traceback is a defect.
 """
 
 import sys
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 import typer
 from penstock_pool import PoolError
 
-from penstock_cli.capacity_command import capacity
-from penstock_cli.demo_command import demo
+from penstock_cli.commands.capacity import capacity
+from penstock_cli.commands.demo import demo
+from penstock_cli.commands.profile import profile_engine
+from penstock_cli.commands.replay import replay
+from penstock_cli.commands.simulate import simulate
+from penstock_cli.commands.up import up
+from penstock_cli.commands.validate import validate
 from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
-from penstock_cli.profile_command import profile_engine
-from penstock_cli.replay_command import replay
-from penstock_cli.simulate_command import simulate
 from penstock_cli.traces import TraceError
-from penstock_cli.up_command import up
-from penstock_cli.validate_command import validate
 
 HELP = """Penstock serves LLM requests so that every one it admits meets its service-level objectives.
 
@@ -34,7 +34,7 @@ A first look:
 
   penstock simulate -f examples/demo-pool.yaml --trace examples/azure-excerpt.csv.gz
 
-Exit codes: 0 done, 1 failure, 2 bad input.
+Exit codes: 0 done, 1 failure, 2 invalid input.
 """
 
 TYPER_INTERRUPTED = 130
@@ -51,20 +51,24 @@ def main() -> None:
 
 
 def run(command: Callable[[], object]) -> int:
-    """The exit code, with what went wrong on standard error."""
+    """Run a command and return its exit code, with errors printed to standard error."""
     try:
         command()
     except Failure as failure:
-        return _tell(failure.lines, failure.exit_code)
+        return _print_error(failure.lines, failure.exit_code)
     except PoolError as error:
-        return _tell(error.lines, EXIT_BAD_INPUT)
+        return _print_error(error.lines, EXIT_BAD_INPUT)
     except TraceError as error:
-        return _tell([str(error)], EXIT_BAD_INPUT)
+        return _print_error([str(error)], EXIT_BAD_INPUT)
     except SystemExit as end:  # how typer ends
-        return _tell(["interrupted"], EXIT_FAILURE) if end.code == TYPER_INTERRUPTED else int(end.code or 0)
+        return (
+            _print_error(["interrupted"], EXIT_FAILURE)
+            if end.code == TYPER_INTERRUPTED
+            else int(end.code or 0)
+        )
     return 0
 
 
-def _tell(lines: Sequence[str], code: int) -> int:
+def _print_error(lines: Sequence[str], code: int) -> int:
     print(*lines, sep="\n", file=sys.stderr)
     return code

@@ -1,23 +1,23 @@
-"""How sure a share of so many requests is."""
+"""Confidence intervals of a share of requests."""
 
 from math import sqrt
 from typing import NamedTuple
 
 Z_95 = 1.96
-"""Deviations of a normal distribution within which 95 % lie."""
+"""Quantile of the normal distribution for a two-sided 95 % interval."""
 
 
 class Interval(NamedTuple):
-    """Where a share lies."""
+    """An interval of a share, from 0 to 1."""
 
     low: float
     high: float
 
 
 def wilson(hits: int, of: int) -> Interval:
-    """Wilson's 95 % interval of a share that was seen as `hits` of `of`.
+    """Return Wilson's 95 % interval of a share, of which `hits` of `of` were observed.
 
-    It takes requests as independent. Those of one burst are not, so it is narrower than the truth.
+    It assumes independent requests. Requests of one burst are not, so the true interval is wider.
     """
     share, z2 = hits / of, Z_95**2
     middle = (share + z2 / (2 * of)) / (1 + z2 / of)

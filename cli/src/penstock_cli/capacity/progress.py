@@ -1,7 +1,7 @@
-"""Watching a search: on a terminal a bar with the time that is left, elsewhere a line now and then.
+"""Progress of a search: a bar with the remaining time on a terminal, else a line at intervals.
 
-How many trials a search will need is not known beforehand. The bar counts on the mean of those that have
-ended, and on a guess before the first has.
+The number of trials that a search needs is unknown. It is estimated as the mean of the searches that have
+ended, or `TRIALS_GUESSED` before the first has.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock_cli.capacity.run import Watch
+from penstock_cli.capacity.run import SearchProgress
 
 TRIALS_GUESSED = 30
 LINE_EVERY_S = 15.0
 
 
-def share_done(watch: Watch, searches: int) -> float:
-    """Of all trials that there will be, as far as can be told."""
+def share_done(watch: SearchProgress, searches: int) -> float:
+    """Return the estimated share of all trials that are done."""
     if watch.searches == searches:
         return 1.0
     each = watch.trials / watch.searches if watch.searches > 1 else TRIALS_GUESSED
@@ -27,15 +27,15 @@ def share_done(watch: Watch, searches: int) -> float:
 
 
 @contextmanager
-def watching(console: Console, searches: int, what: str) -> Iterator[Watch]:
-    """What searches tell while the block runs. what: they look for, in the plural."""
+def show_progress(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
+    """Show the progress of searches while the block runs. what: what they search for, in the plural."""
     show = _bar if console.is_terminal else _lines
     with show(console, searches, what) as watch:
         yield watch
 
 
 @contextmanager
-def _bar(console: Console, searches: int, what: str) -> Iterator[Watch]:
+def _bar(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -45,7 +45,7 @@ def _bar(console: Console, searches: int, what: str) -> Iterator[Watch]:
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    watch = Watch()
+    watch = SearchProgress()
     with Progress(*columns, console=console, refresh_per_second=2) as bar:
         task = bar.add_task("searching", total=1.0, trials=0)
 
@@ -58,8 +58,8 @@ def _bar(console: Console, searches: int, what: str) -> Iterator[Watch]:
 
 
 @contextmanager
-def _lines(console: Console, searches: int, what: str) -> Iterator[Watch]:
-    watch, began_s = Watch(), monotonic()
+def _lines(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
+    watch, began_s = SearchProgress(), monotonic()
     told_s = began_s
 
     def ended() -> None:

@@ -1,4 +1,4 @@
-"""What is asked: one scenario under one policy, and the conditions that all questions of a run share."""
+"""The input of a search: a scenario, a policy, and the conditions that all searches of a run share."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,14 @@ from penstock_simulator.simulation import LengthKnowledge
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """What is the same for every question of a run.
+class SearchConditions:
+    """Conditions that all searches of a run share.
 
-    attainment: share of all requests (of a session, all its requests together) that keep every target.
-    lengths: what planning knows of answers. truth: what iterations take.
-    seeds: samples of the scenario whose requests are counted together.
-    order: in which routers try replicas.
+    attainment: required share of requests that meet every target; a session counts once, with all its
+        requests.
+    lengths: answer lengths that planning uses. truth: kind of ground truth.
+    seeds: number of samples of the scenario, whose requests are counted together.
+    order: order in which routers try replicas.
     """
 
     replicas: int
@@ -26,8 +27,8 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """How much can this policy carry in this scenario?"""
+    """One search: the capacity of a policy in a scenario."""
 
     scenario: str
     policy: str
-    conditions: Conditions
+    conditions: SearchConditions

@@ -10,9 +10,9 @@ from penstock_simulator.simulation.disaggregated.distserve import Ratio
 from rich.table import Table
 
 from penstock_cli.capacity.confidence import wilson
-from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.search import Answer
-from penstock_cli.capacity.setting import ORACLE, Setting, grid_of
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.search import CapacityResult
+from penstock_cli.capacity.setting import ORACLE, PolicySetting, grid_of
 from penstock_cli.replay.report import aligned, number
 
 HEADS = (
@@ -28,17 +28,17 @@ HEADS = (
 )
 
 
-def capacity_rps(answer: Answer) -> float:
+def capacity_rps(answer: CapacityResult) -> float:
     """The rate that counts: the highest that attains, of the bound the lowest that nobody can."""
     return answer.high_rps if answer.question.policy == ORACLE else answer.low_rps
 
 
-def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def as_json(answers: Sequence[CapacityResult]) -> list[dict[str, Any]]:
     """One object for each question, in the order they were asked."""
     return [_as_json(answer) for answer in answers]
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
+def _as_json(answer: CapacityResult) -> dict[str, Any]:
     asked = answer.question.conditions
     sure = wilson(answer.requests - answer.missed, answer.requests)
     return {
@@ -63,10 +63,10 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def answer_of(row: Mapping[str, Any]) -> Answer:
+def answer_of(row: Mapping[str, Any]) -> CapacityResult:
     """Return the answer that a row of that JSON was written from. Raises KeyError, ValueError."""
     split = row.get("prefill_decode_ratio")
-    asked = Conditions(
+    asked = SearchConditions(
         row["replicas"],
         row["attainment_target"],
         LengthKnowledge(row["lengths"]),
@@ -75,27 +75,27 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
         row["order"],
     )
     ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
-    setting = Setting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
+    setting = PolicySetting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
     missed = round(row["requests"] * (1 - (1.0 if row["attainment"] is None else row["attainment"])))
     share = row.get("attained_promoted")
     promoted = None if share is None else round(row["requests"] * share)
     question = Question(row["scenario"], row["policy"], asked)
     low_rps, high_rps = row["bracket_rps"]
-    return Answer(question, setting, low_rps, high_rps, row["requests"], missed, promoted)
+    return CapacityResult(question, setting, low_rps, high_rps, row["requests"], missed, promoted)
 
 
-def _attained(answer: Answer) -> float | None:
+def _attained(answer: CapacityResult) -> float | None:
     return round(1 - answer.missed / answer.requests, 4) if answer.low_rps > 0 else None
 
 
-def _promoted(answer: Answer) -> float | None:
+def _promoted(answer: CapacityResult) -> float | None:
     """Share of all requests that attained after a first answer of "best effort"."""
     if answer.promoted is None or answer.low_rps == 0:
         return None
     return round(answer.promoted / answer.requests, 4)
 
 
-def table(answers: Sequence[Answer], conditions: Conditions) -> Table:
+def table(answers: Sequence[CapacityResult], conditions: SearchConditions) -> Table:
     """A line for each question; within a scenario the highest capacity first."""
     scenarios = list(dict.fromkeys(answer.question.scenario for answer in answers))
     groups = [[a for a in answers if a.question.scenario == name] for name in scenarios]
@@ -113,13 +113,13 @@ def table(answers: Sequence[Answer], conditions: Conditions) -> Table:
     return aligned(title, HEADS, lines, left=2)
 
 
-def _best_rps(answers: Sequence[Answer]) -> float:
+def _best_rps(answers: Sequence[CapacityResult]) -> float:
     """The highest capacity of a policy; of the bound, where nothing else was asked."""
     policies = [answer for answer in answers if answer.question.policy != ORACLE]
     return max(capacity_rps(answer) for answer in policies or answers)
 
 
-def _cells(answer: Answer, best_rps: float) -> list[str]:
+def _cells(answer: CapacityResult, best_rps: float) -> list[str]:
     question, rate_rps = answer.question, capacity_rps(answer)
     sure = wilson(answer.requests - answer.missed, answer.requests)
     attained = [
@@ -139,7 +139,7 @@ def _cells(answer: Answer, best_rps: float) -> list[str]:
     ]
 
 
-def meaning(conditions: Conditions) -> str:
+def summary_line(conditions: SearchConditions) -> str:
     """What the table's figures are."""
     samples = f"{conditions.seeds} sample{'s' if conditions.seeds > 1 else ''}"
     return (

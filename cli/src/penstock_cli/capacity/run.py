@@ -1,7 +1,6 @@
-"""All searches at once: their trials go to the machine's cores, the earlier question's first.
+"""Runs all searches concurrently. Their trials are distributed over CPU cores, earlier searches first.
 
-A core that has nothing to do for one search works for the next. What a search sees is only its own tallies,
-so its answer is the same on any number of cores.
+A search depends only on the results of its own trials, so its result is the same on any number of cores.
 """
 
 import multiprocessing
@@ -13,17 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from penstock_cli.capacity.memory import Memory
-from penstock_cli.capacity.search import Found, Trials
-from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.capacity.search import Result, Trials
+from penstock_cli.capacity.trial import Trial, TrialResult
+from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.local.parent_death import stop_with_parent
 
-Work = Callable[[Trial], Tally]
+Work = Callable[[Trial], TrialResult]
 
 
 @dataclass(slots=True)
-class Watch:
-    """What somebody who waits wants to know. ended: called as each trial ends, and as each search does."""
+class SearchProgress:
+    """Progress of all searches. ended: called when a trial or a search ends."""
 
     ended: Callable[[], None] = lambda: None
     trials: int = 0
@@ -31,17 +30,17 @@ class Watch:
 
 
 @dataclass(slots=True)
-class _Search(Generic[Found]):
-    """A search under way. waiting: its trials without a tally, by their place in what it yielded."""
+class _Search(Generic[Result]):
+    """A search in progress. waiting: indices of its trials that have no result yet."""
 
-    trials: Trials[Found]
+    trials: Trials[Result]
     asked: Sequence[Trial] = ()
-    tallies: dict[int, Tally] = field(default_factory=dict)
+    tallies: dict[int, TrialResult] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
-    found: list[Found] = field(default_factory=list)
+    found: list[Result] = field(default_factory=list)
 
-    def go_on(self, memory: Memory, report: Callable[[Found], None]) -> None:
-        """Let it yield until something has to be run, or it has found what it looked for."""
+    def go_on(self, memory: TrialLog, report: Callable[[Result], None]) -> None:
+        """Advance the search until trials must be run or it has ended."""
         while len(self.tallies) == len(self.asked) and not self.found:
             answer = [self.tallies[place] for place in range(len(self.asked))] if self.asked else None
             try:
@@ -50,26 +49,26 @@ class _Search(Generic[Found]):
                 self.found.append(end.value)
                 report(end.value)
                 return
-            known = {place: memory.recall(trial) for place, trial in enumerate(self.asked)}
+            known = {place: memory.lookup(trial) for place, trial in enumerate(self.asked)}
             self.tallies = {place: tally for place, tally in known.items() if tally is not None}
             self.waiting = deque(place for place, tally in known.items() if tally is None)
 
 
 def run_all(
-    searches: Sequence[Trials[Found]],
+    searches: Sequence[Trials[Result]],
     work: Work,
     jobs: int,
-    memory: Memory,
-    watch: Watch,
+    memory: TrialLog,
+    watch: SearchProgress,
     *,
-    report: Callable[[Found], None] = lambda _: None,
-) -> list[Found]:
+    report: Callable[[Result], None] = lambda _: None,
+) -> list[Result]:
     """Return what each search found, in order. An error in any of them ends all.
 
     report: called with each finding as soon as its search has ended.
     """
     under_way = [_Search(trials) for trials in searches]
-    running: dict[Future[Tally], tuple[_Search[Found], int]] = {}
+    running: dict[Future[TrialResult], tuple[_Search[Result], int]] = {}
     with workers(jobs) as executor:
         for search in under_way:
             search.go_on(memory, report)
@@ -85,16 +84,16 @@ def run_all(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 search, place = running.pop(future)
                 search.tallies[place] = future.result()
-                memory.keep(search.asked[place], search.tallies[place])
+                memory.record(search.asked[place], search.tallies[place])
                 watch.trials += 1
                 search.go_on(memory, report)
 
 
-class Here(Executor):
-    """An executor that is this process: what is submitted is done at once."""
+class InProcessExecutor(Executor):
+    """An executor that runs each call immediately in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it."""
+        """Run the call, and return a completed future."""
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
@@ -102,9 +101,9 @@ class Here(Executor):
 
 @contextmanager
 def workers(jobs: int) -> Iterator[Executor]:
-    """So many processes. They end with the block at once, in the middle of a trial if it must be."""
+    """Yield an executor with `jobs` processes. If the block raises, they are killed."""
     if jobs == 1:
-        yield Here()
+        yield InProcessExecutor()
         return
     executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
@@ -118,6 +117,6 @@ def workers(jobs: int) -> Iterator[Executor]:
 
 
 def _begin() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the first one has something to say."""
+    """Ignore Ctrl-C in workers; the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop_with_parent()

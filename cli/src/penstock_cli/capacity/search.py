@@ -1,20 +1,20 @@
-"""The search for a capacity: which trials to run next, by what the ones before have found.
+"""The search for a capacity: decides which trials to run next from the results of the previous ones.
 
-A search is a generator: it yields trials that may run at the same time, and is sent their tallies. It decides
-nothing by time or chance, so the same trials have the same answer on any machine.
+A search is a generator: it yields trials that may run concurrently, and is sent their results. It is
+deterministic, so the result is the same on any machine.
 
 1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not.
 2. Narrow the bracket by bisection to a tenth.
-3. Challenge: whoever attains a tenth above the champion's rate takes its place and climbs on. A setting that
-   does not is dropped for one trial. Until here the first sample speaks for all.
-4. Bracket again, with every sample, narrow to 2 %, challenge again by 2 %. Where a search before is known to
-   have ended, this one begins here, and looks 2 % away first.
-5. Look ahead: with few samples attainment need not fall steadily with the rate. Where one up to 40 % higher
-   attains, go on from there.
-6. Confirm: run every sample in full at the rate that was found; where it does not hold, go down by 2 %.
+3. Tune: a setting that attains 10 % above the best setting's rate becomes the best, and its rate is raised
+   further. Other settings are rejected after one trial. Steps 1 to 3 use the first sample only.
+4. Bracket again with all samples, narrow to 2 %, tune again by 2 %. If the result of an earlier search is
+   known, this one begins here, with a bracket of 2 %.
+5. Look ahead: with few samples attainment need not fall monotonically with the rate. If a rate up to 40 %
+   higher attains, continue from there.
+6. Confirm: run every sample in full at the rate found; if it does not attain, go down by 2 %.
 
-Attaining is judged over the requests of all samples together. The first sample alone decides where it is
-3 points from the target or more, which spares the others where they could hardly change anything.
+Attainment is computed over the requests of all samples together. The first sample alone decides if it is at
+least 3 points from the target, which saves trials of the others.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -27,37 +27,37 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.setting import Grid, Setting, grid_of, laps_of
-from penstock_cli.capacity.trial import Tally, Trial, requests_in, trial_of
+from penstock_cli.capacity.setting import Grid, PolicySetting, grid_of, laps_of
+from penstock_cli.capacity.trial import Trial, TrialResult, requests_in, trial_of
 
 GROWTH = 1.5
 COARSE, FINE = 1.1, 1.02
-AHEAD = (1.05, 1.1, 1.2, 1.4)
-"""Rates that are looked at above one that attains, as multiples of it."""
+LOOK_AHEAD = (1.05, 1.1, 1.2, 1.4)
+"""Rates above one that attains that are also tried, as multiples of it."""
 
-SURE = 0.03
-"""Share of requests by which one sample has to be off the target to decide alone."""
+DECISIVE_MARGIN = 0.03
+"""Distance from the target at which one sample decides alone, as a share of requests."""
 
-NOBODY_GIVES_UP = 1 << 30
-"""More misses than any trial has: it runs to its end."""
+NO_MISS_LIMIT = 1 << 30
+"""Limit on misses above that of any trial, so that it runs to its end."""
 
 MOST_STEPS = 12
-"""Of the bracket: beyond 130 times the guess, or under a 130th of it, is no rate to look for."""
+"""Most steps of the bracket: rates from 1/130 of the guess to 130 times the guess."""
 
 FULL_SPEED_SHARE = 0.25
-"""The guess, as a share of the rate at which an engine would do nothing but compute at its fastest."""
+"""The guess, as a share of the rate at which an engine computes at full speed without limits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """A setting at a rate."""
+class RateProbe:
+    """A setting and a rate in requests per second."""
 
-    setting: Setting
+    setting: PolicySetting
     rate_rps: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityResult:
     """A capacity.
 
     low_rps: the highest rate found to attain; 0 where none did.
@@ -67,7 +67,7 @@ class Answer:
     """
 
     question: Question
-    setting: Setting
+    setting: PolicySetting
     low_rps: float
     high_rps: float
     requests: int
@@ -75,194 +75,210 @@ class Answer:
     promoted: int | None = None
 
 
-Found = TypeVar("Found")
-Trials = Generator[Sequence[Trial], Sequence[Tally], Found]
-"""Yields trials, is sent their tallies in the same order, and returns what it looked for."""
+Result = TypeVar("Result")
+Trials = Generator[Sequence[Trial], Sequence[TrialResult], Result]
+"""Yields trials, is sent their results in the same order, and returns the result of the search."""
 
 Bracket = tuple[float, float]
 """A rate that attains, 0 for none, and a higher one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
-    """A question, and how many requests each sample of its scenario has."""
+class SampledQuestion:
+    """A question, and the number of requests of each sample of its scenario."""
 
     question: Question
     samples: tuple[int, ...]
 
     def allowed(self, requests: int) -> int:
-        """Misses among so many that leave the target attained."""
+        """Return the most misses among so many requests that still attain the target."""
         return floor(requests * (1 - self.question.conditions.attainment) + 1e-9)
 
-    def trial(self, probe: Probe, seed: int, most_misses: int = NOBODY_GIVES_UP) -> Trial:
-        """One sample of a probe."""
+    def trial(self, probe: RateProbe, seed: int, most_misses: int = NO_MISS_LIMIT) -> Trial:
+        """Return the trial of one sample at a probe."""
         return trial_of(self.question, probe.setting, probe.rate_rps, seed, most_misses)
 
 
-class NoEnd(Exception):
-    """Every rate attains, however high: the question makes no sense."""
+class UnboundedCapacity(Exception):
+    """Every rate attains, so there is no capacity."""
 
     def __init__(self, question: Question, rate_rps: float) -> None:
         super().__init__(f"{question.scenario}, {question.policy}: {rate_rps:g} requests/s still attain")
 
 
-def capacity(question: Question, before: Probe | None = None) -> Trials[Answer]:
-    """Find it. before: where a search for it has ended. Raises UnknownScenario, UnknownPolicy, NoEnd."""
+def capacity(question: Question, before: RateProbe | None = None) -> Trials[CapacityResult]:
+    """Search a capacity. before: the result of an earlier search.
+
+    Raises UnknownScenario, UnknownPolicy, UnboundedCapacity.
+    """
     here, asked = scenario(question.scenario), question.conditions
     samples = (
         arrivals(here, 1.0, seed, laps=laps_of(question.policy, asked.replicas))
         for seed in range(asked.seeds)
     )
-    sought = Sought(question, tuple(requests_in(list(sample)) for sample in samples))
+    sampled = SampledQuestion(question, tuple(requests_in(list(sample)) for sample in samples))
     grid = grid_of(question.policy, here)
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
-        low, high = yield from _bracket(sought, setting, before.rate_rps, FINE)
+        low, high = yield from _bracket(sampled, setting, before.rate_rps, FINE)
     else:
-        first = replace(sought, samples=sought.samples[:1])
+        first = replace(sampled, samples=sampled.samples[:1])
         setting, rate_rps = yield from _roughly(first, grid, guess_rps(here))
-        low, high = yield from _bracket(sought, setting, rate_rps, COARSE)
-    low, high = yield from _narrow(sought, setting, low, high, FINE)
-    setting, low, high = yield from _challenge(sought, grid, setting, (low, high), FINE)
-    low, high = yield from _look_ahead(sought, setting, low, high)
-    return (yield from _confirm(sought, setting, low, high))
+        low, high = yield from _bracket(sampled, setting, rate_rps, COARSE)
+    low, high = yield from _narrow(sampled, setting, low, high, FINE)
+    setting, low, high = yield from _tune(sampled, grid, setting, (low, high), FINE)
+    low, high = yield from _look_ahead(sampled, setting, low, high)
+    return (yield from _confirm(sampled, setting, low, high))
 
 
-def _roughly(first: Sought, grid: Grid, start_rps: float) -> Trials[tuple[Setting, float]]:
-    """A setting, and a rate near its capacity, by the first sample."""
+def _roughly(first: SampledQuestion, grid: Grid, start_rps: float) -> Trials[tuple[PolicySetting, float]]:
+    """Return a setting and a rate near its capacity, from the first sample."""
     low, high = yield from _bracket(first, grid.start, start_rps, GROWTH)
     low, high = yield from _narrow(first, grid.start, low, high, COARSE)
-    setting, low, high = yield from _challenge(first, grid, grid.start, (low, high), COARSE)
+    setting, low, high = yield from _tune(first, grid, grid.start, (low, high), COARSE)
     return setting, low or high
 
 
 def guess_rps(here: Scenario) -> float:
-    """Where to begin: a share of what the engine could do at full speed, without memory or targets."""
+    """Return the first rate to try: a share of the engine's rate at full speed without memory or targets."""
     asked = list(arrivals(here, 1.0, seed=0))
     tokens = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in asked) / requests_in(asked)
     token_s = min(term.token_s for term in time_model(here.time_model).terms)
     return _rounded(FULL_SPEED_SHARE / (tokens * token_s))
 
 
-def _bracket(sought: Sought, setting: Setting, start_rps: float, growth: float) -> Trials[Bracket]:
-    """A rate that attains and one that does not, a factor `growth` apart, or more where they are far away."""
-    rate_rps, first = start_rps, (yield from _attains(sought, setting, start_rps))
+def _bracket(
+    sampled: SampledQuestion, setting: PolicySetting, start_rps: float, growth: float
+) -> Trials[Bracket]:
+    """Return a rate that attains and one that does not, at least a factor `growth` apart."""
+    rate_rps, first = start_rps, (yield from _attains(sampled, setting, start_rps))
     for _ in range(MOST_STEPS):
         before, rate_rps = rate_rps, _rounded(rate_rps * growth if first else rate_rps / growth)
         growth = min(growth**2, GROWTH)
-        if (yield from _attains(sought, setting, rate_rps)) != first:
+        if (yield from _attains(sampled, setting, rate_rps)) != first:
             return (before, rate_rps) if first else (rate_rps, before)
     if first:
-        raise NoEnd(sought.question, rate_rps)
+        raise UnboundedCapacity(sampled.question, rate_rps)
     return 0.0, rate_rps
 
 
-def _narrow(sought: Sought, setting: Setting, low: float, high: float, step: float) -> Trials[Bracket]:
-    """The bracket, no wider than a factor of `step`."""
+def _narrow(
+    sampled: SampledQuestion, setting: PolicySetting, low: float, high: float, step: float
+) -> Trials[Bracket]:
+    """Return the bracket narrowed to a factor of `step`."""
     while low > 0 and high > low * step:
         middle = _rounded(sqrt(low * high))
         if not low < middle < high:
             break
-        if (yield from _attains(sought, setting, middle)):
+        if (yield from _attains(sampled, setting, middle)):
             low = middle
         else:
             high = middle
     return low, high
 
 
-def _challenge(
-    sought: Sought, grid: Grid, champion: Setting, bracket: Bracket, step: float
-) -> Trials[tuple[Setting, float, float]]:
-    """The best setting of the grid: one axis after the other, until none is better by a factor of `step`."""
+def _tune(
+    sampled: SampledQuestion, grid: Grid, best: PolicySetting, bracket: Bracket, step: float
+) -> Trials[tuple[PolicySetting, float, float]]:
+    """Return the best setting: along one axis after the other, until none is better by a factor of `step`."""
     low, high = bracket
-    beaten: set[Setting] = set()
+    rejected: set[PolicySetting] = set()
     changed = not grid.single
     while changed:
         changed = False
-        for line in grid.lines(champion):
-            rivals = [rival for rival in line if rival not in beaten]
-            while rivals:
+        for line in grid.lines(best):
+            candidates = [candidate for candidate in line if candidate not in rejected]
+            while candidates:
                 bar_rps = _rounded(low * step) if low > 0 else high
-                found = yield from _decide(sought, [Probe(rival, bar_rps) for rival in rivals])
+                found = yield from _decide(
+                    sampled, [RateProbe(candidate, bar_rps) for candidate in candidates]
+                )
                 better = {probe.setting: missed for probe, missed in found.items() if missed is not None}
-                beaten.update(rival for rival in rivals if rival not in better)
+                rejected.update(candidate for candidate in candidates if candidate not in better)
                 if not better:
                     break
-                champion, changed = min(better, key=lambda rival: (better[rival], rival.batch_tokens)), True
-                rivals = [rival for rival in better if rival != champion]
-                low, high = yield from _climb(sought, champion, bar_rps, step)
-    return champion, low, high
+                best, changed = (
+                    min(better, key=lambda candidate: (better[candidate], candidate.batch_tokens)),
+                    True,
+                )
+                candidates = [candidate for candidate in better if candidate != best]
+                low, high = yield from _climb(sampled, best, bar_rps, step)
+    return best, low, high
 
 
-def _climb(sought: Sought, setting: Setting, attained_rps: float, step: float) -> Trials[Bracket]:
-    """From a rate that attains to a narrow bracket above it."""
+def _climb(
+    sampled: SampledQuestion, setting: PolicySetting, attained_rps: float, step: float
+) -> Trials[Bracket]:
+    """Return a narrow bracket above a rate that attains."""
     low = attained_rps
     for _ in range(MOST_STEPS):
         high = _rounded(low * step**2)
-        if not (yield from _attains(sought, setting, high)):
-            return (yield from _narrow(sought, setting, low, high, step))
+        if not (yield from _attains(sampled, setting, high)):
+            return (yield from _narrow(sampled, setting, low, high, step))
         low = high
-    return (yield from _narrow(sought, setting, *(yield from _bracket(sought, setting, low, GROWTH)), step))
+    return (yield from _narrow(sampled, setting, *(yield from _bracket(sampled, setting, low, GROWTH)), step))
 
 
-def _look_ahead(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Bracket]:
-    """The bracket above the highest of the rates ahead that attains, until none does."""
+def _look_ahead(sampled: SampledQuestion, setting: PolicySetting, low: float, high: float) -> Trials[Bracket]:
+    """Return the bracket above the highest of the rates ahead that attains, until none does."""
     while low > 0:
-        ahead = [Probe(setting, _rounded(low * factor)) for factor in AHEAD]
-        found = yield from _decide(sought, ahead)
+        ahead = [RateProbe(setting, _rounded(low * factor)) for factor in LOOK_AHEAD]
+        found = yield from _decide(sampled, ahead)
         attaining = [probe.rate_rps for probe, missed in found.items() if missed is not None]
         if not attaining:
             break
-        low, high = yield from _climb(sought, setting, max(attaining), FINE)
+        low, high = yield from _climb(sampled, setting, max(attaining), FINE)
     return low, high
 
 
-def _confirm(sought: Sought, setting: Setting, low: float, high: float) -> Trials[Answer]:
-    """All samples in full at the rate found; one step down where they do not hold it after all."""
-    requests, missed, promoted = sum(sought.samples), 0, 0
+def _confirm(
+    sampled: SampledQuestion, setting: PolicySetting, low: float, high: float
+) -> Trials[CapacityResult]:
+    """Run all samples in full at the rate found, and go down while they do not attain."""
+    requests, missed, promoted = sum(sampled.samples), 0, 0
     while low > 0:
-        probe = Probe(setting, low)
-        tallies = yield [sought.trial(probe, seed) for seed in range(len(sought.samples))]
+        probe = RateProbe(setting, low)
+        tallies = yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]
         missed = sum(tally.missed for tally in tallies)
         promoted = sum(tally.promoted for tally in tallies)
-        if missed <= sought.allowed(requests):
+        if missed <= sampled.allowed(requests):
             break
         low, high = _rounded(low / FINE), low
         low = low if low > high / GROWTH**MOST_STEPS else 0.0
-    return Answer(sought.question, setting, low, high, requests, missed, promoted)
+    return CapacityResult(sampled.question, setting, low, high, requests, missed, promoted)
 
 
-def _attains(sought: Sought, setting: Setting, rate_rps: float) -> Trials[bool]:
-    probe = Probe(setting, rate_rps)
-    return (yield from _decide(sought, [probe]))[probe] is not None
+def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) -> Trials[bool]:
+    probe = RateProbe(setting, rate_rps)
+    return (yield from _decide(sampled, [probe]))[probe] is not None
 
 
-def _decide(sought: Sought, probes: Sequence[Probe]) -> Trials[dict[Probe, int | None]]:
-    """For each probe what it missed, as far as it was counted, or None where it does not attain."""
-    first, *others = sought.samples
-    sure = floor(SURE * first) if others else 0
-    allowed = sought.allowed(first)
-    tallies = yield [sought.trial(probe, 0, allowed + sure) for probe in probes]
+def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dict[RateProbe, int | None]]:
+    """Return the misses of each probe as far as counted, or None if it does not attain."""
+    first, *others = sampled.samples
+    sure = floor(DECISIVE_MARGIN * first) if others else 0
+    allowed = sampled.allowed(first)
+    tallies = yield [sampled.trial(probe, 0, allowed + sure) for probe in probes]
     seen = dict(zip(probes, tallies, strict=True))
     decided = {probe: tally.missed for probe, tally in seen.items() if tally.missed <= allowed - sure}
     close = {probe: tally.missed for probe, tally in seen.items() if tally.complete and probe not in decided}
-    by_all = (yield from _by_all(sought, close)) if close and others else {}
+    by_all = (yield from _by_all(sampled, close)) if close and others else {}
     return {probe: decided.get(probe, by_all.get(probe)) for probe in probes}
 
 
-def _by_all(sought: Sought, close: Mapping[Probe, int]) -> Trials[dict[Probe, int | None]]:
-    """The same by every sample. close: what each missed in the first."""
-    allowed, seeds = sought.allowed(sum(sought.samples)), range(1, len(sought.samples))
+def _by_all(sampled: SampledQuestion, close: Mapping[RateProbe, int]) -> Trials[dict[RateProbe, int | None]]:
+    """Return the same from all samples. close: misses of each probe in the first sample."""
+    allowed, seeds = sampled.allowed(sum(sampled.samples)), range(1, len(sampled.samples))
     tallies = iter(
         (
             yield [
-                sought.trial(probe, seed, max(allowed - missed, 0))
+                sampled.trial(probe, seed, max(allowed - missed, 0))
                 for probe, missed in close.items()
                 for seed in seeds
             ]
         )
     )
-    found: dict[Probe, int | None] = {}
+    found: dict[RateProbe, int | None] = {}
     for probe, missed in close.items():
         others = list(islice(tallies, len(seeds)))
         total = missed + sum(tally.missed for tally in others)
@@ -271,5 +287,5 @@ def _by_all(sought: Sought, close: Mapping[Probe, int]) -> Trials[dict[Probe, in
 
 
 def _rounded(rate_rps: float) -> float:
-    """Four digits: rates that people can read, and that a file finds again."""
+    """Round to four digits, so that rates are readable and repeat in the trial log."""
     return float(f"{rate_rps:.4g}")

@@ -17,10 +17,10 @@ from penstock_simulator.scenarios import Scenario
 from penstock_simulator.simulation.disaggregated.distserve import RATIOS, Ratio
 
 ORACLE = "oracle"
-"""No policy: the bound that none can pass."""
+"""Not a policy: the upper bound on all policies."""
 
 DISTSERVE = "distserve"
-"""Prefill and decode on GPUs of their own."""
+"""Disaggregated serving: prefill and decode on separate GPUs."""
 
 SPECULATING = "-spec"
 ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -47,17 +47,16 @@ SLOTS: Mapping[str, tuple[int, ...]] = {"orca": (8, 16, 32, 64)}
 
 Value = TypeVar("Value")
 
-DRAFT_FOR_THEMSELVES = frozenset({"slos-serve", ORACLE})
+CHOOSE_DRAFTS = frozenset({"slos-serve", ORACLE})
 """Policies that decide for each decode how far to speculate. They have the drafter whenever there is one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to run a policy.
+class PolicySetting:
+    """The tuned settings of a policy.
 
-    batch_tokens: most tokens of a step. drafts: most tokens drafted for a decode in one step; 0 for none.
-    ratio: prefill GPUs to decode GPUs, where they are split.
-    slots: most requests that run at once; None for the engine's own number.
+    batch_tokens: token budget of a step. drafts: most draft tokens of a decode in a step; 0 for none.
+    ratio: prefill GPUs to decode GPUs, for disaggregated serving.
     """
 
     batch_tokens: int
@@ -74,19 +73,19 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The settings that are tried, from `start` on, one axis after the other.
+    """The settings to try, from `start` on, one axis after the other.
 
     budgets_tokens, drafts, ratios, slots: the axes' values.
     """
 
-    start: Setting
+    start: PolicySetting
     budgets_tokens: tuple[int, ...]
     drafts: tuple[int, ...]
     ratios: tuple[Ratio | None, ...] = (None,)
     slots: tuple[int | None, ...] = (None,)
 
-    def lines(self, here: Setting) -> Iterator[list[Setting]]:
-        """Along each axis, the other settings."""
+    def lines(self, here: PolicySetting) -> Iterator[list[PolicySetting]]:
+        """Yield the other settings along each axis."""
         yield [
             replace(here, batch_tokens=tokens)
             for tokens in self.budgets_tokens
@@ -96,8 +95,8 @@ class Grid:
         yield [replace(here, ratio=ratio) for ratio in self.ratios if ratio != here.ratio]
         yield [replace(here, slots=slots) for slots in self.slots if slots != here.slots]
 
-    def has(self, setting: Setting) -> bool:
-        """Whether this is one of them."""
+    def has(self, setting: PolicySetting) -> bool:
+        """Return whether the setting is in the grid."""
         return (
             setting.batch_tokens in self.budgets_tokens
             and setting.drafts in self.drafts
@@ -107,7 +106,7 @@ class Grid:
 
     @property
     def single(self) -> bool:
-        """Whether there is nothing to tune."""
+        """Whether there is only one setting."""
         return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) * len(self.slots) == 1
 
 
@@ -115,7 +114,7 @@ def base_policy(policy: str) -> str:
     """The scheduler behind the name. Raises UnknownPolicy."""
     base = policy.removesuffix(SPECULATING)
     known = (*NAMES, DISTSERVE, ORACLE)
-    if base not in known or (base in DRAFT_FOR_THEMSELVES and base != policy):
+    if base not in known or (base in CHOOSE_DRAFTS and base != policy):
         raise UnknownPolicy(policy, (*known, *(f"{name}{SPECULATING}" for name in ("vllm", "sarathi"))))
     return base
 
@@ -127,7 +126,7 @@ def grid_of(policy: str, scenario: Scenario) -> Grid:
     drafts = _drafts(base, policy, scenario)
     ratios = RATIOS if base == DISTSERVE else (None,)
     slots = SLOTS.get(base, (None,))
-    start = Setting(_middle(budgets_tokens), _middle(drafts), ratios[-1], _middle(slots))
+    start = PolicySetting(_middle(budgets_tokens), _middle(drafts), ratios[-1], _middle(slots))
     return Grid(start, budgets_tokens, drafts, ratios, slots)
 
 
@@ -141,7 +140,7 @@ def _drafts(base: str, policy: str, scenario: Scenario) -> tuple[int, ...]:
     drafter = scenario.speculation
     if drafter is None:
         return (0,)
-    if base in DRAFT_FOR_THEMSELVES:
+    if base in CHOOSE_DRAFTS:
         return (drafter.max_tokens,)
     return FIXED_DRAFTS if base != policy else (0,)
 

@@ -1,11 +1,11 @@
-"""What surrounds a capacity: the same setting below and above it, for the pictures."""
+"""Attainment at rates around a capacity, with the same setting, for figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_cli.capacity.search import NOBODY_GIVES_UP, Answer, Trials
+from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, Trials
 from penstock_cli.capacity.setting import ORACLE
-from penstock_cli.capacity.trial import Tally, trial_of
+from penstock_cli.capacity.trial import TrialResult, trial_of
 from penstock_cli.plots.series import Curve, Spot
 
 SHARES_OF_CAPACITY = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
@@ -14,26 +14,26 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One policy in one scenario. paths: of each tier, where it goes in the plane as the rate grows."""
+    """One policy in one scenario. paths: path of each tier in the TTFT–TPOT plane as the rate grows."""
 
     curve: Curve
     paths: dict[str, tuple[Spot, ...]]
 
 
-def sweep(answer: Answer) -> Trials[Sweep | None]:
-    """The first sample at rates around the capacity; None of the bound, and where there is no capacity."""
+def sweep(answer: CapacityResult) -> Trials[Sweep | None]:
+    """Run the first sample at rates around the capacity. None for the bound, or if there is no capacity."""
     if answer.low_rps == 0 or answer.question.policy == ORACLE:
         return None
     rates_rps = tuple(float(f"{answer.low_rps * share:.4g}") for share in SHARES_OF_CAPACITY)
     tallies = yield [
-        trial_of(answer.question, answer.setting, rate_rps, SEED, NOBODY_GIVES_UP) for rate_rps in rates_rps
+        trial_of(answer.question, answer.setting, rate_rps, SEED, NO_MISS_LIMIT) for rate_rps in rates_rps
     ]
     attained = tuple(1 - tally.missed / tally.requests for tally in tallies)
     curve = Curve(answer.question.scenario, answer.question.policy, rates_rps, attained)
     return Sweep(curve, _paths(tallies))
 
 
-def _paths(tallies: Sequence[Tally]) -> dict[str, tuple[Spot, ...]]:
+def _paths(tallies: Sequence[TrialResult]) -> dict[str, tuple[Spot, ...]]:
     tiers = dict.fromkeys(tier for tally in tallies for tier, *_ in tally.spots)
     return {
         name: tuple(Spot(ttft, tpot) for tally in tallies for tier, ttft, tpot in tally.spots if tier == name)

@@ -21,12 +21,12 @@ from penstock_simulator.simulation.disaggregated.distserve import Ratio, simulat
 from penstock_simulator.simulation.outcome import FirstVerdict
 
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.setting import ORACLE, Setting, base_policy, laps_of
+from penstock_cli.capacity.setting import ORACLE, PolicySetting, base_policy, laps_of
 from penstock_cli.plots.plane import spot
 from penstock_cli.plots.series import Spot
 
 MOST = 0.9
-"""The share of requests that a tier's spot in the plane speaks for."""
+"""The quantile of requests that a tier's point in the plane shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Trial:
     slots: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The trial as plain values."""
+        """Return the trial as JSON values."""
         return asdict(self)
 
 
-class Tally(NamedTuple):
+class TrialResult(NamedTuple):
     """What a trial found. A session counts once, and has missed where one of its requests has.
 
     complete: whether all were served; otherwise `missed` is what there was when it ended early.
@@ -74,8 +74,10 @@ class Tally(NamedTuple):
     promoted: int = 0
 
 
-def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, most_misses: int) -> Trial:
-    """The trial of a question under one setting."""
+def trial_of(
+    question: Question, setting: PolicySetting, rate_rps: float, seed: int, most_misses: int
+) -> Trial:
+    """Return the trial of a question with one setting."""
     asked = question.conditions
     return Trial(
         scenario=question.scenario,
@@ -94,12 +96,12 @@ def trial_of(question: Question, setting: Setting, rate_rps: float, seed: int, m
     )
 
 
-def run_trial(trial: Trial) -> Tally:
-    """Simulate it."""
+def run_trial(trial: Trial) -> TrialResult:
+    """Run the simulation."""
     here = scenario(trial.scenario)
-    coming = asked_by(trial, here)
+    coming = arrivals_of(trial, here)
     if trial.policy == ORACLE:
-        return _at_best(coming, here, trial.replicas)
+        return _bound(coming, here, trial.replicas)
     fleet, total = fleet_of(trial, here), requests_in(coming)
     missed, best_effort, seen = set[str](), set[str](), defaultdict[str, list[Spot]](list)
     for outcome in _outcomes(trial, fleet, coming):
@@ -116,9 +118,9 @@ def run_trial(trial: Trial) -> Tally:
         if outcome.verdict is FirstVerdict.BEST_EFFORT:
             best_effort.add(outcome.session or outcome.id)
         if len(missed) > trial.most_misses:
-            return Tally(total, len(missed), complete=False)
+            return TrialResult(total, len(missed), complete=False)
     spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
-    return Tally(total, len(missed), True, spots, len(best_effort - missed))
+    return TrialResult(total, len(missed), True, spots, len(best_effort - missed))
 
 
 def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:
@@ -132,35 +134,35 @@ def _all_gpus(ratio: Ratio, groups: int) -> Ratio:
 
 
 def _most_within(spots: Sequence[Spot]) -> tuple[float, float]:
-    """The shares of the targets that 90 % stay within, each for itself."""
+    """Return the 90th percentiles of TTFT and TPOT as shares of their targets, each on its own."""
     ttft, tpot = (sorted(shares) for shares in zip(*spots, strict=True))
     place = ceil(MOST * len(spots)) - 1
     return round(ttft[place], 4), round(tpot[place], 4)
 
 
-def _at_best(coming: Sequence[Arrival], here: Scenario, replicas: int) -> Tally:
-    """What the best of all schedulers would have to miss, knowing everything beforehand."""
+def _bound(coming: Sequence[Arrival], here: Scenario, replicas: int) -> TrialResult:
+    """Return the fewest misses of any scheduler, from the upper bound."""
     from penstock_simulator.bounds import bound, bound_setting  # its solver takes a second to import
 
     total = requests_in(coming)
     at_most = bound(coming, bound_setting(here, replicas))
-    return Tally(total, ceil(total * (1 - at_most) - 1e-6), complete=True)
+    return TrialResult(total, ceil(total * (1 - at_most) - 1e-6), complete=True)
 
 
-def asked_by(trial: Trial, here: Scenario) -> list[Arrival]:
-    """Its requests: a fleet gets a lap of the scenario for every replica, to be under load as long as one."""
+def arrivals_of(trial: Trial, here: Scenario) -> list[Arrival]:
+    """Return its requests: one lap of the scenario per replica, so that load lasts as long as for one."""
     gpus = trial.replicas if trial.ratio is None else _all_gpus(trial.ratio, trial.replicas).gpus
     laps = laps_of(trial.policy, trial.replicas)
     return list(arrivals(here, trial.rate_rps * gpus, trial.seed, laps=laps))
 
 
 def requests_in(coming: Sequence[Arrival]) -> int:
-    """How many there are, a session counted once."""
+    """Return the number of requests; a session counts once."""
     return len({arrival.session or arrival.id for arrival in coming})
 
 
 def fleet_of(trial: Trial, here: Scenario) -> Fleet:
-    """The replicas that serve it."""
+    """Return the fleet of a trial."""
     return Fleet(
         policy=trial.policy,
         model=time_model(here.time_model),

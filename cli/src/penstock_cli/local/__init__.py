@@ -1,1 +1,1 @@
-"""A whole pool on one machine, each component a process of its own."""
+"""A pool on one machine, with one process per component."""

@@ -1,4 +1,4 @@
-"""The certificate that the router of `penstock up` serves the API with."""
+"""The TLS certificate of the router of `penstock up`."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from penstock_runtime.tls import server_context
 from penstock_cli.failure import Failure
 
 
-class Certificate(NamedTuple):
+class CertificateFiles(NamedTuple):
     """Files of a certificate and its key."""
 
     cert: Path
     key: Path
 
 
-def certificate_wanted(cert: Path | None, key: Path | None) -> Certificate | None:
+def certificate_files(cert: Path | None, key: Path | None) -> CertificateFiles | None:
     """Return the pair of files; None where neither is given. Raises Failure where they cannot be used."""
     if cert is None and key is None:
         return None
@@ -25,4 +25,4 @@ def certificate_wanted(cert: Path | None, key: Path | None) -> Certificate | Non
         server_context(cert, key)
     except OSError as error:
         raise Failure(f"--tls-cert, --tls-key: {error.filename}: {error.strerror}", bad_input=True) from None
-    return Certificate(cert, key)
+    return CertificateFiles(cert, key)

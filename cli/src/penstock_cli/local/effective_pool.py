@@ -1,7 +1,7 @@
-"""The pool file as this machine runs it: what the command line overrides, in a file of its own.
+"""The pool file with overrides of the command line.
 
-Every process reads one pool file. What `--policy` or `--engine` change must reach all of them, so the
-changed pool is written beside the sockets. Without changes they read the user's own file.
+Every process reads one pool file, so a pool with overrides (`--policy`, `--engine`) is written to a temporary
+file. Without overrides they read the user's file.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from penstock_pool.time_models import SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line says in place of the file. None: nothing."""
+    """Values of the command line that override the file; None overrides nothing."""
 
     policy: str | None = None
     engine_type: str | None = None
@@ -26,19 +26,19 @@ class Overrides:
 
 
 def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Path, Pool]:
-    """The file to run, and what it says. folder: where a changed one is written. Raises PoolError."""
+    """Return the file to run and its pool. folder: where a changed file is written. Raises PoolError."""
     pool = overridden_pool(source, overrides)
     if overrides == Overrides():
         return source, pool
     document = _overridden(source, overrides)
-    _keep_files(document["spec"], source.resolve().parent)
+    _absolute_paths(document["spec"], source.resolve().parent)
     changed = folder / source.name
     changed.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))  # JSON is YAML
     return changed, load_pool(changed)
 
 
 def overridden_pool(source: Path, overrides: Overrides) -> Pool:
-    """The pool with what is said in place of the file. Raises PoolError, whose lines name the user's file."""
+    """Return the pool with overrides. Raises PoolError, whose lines name the user's file."""
     pool = load_pool(source)
     return pool if overrides == Overrides() else parse_pool(_overridden(source, overrides), str(source))
 
@@ -58,8 +58,8 @@ def _override(spec: dict[str, Any], overrides: Overrides) -> None:
     spec.setdefault("routing", {}).update({key: value for key, value in routing.items() if value is not None})
 
 
-def _keep_files(spec: dict[str, Any], folder: Path) -> None:
-    """Keys and a measured time model are named from the user's file, not from the changed one."""
+def _absolute_paths(spec: dict[str, Any], folder: Path) -> None:
+    """Make paths of key files and time models absolute; they are relative to the user's file."""
     measured = spec["engine"].get("timeModel", "")
     if measured.endswith(SUFFIX):
         spec["engine"]["timeModel"] = str(folder / measured)

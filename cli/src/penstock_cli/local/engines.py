@@ -1,4 +1,4 @@
-"""Which engines `penstock up` is to use, and whether those that run elsewhere answer."""
+"""Selects the engines of `penstock up`, and checks that external ones answer."""
 
 import os
 import urllib.error
@@ -9,34 +9,33 @@ from urllib.parse import urlsplit
 from penstock_pool import Pool
 from penstock_runtime.engine_key import VARIABLE, bearer, engine_key
 
-from penstock_cli.failure import Failure
-from penstock_cli.validate_command import NO_REPLICAS
+from penstock_cli.failure import NO_REPLICAS, Failure
 
 ANSWER_TIMEOUT_S = 5.0
 
-STARTED = ("simulated", "vllm")
-"""Types of engines that this command starts."""
+STARTED_TYPES = ("simulated", "vllm")
+"""Engine types that this command starts."""
 
 
-def engines_wanted(given: str | None) -> tuple[str, ...]:
-    """URLs of engines that run already; empty where engines are to be started. Raises Failure."""
-    if given is None or given in STARTED:
+def engine_urls(given: str | None) -> tuple[str, ...]:
+    """Return the URLs of external engines; empty if engines are to be started. Raises Failure."""
+    if given is None or given in STARTED_TYPES:
         return ()
     urls = tuple(url.strip().rstrip("/").removesuffix("/v1") for url in given.split(","))
     for url in urls:
         if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).netloc:
             raise Failure(
-                f'--engine: "{url}" is no URL; write for example http://10.0.0.5:8000', bad_input=True
+                f'--engine: "{url}" is not a URL; write for example http://10.0.0.5:8000', bad_input=True
             )
     return urls
 
 
 def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int | None) -> None:
-    """Raises Failure where the engines the pool needs are not there."""
-    if not urls and pool.spec.engine.type not in STARTED:
+    """Check that the pool's engines can be started or answer. Raises Failure."""
+    if not urls and pool.spec.engine.type not in STARTED_TYPES:
         raise Failure(
             f'{file}: spec.engine.type: "{pool.spec.engine.type}" is not started by this command; give the '
-            f"URL of one that runs with --engine, or write --engine {' or '.join(STARTED)}",
+            f"URL of one that runs with --engine, or write --engine {' or '.join(STARTED_TYPES)}",
             bad_input=True,
         )
     if not urls and replicas is None and pool.spec.initial_replicas == 0:
@@ -54,7 +53,9 @@ def _check_answers(url: str) -> None:
             return
     except urllib.error.HTTPError as error:
         if error.code == 401:
-            raise Failure(f"--engine {url}: wants another API key; set {VARIABLE} to its own") from None
+            raise Failure(
+                f"--engine {url}: rejects the API key; set {VARIABLE} to the engine's key"
+            ) from None
         raise Failure(f"--engine {url}: answers {error.code} to /v1/models; is it an engine?") from None
     except urllib.error.URLError as error:
         raise Failure(f"--engine {url}: no engine answers there ({error.reason})") from None

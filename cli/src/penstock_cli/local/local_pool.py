@@ -1,4 +1,4 @@
-"""A whole pool on this machine: started, waited for, kept alive, stopped in order."""
+"""Runs a pool on this machine: starts its processes, waits until they are ready, stops them in order."""
 
 import asyncio
 import tempfile
@@ -10,31 +10,31 @@ import aiohttp
 from penstock_pool import Pool
 
 from penstock_cli.failure import Failure
-from penstock_cli.local.child import Child, LogSink
-from penstock_cli.local.layout import Layout, Role, Wanted, lay_out
+from penstock_cli.local.child_process import ChildProcess, LogSink
+from penstock_cli.local.layout import Layout, LocalPoolOptions, Role, plan_layout
 
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
-"""Beyond the drain that the pool allows, for the process itself to end."""
+"""Time for a process to end after its drain timeout."""
 
 
 @asynccontextmanager
 async def local_pool(
-    wanted: Wanted,
+    options: LocalPoolOptions,
     sink: LogSink,
     drain_s: float,
     on_progress: Callable[[int, int], None],
     pool: Pool | None = None,
 ) -> AsyncIterator[Layout]:
-    """The pool, ready for requests, for as long as the block runs.
+    """Run the pool while the block runs. It is ready for requests when the block begins.
 
-    drain_s: how long a process may finish what it has begun.
-    on_progress: told how many of how many parts are ready.
-    Raises Failure where a process ends before the pool is ready, or it takes too long.
+    drain_s: seconds for requests in progress when it stops.
+    on_progress: called with the number of ready parts and of all parts.
+    Raises Failure if a process ends before the pool is ready, or at the timeout.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as socket_dir:  # 0700
-        layout = lay_out(wanted, Path(socket_dir), pool)
-        children = [Child(process, sink) for process in layout.processes]
+        layout = plan_layout(options, Path(socket_dir), pool)
+        children = [ChildProcess(process, sink) for process in layout.processes]
         try:
             await until_ready(layout, children, on_progress)
             yield layout
@@ -42,41 +42,39 @@ async def local_pool(
             await stop(children, drain_s + STOP_GRACE_S)
 
 
-async def stop(children: Sequence[Child], deadline_s: float) -> None:
-    """Router first, engines last: each finds those it needs alive while it drains."""
+async def stop(children: Sequence[ChildProcess], deadline_s: float) -> None:
+    """Stop the router first and engines last, so that each can drain."""
     for role in Role:
         await asyncio.gather(*(child.stop(deadline_s) for child in children if child.process.role is role))
 
 
 async def until_ready(
-    layout: Layout, children: Sequence[Child], on_progress: Callable[[int, int], None]
+    layout: Layout, children: Sequence[ChildProcess], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Wait for every part. Raises Failure where one ends before that, or it takes too long."""
+    """Wait until every part is ready. Raises Failure if one ends before that, or at the timeout."""
     parts = _parts(layout)
     late = list(parts)
     try:
         async with asyncio.timeout(layout.start_s), aiohttp.ClientSession() as session:
             while late:
-                _raise_where_one_ended(children)
+                _check_exits(children)
                 ready = await asyncio.gather(*[_answers(session, url) for url in parts])
                 late = [url for url, is_ready in zip(parts, ready, strict=True) if not is_ready]
                 on_progress(len(parts) - len(late), len(parts))
                 await asyncio.sleep(POLL_S if late else 0)
     except TimeoutError:
         unready = ", ".join(f"{url} does not answer" for url in late)
-        raise Failure(
-            f"the pool is not ready after {layout.start_s:g} s: {unready}; what it waits for is in its log"
-        ) from None
+        raise Failure(f"the pool is not ready after {layout.start_s:g} s: {unready}; see its log") from None
 
 
-def _raise_where_one_ended(children: Sequence[Child]) -> None:
+def _check_exits(children: Sequence[ChildProcess]) -> None:
     for child in children:
         if child.exits:
-            raise Failure(f"{child.process.name} ended before the pool was ready: {child.why_it_ended}")
+            raise Failure(f"{child.process.name} ended before the pool was ready: {child.exit_reason}")
 
 
 def _parts(layout: Layout) -> list[str]:
-    """What answers where a part is ready: engines, then sidecars, then the router."""
+    """Return the URLs that answer when a part is ready: engines, sidecars, router."""
     return [*(f"{url}/health" for url in layout.engines), *layout.metrics, f"{layout.admin_url}/ready"]
 
 

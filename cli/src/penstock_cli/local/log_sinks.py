@@ -1,4 +1,4 @@
-"""Where the log lines of a pool's processes go."""
+"""Destinations of the log lines of a pool's processes."""
 
 from types import TracebackType
 from typing import Self, TextIO
@@ -10,23 +10,23 @@ STYLES = {"engine": "magenta", "sidecar": "cyan", "router": "green"}
 
 
 class ConsoleSink:
-    """To the terminal, each line behind the name of its process."""
+    """The terminal, with the process name before each line."""
 
     def __init__(self, console: Console, width: int) -> None:
         self._console, self._width = console, width
 
     def line(self, name: str, text: str) -> None:
-        """Pass one line on."""
+        """Write one log line."""
         style = STYLES.get(name.split("-", maxsplit=1)[0], "")
         self._console.print(Text(f"{name:<{self._width}} | ", style) + Text(text), soft_wrap=True)
 
     def note(self, name: str, text: str) -> None:
-        """Tell what happened to a process."""
+        """Write an event of a process."""
         self._console.print(Text(f"{name:<{self._width}} | {text}", "yellow"), soft_wrap=True)
 
 
 class FileSink:
-    """To one file, in the same form."""
+    """A file, in the same format."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

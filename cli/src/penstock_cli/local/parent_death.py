@@ -1,7 +1,7 @@
-"""Children that do not outlive their parent, however it dies.
+"""Ends child processes when their parent is killed.
 
-A pool that is stopped stops its processes in order. One that is killed cannot; on Linux the kernel then
-tells each child to stop.
+A stopped pool stops its processes in order. A killed one cannot, so on Linux the kernel sends each child
+SIGTERM.
 """
 
 import ctypes
@@ -14,6 +14,6 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def stop_with_parent() -> None:
-    """Called in the child between fork and exec."""
+    """Request SIGTERM at the parent's death. Called in the child between fork and exec."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Ports for the pool's own processes, chosen before any of them starts so that a restart finds its port."""
+"""Free ports for the pool's processes, chosen before they start so that a restarted one keeps its port."""
 
 import errno
 import socket
@@ -8,11 +8,11 @@ from random import Random
 from penstock_cli.failure import Failure
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
-"""Below what the kernel gives to outgoing connections, so that none of those takes a port of ours."""
+"""Below the kernel's ephemeral ports, so that no outgoing connection takes one of these."""
 
 
 def free_ports(count: int, host: str) -> list[int]:
-    """That many different ports that nobody listens on."""
+    """Return `count` different ports that are not in use. Raises Failure."""
     candidates = Random().sample(range(LOWEST_PORT, HIGHEST_PORT), HIGHEST_PORT - LOWEST_PORT)
     found: list[int] = []
     with ExitStack() as held:
@@ -29,7 +29,7 @@ def free_ports(count: int, host: str) -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens there."""
+    """Return whether the port is not in use."""
     try:
         with _socket(host) as listener:
             listener.bind((host, port))
@@ -39,7 +39,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_free(host: str, port: int, flag: str) -> None:
-    """Raises Failure where the address is taken or is none of this machine's. flag: chooses another port."""
+    """Check that the address can be bound. Raises Failure. flag: the flag that selects the port."""
     try:
         with _socket(host) as listener:
             listener.bind((host, port))

@@ -1,7 +1,7 @@
-"""vLLM as an engine of a pool on this machine: which Python has it, and how it is started with the plug-in.
+"""vLLM as an engine of a pool on this machine: finds the Python that has it, and builds the command line.
 
-vLLM lives in an environment of its own, with its own torch; ours need not have it. So it is found by the
-interpreter that can import it, and both it and the plug-in are looked for before anything is started.
+vLLM usually has its own environment. It is found by an interpreter that can import it, and both vLLM and the
+plug-in are checked before any process starts.
 """
 
 import json
@@ -22,38 +22,38 @@ from penstock_cli.failure import Failure
 PYTHON_VARIABLE = "PENSTOCK_VLLM_PYTHON"
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
 
-MARK = "penstock-engine"
-"""In every engine's command line, by which its process is told from others."""
+PROCESS_MARK = "penstock-engine"
+"""Option in every engine's command line that identifies its process."""
 
 LOAD_TIMEOUT_S = 1800.0
-"""Longest that weights may take to be fetched, loaded and compiled."""
+"""Timeout for downloading, loading and compiling a model."""
 
-LOOK = """
+FIND_MODULES = """
 import importlib.util as found, json
 print(json.dumps([name for name in ("vllm", "penstock_vllm") if found.find_spec(name) is None]))
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm:
-    """What is started. python: that has vLLM and the plug-in. model: a folder, or a hub id."""
+class VllmEngine:
+    """How to start vLLM. python: interpreter with vLLM and the plug-in. model: a folder, or a hub id."""
 
     python: Path
     model: str
 
 
-def vllm_wanted(pool: Pool, python: Path | None, model: Path | None) -> Vllm:
-    """vLLM for this pool. Raises Failure where it, the plug-in or the model is not there."""
+def vllm_engine(pool: Pool, python: Path | None, model: Path | None) -> VllmEngine:
+    """Return how to start vLLM for a pool. Raises Failure if vLLM, the plug-in or the model is missing."""
     if model is not None and not (model / "config.json").is_file():
-        raise Failure(f"--model {model}: no model is there; a folder with config.json is", bad_input=True)
-    found = _found(python)
+        raise Failure(f"--model {model}: not a model; a model's folder has config.json", bad_input=True)
+    found = _find_python(python)
     source = pool.spec.model.source
     named = pool.spec.model.name if source is None or source.hub is None else source.hub
-    return Vllm(found, named if model is None else str(model.absolute()))
+    return VllmEngine(found, named if model is None else str(model.absolute()))
 
 
-def argv(vllm: Vllm, pool: Pool, host: str, port: str) -> tuple[str, ...]:
-    """The command line of one engine."""
+def argv(vllm: VllmEngine, pool: Pool, host: str, port: str) -> tuple[str, ...]:
+    """Return the command line of one engine."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     flags = {
         "--model": vllm.model,
@@ -68,11 +68,11 @@ def argv(vllm: Vllm, pool: Pool, host: str, port: str) -> tuple[str, ...]:
     }
     words = [word for flag, value in flags.items() for word in (flag, str(value))]
     server = ("-m", "vllm.entrypoints.openai.api_server")
-    return (str(vllm.python), "-X", MARK, *server, *words, *engine.args)
+    return (str(vllm.python), "-X", PROCESS_MARK, *server, *words, *engine.args)
 
 
 def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
-    """What vLLM and the plug-in are told."""
+    """Return the environment variables of vLLM and the plug-in."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     told = {
         "PENSTOCK_POLICY": scheduling.policy,
@@ -87,8 +87,8 @@ def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
     return told
 
 
-def _found(given: Path | None) -> Path:
-    python = given or _usual()
+def _find_python(given: Path | None) -> Path:
+    python = given or _default_python()
     if python is None:
         raise Failure(
             "--engine vllm: there is no vLLM beside this command or on PATH; name the Python that has it "
@@ -96,10 +96,12 @@ def _found(given: Path | None) -> Path:
             bad_input=True,
         )
     try:
-        told = subprocess.run([python, "-c", LOOK], capture_output=True, text=True, timeout=60, check=True)
+        told = subprocess.run(
+            [python, "-c", FIND_MODULES], capture_output=True, text=True, timeout=60, check=True
+        )
         missing = json.loads(told.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
-        raise Failure(f"--vllm-python {python}: is no Python that runs", bad_input=True) from None
+        raise Failure(f"--vllm-python {python}: is not a working Python", bad_input=True) from None
     if "vllm" in missing:
         raise Failure(f"--vllm-python {python}: has no vLLM; pip install vllm there", bad_input=True)
     if missing:
@@ -111,8 +113,8 @@ def _found(given: Path | None) -> Path:
     return python
 
 
-def _usual() -> Path | None:
-    """The variable's, this one where it has vLLM, else the one that runs the `vllm` on PATH."""
+def _default_python() -> Path | None:
+    """Return the Python of the variable, this one if it has vLLM, or that of the `vllm` on PATH."""
     if named := os.environ.get(PYTHON_VARIABLE):
         return Path(named)
     if find_spec("vllm") is not None:

@@ -1,1 +1,1 @@
-"""Pictures of what a run found, in the papers' two forms: attainment over rate, and the TTFT–TPOT plane."""
+"""Figures of results, as in the papers: attainment over rate, and the TTFT–TPOT plane."""

@@ -1,4 +1,4 @@
-"""Attainment over rate: a panel for each scenario, a line for each policy, as in SLOs-Serve's Figure 9."""
+"""Attainment over rate: a panel per scenario, a line per policy, as in SLOs-Serve's Figure 9."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def draw_attainment(panels: Sequence["Axes"], curves: Sequence[Curve], target: float) -> None:
-    """One panel for each scenario, in the order of the curves. target: a line to read capacities at."""
+    """Draw one panel per scenario, in the order of the curves. target: attainment that defines capacity."""
     scenarios = list(dict.fromkeys(curve.scenario for curve in curves))
     policies = list(dict.fromkeys(curve.policy for curve in curves))
     for panel, scenario in zip(panels, scenarios, strict=True):
@@ -34,7 +34,7 @@ def draw_attainment(panels: Sequence["Axes"], curves: Sequence[Curve], target: f
 
 
 def draw_bound(panel: "Axes", scenario: str, rate_rps: float) -> None:
-    """The rate that no policy can pass."""
+    """Draw the upper bound on the rate of any policy."""
     panel.axvline(
         rate_rps, color="#444444", linestyle=":", linewidth=1.2, label="bound", gid=f"bound-{scenario}"
     )

@@ -1,4 +1,4 @@
-"""A figure's file: SVG or PNG by its name, the same bytes for the same figure."""
+"""Figures and their files: SVG or PNG by the suffix, with reproducible bytes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +18,19 @@ DOTS_PER_INCH = 150
 MOST_IN_A_ROW = 3
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
-"""Okabe and Ito's, told apart by colour-blind eyes too."""
+"""Okabe and Ito's palette, which is safe for colour blindness."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def check_suffix(path: Path | None) -> None:
-    """Raises Failure where the file could not be written later, by its name."""
+    """Check the suffix of a figure's file. Raises Failure."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
         raise Failure(f"--plot {path}: a figure is {' or '.join(SUFFIXES)}", bad_input=True)
 
 
 def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
-    """An empty figure with a panel for each title, up to three in a row."""
+    """Return an empty figure with a panel per title, up to three in a row."""
     from matplotlib.figure import Figure
 
     columns = min(len(titles), MOST_IN_A_ROW)
@@ -56,7 +56,7 @@ def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write it. Raises Failure."""
+    """Write the figure. Raises Failure."""
     import matplotlib as mpl
 
     svg = path.suffix.lower() == ".svg"

@@ -1,4 +1,4 @@
-"""The flag that commands draw by."""
+"""The option --plot."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,5 @@ import typer
 
 PlotFile = Annotated[
     Path | None,
-    typer.Option(
-        "--plot", metavar="OUT.svg|png", help="Draw what was found, by its targets.", show_default=False
-    ),
+    typer.Option("--plot", metavar="OUT.svg|png", help="Write a figure of the results.", show_default=False),
 ]

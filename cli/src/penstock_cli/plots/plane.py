@@ -1,7 +1,7 @@
-"""The TTFT–TPOT plane: a panel for each tier, its targets drawn, as in SOLA's figures.
+"""The TTFT–TPOT plane: a panel per tier with its targets, as in SOLA's figures.
 
-Both axes count in targets, because a target may differ from request to request: what is left of and below
-the two lines was promised and kept.
+Both axes are shares of the targets, which may differ by request. Requests left of and below the two lines met
+both targets.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ from penstock_cli.plots.series import Cloud, Spot
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FURTHEST = 100.0
-NEAREST = 0.01
-"""Beyond and below, spots are drawn at the edge."""
+HIGHEST = 100.0
+LOWEST = 0.01
+"""Points beyond these shares are drawn at the edge."""
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") -> None:
-    """One panel for each that the clouds name, in their order. of: what a spot is, for the axes."""
+    """Draw one panel per panel name of the clouds, in their order. of: suffix of the axis labels."""
     from matplotlib.ticker import FixedLocator, NullFormatter
 
     labels = list(dict.fromkeys(cloud.label for cloud in clouds))
@@ -32,8 +32,8 @@ def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") 
         for cloud in here:
             style = labels.index(cloud.label)
             panel.plot(
-                [_within(spot.ttft_share) for spot in cloud.spots],
-                [_within(spot.tpot_share) for spot in cloud.spots],
+                [_clamped(spot.ttft_share) for spot in cloud.spots],
+                [_clamped(spot.tpot_share) for spot in cloud.spots],
                 color=COLOURS[style % len(COLOURS)],
                 marker=MARKERS[style % len(MARKERS)],
                 markersize=4 if cloud.path else 2.5,
@@ -57,11 +57,11 @@ def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") 
 
 
 def panel_titles(names: Iterable[str], tiers: dict[str, Tier]) -> list[str]:
-    """Each tier with its targets in words."""
-    return [f"{name}: {_promise(tiers[name].slo)}" for name in names]
+    """Return a title per tier, with its targets."""
+    return [f"{name}: {_targets(tiers[name].slo)}" for name in names]
 
 
-def _promise(slo: Slo) -> str:
+def _targets(slo: Slo) -> str:
     words = []
     if slo.ttft_slowdown is not None:
         words.append(f"TTFT {slo.ttft_slowdown:g}× idle")
@@ -74,12 +74,12 @@ def _promise(slo: Slo) -> str:
 
 
 def spot(slo: Slo, idle_prefill_s: float, ttft_s: float | None, tpot_s: float | None) -> Spot | None:
-    """Where a request lies; None where it has no place: unserved, or a tier without both targets."""
+    """Return a request's point; None if it was not served, or its tier lacks one of the two targets."""
     targets = slo.targets(idle_prefill_s)
     if targets.ttft_s is None or targets.tpot_s is None or ttft_s is None:
         return None
     return Spot(ttft_s / targets.ttft_s, (tpot_s or 0.0) / targets.tpot_s)
 
 
-def _within(share: float) -> float:
-    return min(max(share, NEAREST), FURTHEST)
+def _clamped(share: float) -> float:
+    return min(max(share, LOWEST), HIGHEST)

@@ -1,11 +1,11 @@
-"""What figures are drawn from."""
+"""The data of figures."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Spot(NamedTuple):
-    """A place in the TTFT–TPOT plane, each as a share of its target: within 1 and 1 both are kept."""
+    """A point in the TTFT–TPOT plane, as shares of the targets: both targets are met up to 1."""
 
     ttft_share: float
     tpot_share: float
@@ -15,7 +15,7 @@ class Spot(NamedTuple):
 class Curve:
     """One policy in one scenario.
 
-    rates_rps: at which it was run, in order. attained: share of requests that kept every target there.
+    rates_rps: rates, ascending. attained: share of requests that met every target at each rate.
     """
 
     scenario: str
@@ -26,9 +26,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """Requests, or what sums them up, of one kind in one panel of the plane.
+    """Points of one kind in one panel of the plane.
 
-    panel: a tier, with its targets. label: whose they are. path: whether one leads to the next.
+    panel: name of the panel. label: legend entry. path: whether the points are connected.
     """
 
     panel: str

@@ -1,1 +1,1 @@
-"""Replaying a trace: an open-loop client that judges every request by what its tier was promised."""
+"""Replay of a trace: an open-loop client that judges every request by its tier's SLO."""

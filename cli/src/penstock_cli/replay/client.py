@@ -1,8 +1,8 @@
-"""One request over HTTP: sent, streamed, timed, judged.
+"""Sends one request over HTTP, times its streamed answer, and judges it.
 
-The clock starts when the request is handed to the connection, which is as near to the router's own start
-as a client can stand. What the client itself was late by is counted apart. Times are the system's, since
-the event loop's own clock moves in whole milliseconds.
+Time starts when the request is handed to the connection, which is the client's best estimate of the router's
+own start. The client's own delay is recorded separately. Times are those of `time.monotonic`, because the
+event loop's clock has a resolution of milliseconds.
 """
 
 import asyncio
@@ -14,37 +14,37 @@ import aiohttp
 import orjson
 from penstock_core.domain.judgement import judge
 
-from penstock_cli.replay.answer import Answer, StreamError
-from penstock_cli.replay.outcome import Ending, Outcome
-from penstock_cli.replay.promises import Promises
-from penstock_cli.replay.wording import Wording
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
+from penstock_cli.replay.request_bodies import RequestBodies
+from penstock_cli.replay.streamed_answer import StreamedAnswer, StreamError
+from penstock_cli.replay.tier_slos import TierSlos
 from penstock_cli.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """What every request of a replay is sent with.
+class ReplayClient:
+    """Sends the requests of a replay.
 
-    timeout_s: for one whole request; then it has failed.
+    timeout_s: timeout of a whole request, after which it has failed.
     """
 
     session: aiohttp.ClientSession
     url: str
-    wording: Wording
-    promises: Promises
+    bodies: RequestBodies
+    tier_slos: TierSlos
     timeout_s: float
 
-    async def call(self, request: TraceRequest, number: int) -> Outcome:
-        """Send the request and follow its answer to the end. Failures are outcomes, not exceptions."""
-        blank = Outcome(
+    async def call(self, request: TraceRequest, number: int) -> RequestOutcome:
+        """Send a request and read its answer. Failures are outcomes, not exceptions."""
+        blank = RequestOutcome(
             id=str(number),
-            tier=request.tier or self.promises.default_tier,
+            tier=request.tier or self.tier_slos.default_tier,
             arrival_s=request.arrival_s,
             prompt_tokens=request.prompt_tokens,
             output_tokens=0,
-            ending=Ending.FAILED,
+            ending=RequestEnding.FAILED,
         )
-        body = self.wording.body(request, number)
+        body = self.bodies.body(request, number)
         headers = {"X-Penstock-Tier": request.tier} if request.tier else {}
         sent_s = monotonic()
         try:
@@ -61,23 +61,25 @@ class Client:
             return replace(blank, reason=f"connection: {type(error).__name__}")
 
     async def _follow(
-        self, reply: aiohttp.ClientResponse, blank: Outcome, thinking_tokens: int, sent_s: float
-    ) -> Outcome:
+        self, reply: aiohttp.ClientResponse, blank: RequestOutcome, thinking_tokens: int, sent_s: float
+    ) -> RequestOutcome:
         outcome = _with_headers(blank, reply.headers)
         if reply.status != 200:
             return _refused(outcome, reply.status, await reply.read())
-        answer = Answer()
+        answer = StreamedAnswer()
         async for piece in reply.content.iter_any():
             answer.feed(piece, monotonic())
         if not answer.done:
-            return replace(outcome, ending=Ending.FAILED, reason="the stream broke off")
+            return replace(outcome, ending=RequestEnding.FAILED, reason="the stream broke off")
         return self._judged(outcome, answer, thinking_tokens, sent_s)
 
-    def _judged(self, outcome: Outcome, answer: Answer, thinking_tokens: int, sent_s: float) -> Outcome:
+    def _judged(
+        self, outcome: RequestOutcome, answer: StreamedAnswer, thinking_tokens: int, sent_s: float
+    ) -> RequestOutcome:
         times_s = answer.token_times_s()
         if not times_s:
-            return replace(outcome, ending=Ending.FAILED, reason="an answer without a token")
-        targets = self.promises.targets(outcome.tier, outcome.prompt_tokens)
+            return replace(outcome, ending=RequestEnding.FAILED, reason="an answer without a token")
+        targets = self.tier_slos.targets(outcome.tier, outcome.prompt_tokens)
         judged = judge(targets, sent_s, times_s, thinking_tokens)
         return replace(
             outcome,
@@ -89,22 +91,22 @@ class Client:
         )
 
 
-def _with_headers(outcome: Outcome, headers: Mapping[str, str]) -> Outcome:
-    """What the router tells of a request it has taken. Another server tells nothing: taken is admitted."""
+def _with_headers(outcome: RequestOutcome, headers: Mapping[str, str]) -> RequestOutcome:
+    """Apply the router's headers. Without them, as from another server, the request counts as admitted."""
     hops = headers.get("x-penstock-hops", "")
     return replace(
         outcome,
         tier=headers.get("x-penstock-tier", outcome.tier),
-        ending=Ending(headers.get("x-penstock-verdict", Ending.ADMITTED)),
+        ending=RequestEnding(headers.get("x-penstock-verdict", RequestEnding.ADMITTED)),
         replica=headers.get("x-penstock-replica", ""),
         hops=int(hops) if hops.isdigit() else 0,
     )
 
 
-def _refused(outcome: Outcome, status: int, body: bytes) -> Outcome:
+def _refused(outcome: RequestOutcome, status: int, body: bytes) -> RequestOutcome:
     try:
         code = orjson.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
         code = None
-    ending = Ending.REJECTED if status == 429 else Ending.FAILED
+    ending = RequestEnding.REJECTED if status == 429 else RequestEnding.FAILED
     return replace(outcome, ending=ending, reason=f"{status} {code or ''}".strip())

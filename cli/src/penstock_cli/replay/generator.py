@@ -1,8 +1,7 @@
-"""An open loop: requests are sent when the trace says, whether or not earlier ones have been answered.
+"""Open-loop load generator: sends requests at their arrival times, regardless of earlier answers.
 
-A client that waits for answers sends less the slower its server gets, and so measures a load that nobody
-has. Here every request is a task of its own. How late each was sent is kept, because a client that cannot
-hold its schedule must not blame the server.
+A closed loop would send less the slower the server is. Here every request is a task. The delay of each send
+is recorded, so that a client that cannot keep its schedule is visible in the result.
 """
 
 import asyncio
@@ -11,25 +10,25 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from time import monotonic
 
-from penstock_cli.replay.client import Client
-from penstock_cli.replay.outcome import Ending, Outcome
-from penstock_cli.replay.tally import Tally
+from penstock_cli.replay.client import ReplayClient
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
+from penstock_cli.replay.tally import ReplayTally
 from penstock_cli.traces import TraceRequest
 
 HEAD_START_S = 0.05
-"""Between the start of the clock and the first arrival, so that the first request is not late."""
+"""Delay of the first arrival, so that the first request is not late."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """Where a replay is, for who watches it."""
+class ReplayProgress:
+    """Counters of a replay in progress."""
 
     sent: int = 0
     ended: int = 0
 
     @property
     def in_flight(self) -> int:
-        """Sent and not ended."""
+        """Number of requests sent and not ended."""
         return self.sent - self.ended
 
 
@@ -41,17 +40,17 @@ class Generator:
     on_outcome: told of every request as it ends.
     """
 
-    client: Client
+    client: ReplayClient
     max_in_flight: int
-    on_outcome: Callable[[Outcome], None]
-    progress: Progress = field(default_factory=Progress)
-    tally: Tally = field(init=False)
+    on_outcome: Callable[[RequestOutcome], None]
+    progress: ReplayProgress = field(default_factory=ReplayProgress)
+    tally: ReplayTally = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.client.promises.tiers_without_targets)
+        self.tally = ReplayTally(self.client.tier_slos.tiers_without_targets)
 
-    async def run(self, requests: Iterable[TraceRequest]) -> Tally:
-        """Send every request in its time, wait until all have ended, and give what was counted."""
+    async def run(self, requests: Iterable[TraceRequest]) -> ReplayTally:
+        """Send every request at its arrival time, wait until all have ended, and return the counts."""
         schedule = _with_first_read(requests)
         start_s = monotonic() + HEAD_START_S
         async with asyncio.TaskGroup() as tasks:
@@ -71,24 +70,24 @@ class Generator:
         self.progress.ended += 1
         self._end(outcome, late_s)
 
-    def _end(self, outcome: Outcome, late_s: float) -> None:
+    def _end(self, outcome: RequestOutcome, late_s: float) -> None:
         self.tally.add(outcome, late_s)
         self.on_outcome(outcome)
 
 
 def _with_first_read(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """The same requests, the first already read: opening a file must not make it late."""
+    """Return the same requests with the first already read, so that opening the file does not delay it."""
     rest = iter(requests)
     return chain(list(islice(rest, 1)), rest)
 
 
-def _unsent(request: TraceRequest, number: int, bound: int) -> Outcome:
-    return Outcome(
+def _unsent(request: TraceRequest, number: int, bound: int) -> RequestOutcome:
+    return RequestOutcome(
         id=str(number),
         tier=request.tier,
         arrival_s=request.arrival_s,
         prompt_tokens=request.prompt_tokens,
         output_tokens=0,
-        ending=Ending.FAILED,
+        ending=RequestEnding.FAILED,
         reason=f"not sent: {bound} in flight (--max-in-flight)",
     )

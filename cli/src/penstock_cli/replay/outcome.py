@@ -1,11 +1,11 @@
-"""What became of one request, as the client saw it."""
+"""The outcome of one replayed request."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Ending(StrEnum):
-    """How a request ended. The first three are the pool's verdicts."""
+class RequestEnding(StrEnum):
+    """How a request ended. All but `failed` are the pool's verdicts."""
 
     ADMITTED = "admitted"
     BEST_EFFORT = "best-effort"
@@ -14,13 +14,13 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """One request's row.
 
     arrival_s: planned, since the replay began.
-    output_tokens: that came out.
+    output_tokens: tokens received.
     tpot_s: as the tier judges it.
-    reason: why it was rejected or failed, in few words.
+    reason: why it was rejected or failed.
     """
 
     id: str
@@ -28,7 +28,7 @@ class Outcome:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    ending: Ending
+    ending: RequestEnding
     replica: str = ""
     hops: int = 0
     ttft_s: float | None = None

@@ -1,7 +1,7 @@
-"""How long the planner took, read from the sidecars' own histograms.
+"""Planning times, read from the sidecars' histograms.
 
-Prometheus histograms hold counts under bounds, so a percentile is known up to its bucket: what is reported
-is the bucket's upper bound, which never flatters. The longest call is counted since the sidecars' start.
+A percentile of a Prometheus histogram is known only by its bucket; the bucket's upper bound is reported. The
+longest call is since the sidecars' start.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ READ_TIMEOUT_S = 3.0
 class PlannerReading:
     """The planner's calls so far, over all sidecars.
 
-    calls: how many took at most so many seconds, by bucket bound.
-    longest_s: since the sidecars started.
+    calls: cumulative counts by bucket bound, in seconds.
+    longest_s: longest call since the sidecars started.
     """
 
     calls: Counter[float] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class PlannerReading:
 
 
 async def read_planner(session: aiohttp.ClientSession, urls: Iterable[str]) -> PlannerReading | None:
-    """The sidecars' own count. None where one cannot be reached from here, as in a cluster from outside."""
+    """Read the sidecars' metrics. None if one cannot be reached, as from outside of a cluster."""
     total = PlannerReading()
     for url in urls:
         try:
@@ -43,7 +43,7 @@ async def read_planner(session: aiohttp.ClientSession, urls: Iterable[str]) -> P
 
 
 def added(total: PlannerReading, page: str) -> PlannerReading:
-    """The reading with one sidecar's page of metrics."""
+    """Return the reading with one sidecar's metrics added."""
     calls, longest_s = Counter(total.calls), total.longest_s
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -55,7 +55,7 @@ def added(total: PlannerReading, page: str) -> PlannerReading:
 
 
 def planner_times(before: PlannerReading | None, after: PlannerReading | None) -> PlannerTimes:
-    """Percentiles of the calls between two readings; nothing known where there were none."""
+    """Return percentiles of the calls between two readings; empty if there were none."""
     if before is None or after is None:
         return PlannerTimes()
     counts = {bound: after.calls[bound] - before.calls[bound] for bound in sorted(after.calls)}

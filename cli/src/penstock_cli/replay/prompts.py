@@ -1,16 +1,16 @@
-"""Prompts of a wanted number of tokens, made fast and never alike by accident.
+"""Generates prompts with a given number of tokens and given shared prefixes.
 
-A prompt consists of blocks of 512 tokens. Each opens with its number written in three tokens, so that two
-blocks are alike exactly when their numbers are, and an engine's prefix cache finds what the trace says it
-may find and nothing else. The rest is cut from one seeded stretch of token ids, all of four digits: cutting
-text costs nothing, and the client shares its machine with what it measures.
+A prompt consists of blocks of 512 tokens. Each begins with its number encoded in three tokens, so two blocks
+are equal exactly if their numbers are, and an engine's prefix cache hits as in the trace. The rest is a slice
+of one seeded sequence of token ids, all of four digits, which is cheap because the client shares its machine
+with the server.
 """
 
 from random import Random
 
 BLOCK_TOKENS = 512
 LOWEST_ID, IDS = 1000, 9000
-"""Token ids of four digits: in every vocabulary, and clear of the special tokens at its start."""
+"""Token ids of four digits: in every vocabulary, and above the special tokens."""
 
 _STRETCH_TOKENS = 16_384
 _NUMBER_TOKENS = 3
@@ -18,18 +18,18 @@ _WIDTH = 5
 """Bytes of one id with its comma."""
 
 
-class Prompts:
-    """A seeded maker of prompts."""
+class PromptGenerator:
+    """A seeded generator of prompts."""
 
     def __init__(self, seed: int) -> None:
         draw = Random(seed)
         self._stretch = b"".join(b"%d," % (LOWEST_ID + draw.randrange(IDS)) for _ in range(_STRETCH_TOKENS))
 
     def token_ids(self, tokens: int, blocks: tuple[int, ...], own: int) -> bytes:
-        """A JSON list of `tokens` token ids.
+        """Return a JSON list of `tokens` token ids.
 
-        blocks: numbers of shared blocks, in order; what they leave open is filled with blocks of its own.
-        own: the request's number, which no shared block has.
+        blocks: numbers of shared blocks, in order; the rest of the prompt consists of unique blocks.
+        own: the request's number, which makes its blocks unique.
         """
         parts = []
         for index in range(-(-tokens // BLOCK_TOKENS)):
@@ -46,7 +46,7 @@ class Prompts:
         return (head + self._stretch[start * _WIDTH : (start + max(rest, 0)) * _WIDTH])[: tokens * _WIDTH]
 
     def text(self, tokens: int, own: int) -> bytes:
-        """Words of three digits and a space, one for each token: near the count under most tokenizers."""
+        """Return words of three digits, one per token, which is about the count of most tokenizers."""
         start = own % (_STRETCH_TOKENS - BLOCK_TOKENS)
         repeats = -(-tokens // _STRETCH_TOKENS) + 1
         ids = (self._stretch * repeats)[start * _WIDTH : (start + tokens) * _WIDTH]

@@ -1,4 +1,4 @@
-"""What a replay found: a table for people, JSON for programs."""
+"""The report of a replay: a table, a summary line, and JSON."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock_cli.replay.outcome import Ending
-from penstock_cli.replay.tally import Tally, TierTally, percentile
+from penstock_cli.replay.outcome import RequestEnding
+from penstock_cli.replay.tally import ReplayTally, TierTally, percentile
 
 LATE_P99_S = 0.010
-"""A client later than this is part of what it measures, and says so."""
+"""A client whose sends are later than this distorts the result, which the report says."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerTimes:
-    """Time the planner took for a call, over the replay."""
+    """Planning times of admissions over the replay."""
 
     p50_ms: float | None = None
     p99_ms: float | None = None
@@ -34,22 +34,22 @@ class Report:
     policy: str | None
     replicas: int | None
     span_s: float
-    tally: Tally
+    tally: ReplayTally
     planner: PlannerTimes = PlannerTimes()
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rate_rps(self) -> float | None:
-        """Requests offered a second."""
+        """Offered rate in requests per second."""
         return self.tally.requests / self.span_s if self.span_s > 0 else None
 
     @property
     def goodput_rps(self) -> float | None:
-        """Requests a second that met every target of their tier."""
+        """Rate of requests that met every target of their tier."""
         return self.tally.all.met / self.span_s if self.span_s > 0 else None
 
     def as_json(self) -> dict[str, Any]:
-        """The replay for programs."""
+        """Return the report as JSON."""
         return {
             "policy": self.policy,
             "replicas": self.replicas,
@@ -83,15 +83,15 @@ def _tier_json(tier: TierTally, targeted: bool) -> dict[str, Any]:
         "ttft_p99_s": percentile(ttft_s, 0.99),
         "tpot_p50_s": percentile(tpot_s, 0.5),
         "tpot_p99_s": percentile(tpot_s, 0.99),
-        "best_effort": tier.endings[Ending.BEST_EFFORT],
-        "rejected": tier.endings[Ending.REJECTED],
+        "best_effort": tier.endings[RequestEnding.BEST_EFFORT],
+        "rejected": tier.endings[RequestEnding.REJECTED],
         "attained_admitted": tier.attained_admitted if targeted else None,
         "attained_promoted": tier.attained_promoted if targeted else None,
     }
 
 
-def worst_first(tally: Tally) -> list[tuple[str, TierTally]]:
-    """Tiers by attainment, the lowest first; last those without targets."""
+def worst_first(tally: ReplayTally) -> list[tuple[str, TierTally]]:
+    """Return tiers by attainment, the lowest first; those without targets last."""
     return sorted(
         tally.tiers.items(),
         key=lambda item: (item[0] in tally.without_targets, item[1].attainment or 0.0, item[0]),
@@ -115,17 +115,17 @@ HEADS = (
 )
 
 NARROWEST = 130
-"""Columns that the widest table needs. A narrower terminal wraps its lines, which loses nothing."""
+"""Columns of the widest table. A narrower terminal wraps its lines."""
 
 
 def console_for_tables(stderr: bool = False) -> Console:
-    """The terminal, or what stands in its place, without cutting tables off."""
+    """Return a console that is wide enough for tables."""
     console = Console(stderr=stderr)
     return console if console.width >= NARROWEST else Console(stderr=stderr, width=NARROWEST)
 
 
 def cells(name: str, tier: TierTally, targeted: bool = True) -> list[str]:
-    """One tier's line, under `HEADS`. targeted: whether the tier sets a target."""
+    """Return one tier's line, under `HEADS`. targeted: whether the tier has a target."""
     shares = (tier.attainment, tier.attained_promoted, tier.admitted_attainment) if targeted else [None] * 3
     ttft_s, tpot_s = sorted(tier.ttft_s), sorted(tier.tpot_s)
     return [
@@ -136,20 +136,20 @@ def cells(name: str, tier: TierTally, targeted: bool = True) -> list[str]:
         number(percentile(ttft_s, 0.99), 1, 3),
         number(percentile(tpot_s, 0.5), 1000, 1),
         number(percentile(tpot_s, 0.99), 1000, 1),
-        str(tier.endings[Ending.REJECTED]),
-        str(tier.endings[Ending.BEST_EFFORT]),
-        str(tier.endings[Ending.FAILED]),
+        str(tier.endings[RequestEnding.REJECTED]),
+        str(tier.endings[RequestEnding.BEST_EFFORT]),
+        str(tier.endings[RequestEnding.FAILED]),
         number(tier.mean_hops, 1, 2),
     ]
 
 
 def number(value: float | None, scale: float, digits: int) -> str:
-    """A figure for a table; a dash where there is none."""
+    """Format a number for a table; a dash for None."""
     return "–" if value is None else f"{value * scale:.{digits}f}"
 
 
 def aligned(title: str, heads: Iterable[str], lines: Iterable[list[str]], left: int = 1) -> Table:
-    """A table with its figures to the right. left: how many columns of names stand to the left."""
+    """Return a table with right-aligned figures. left: number of left-aligned columns of names."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, head in enumerate(heads):
         table.add_column(head, justify="left" if index < left else "right", no_wrap=True)
@@ -159,7 +159,7 @@ def aligned(title: str, heads: Iterable[str], lines: Iterable[list[str]], left: 
 
 
 def table(report: Report, title: str) -> Table:
-    """Every tier, the worst first, and all that have targets together where there are several tiers."""
+    """Return a table of every tier, the worst first, and of all tiers with targets together."""
     tally = report.tally
     lines = [cells(name, tier, name not in tally.without_targets) for name, tier in worst_first(tally)]
     if len(lines) > 1 and tally.all.requests:
@@ -167,20 +167,20 @@ def table(report: Report, title: str) -> Table:
     return aligned(title, HEADS, lines)
 
 
-def all_label(tally: Tally) -> str:
-    """The name of the line that counts all tiers: it says so where it leaves some out."""
+def all_label(tally: ReplayTally) -> str:
+    """Return the name of the line of all tiers, which says whether tiers without targets are excluded."""
     return "all with targets" if tally.without_targets & tally.tiers.keys() else "all"
 
 
-def meaning(report: Report) -> str:
-    """One line that says what the table means."""
+def summary_line(report: Report) -> str:
+    """Return a line that summarises the table."""
     tally = report.tally
     if not tally.all.requests:
         return f"At {number(report.rate_rps, 1, 2)} requests/s {tally.requests} requests; none has a target."
     worst_name, worst = worst_first(tally)[0]
     rate, attained = number(report.rate_rps, 1, 2), number(tally.all.attainment, 100, 1)
     requests = f"{tally.all.requests} requests{all_label(tally).removeprefix('all')}"
-    kept = f"{attained} % of {requests} got what their tier promises"
+    kept = f"{attained} % of {requests} met their tier's SLO"
     if len(tally.tiers) == 1:
         return f"At {rate} requests/s {kept}."
     return (
@@ -188,8 +188,8 @@ def meaning(report: Report) -> str:
     )
 
 
-def lateness(tally: Tally) -> str:
-    """How late the client itself was, and whether that spoils the figures."""
+def lateness(tally: ReplayTally) -> str:
+    """Return a line about the client's own delay, and whether it distorts the figures."""
     late_s = sorted(tally.late_s)
     p50, p99, most = (number(percentile(late_s, share), 1000, 1) for share in (0.5, 0.99, 1.0))
     spoiled = (percentile(late_s, 0.99) or 0.0) > LATE_P99_S

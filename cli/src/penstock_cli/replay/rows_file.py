@@ -1,4 +1,4 @@
-"""The requests CSV: a line for each request, written as it ends."""
+"""The CSV of --requests: a line per request, written when it ends."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock_cli.failure import Failure
-from penstock_cli.replay.outcome import Outcome
+from penstock_cli.replay.outcome import RequestOutcome
 
 COLUMNS = (
     "id",
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 class RowsFile:
-    """An open requests CSV. Raises Failure where it cannot be written."""
+    """An open CSV of requests. Raises Failure if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -43,8 +43,8 @@ class RowsFile:
     ) -> None:
         self._file.close()
 
-    def add(self, outcome: Outcome) -> None:
-        """Write one line. Times that were not measured stay empty."""
+    def add(self, outcome: RequestOutcome) -> None:
+        """Write one line. Times that were not measured are empty."""
         self._rows.writerow(
             (
                 outcome.id,

@@ -1,4 +1,4 @@
-"""Which requests of a trace are sent, when, and under which tier."""
+"""The requests to send: a trace with its time scaled and its tiers renamed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from penstock_cli.traces import TraceRequest, TraceSummary, read_trace
 class Schedule:
     """A trace as it is replayed.
 
-    stretch: its time is multiplied by this.
-    duration_s: only arrivals before it, after stretching; None for all.
-    tier: of requests that name none.
-    renamed: the trace's tier -> the pool's.
+    stretch: factor on its time.
+    duration_s: only arrivals before this time, after scaling; None for all.
+    tier: tier of requests that name none.
+    renamed: the trace's tier names to the pool's.
     """
 
     trace: Path
@@ -25,7 +25,7 @@ class Schedule:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests in order, read as they are needed. Raises TraceError."""
+        """Yield the requests in order, read lazily. Raises TraceError."""
         planned = (self._planned(request) for request in read_trace(self.trace))
         until_s = self.duration_s
         return planned if until_s is None else takewhile(lambda r: r.arrival_s < until_s, planned)
@@ -38,7 +38,7 @@ class Schedule:
 
 
 def stretch_to(summary: TraceSummary, rate_rps: float | None) -> float:
-    """What to multiply a trace's time by for that mean rate over all; 1 without one."""
+    """Return the factor on a trace's time for a mean rate; 1 without a rate."""
     if rate_rps is None or summary.rate_rps is None:
         return 1.0
     return summary.rate_rps / rate_rps

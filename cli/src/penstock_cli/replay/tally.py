@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from penstock_cli.replay.outcome import Ending, Outcome
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that `share` of all are not above; None of nothing."""
+    """Return the percentile at `share` of sorted values; None if there are none."""
     return ordered[max(ceil(share * len(ordered)) - 1, 0)] if ordered else None
 
 
@@ -28,18 +28,18 @@ class TierTally:
     admitted: int = 0
     admitted_met: int = 0
     hops: int = 0
-    endings: Counter[Ending] = field(default_factory=Counter)
+    endings: Counter[RequestEnding] = field(default_factory=Counter)
     ttft_s: "array[float]" = field(default_factory=_doubles)
     tpot_s: "array[float]" = field(default_factory=_doubles)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RequestOutcome) -> None:
         """Count one request that has ended, however it did."""
         self.requests += 1
         self.met += outcome.met
         self.hops += outcome.hops
         self.endings[outcome.ending] += 1
-        self.promoted += outcome.met and outcome.ending is Ending.BEST_EFFORT
-        if outcome.ending is Ending.ADMITTED:
+        self.promoted += outcome.met and outcome.ending is RequestEnding.BEST_EFFORT
+        if outcome.ending is RequestEnding.ADMITTED:
             self.admitted += 1
             self.admitted_met += outcome.met
         if outcome.ttft_s is not None:
@@ -74,7 +74,7 @@ class TierTally:
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplayTally:
     """A replay's tiers, its failures by reason, and how late the client itself was.
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
@@ -88,12 +88,12 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     late_s: "array[float]" = field(default_factory=_doubles)
 
-    def add(self, outcome: Outcome, late_s: float) -> None:
+    def add(self, outcome: RequestOutcome, late_s: float) -> None:
         """Count one request. late_s: from its planned arrival until it was sent."""
         self.requests += 1
         if outcome.tier not in self.without_targets:
             self.all.add(outcome)
         self.tiers.setdefault(outcome.tier, TierTally()).add(outcome)
         self.late_s.append(late_s)
-        if outcome.ending is Ending.FAILED:
+        if outcome.ending is RequestEnding.FAILED:
             self.reasons[outcome.reason] += 1

@@ -1,1 +1,1 @@
-"""A trace on a simulated fleet: from a pool file to the same report that a replay gives."""
+"""A trace on a simulated fleet: from a pool file to the same report as a replay's."""

@@ -1,4 +1,4 @@
-"""The fleet that a pool file describes."""
+"""The simulated fleet of a pool file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +12,24 @@ from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import Fleet, LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
 
-from penstock_cli.failure import Failure
-from penstock_cli.validate_command import NO_REPLICAS
+from penstock_cli.failure import NO_REPLICAS, Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the command line says beside the file. replicas: in place of the file's, or None."""
+class SimulationOptions:
+    """Options of the command line. replicas: overrides the file's number; None keeps it."""
 
     replicas: int | None = None
     truth: TruthKind = TruthKind.MEASURED
     lengths: LengthKnowledge = LengthKnowledge.PREDICTED
 
 
-def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
-    """The fleet. Raises Failure where the file says what only a cluster or a live engine can do."""
+def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
+    """Return the fleet. Raises Failure if the file needs a cluster or a live engine."""
     _check(pool, file, conditions)
     spec = pool.spec
     engine, scheduling, routing = spec.engine, spec.scheduling, spec.routing
-    told = engine.speculation
+    spec = engine.speculation
     return Fleet(
         policy=scheduling.policy,
         model=time_model(engine.time_model),
@@ -45,7 +44,7 @@ def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
         lengths=conditions.lengths,
         max_waiting=scheduling.max_waiting,
         max_model_len=engine.max_model_len,
-        speculation=None if told is None else Speculation(told.max_tokens, told.acceptance),
+        speculation=None if spec is None else Speculation(spec.max_tokens, spec.acceptance),
         order=routing.order,
         max_hops=routing.max_hops,
         backup=Backup(routing.backup),
@@ -53,13 +52,13 @@ def fleet_of(pool: Pool, file: Path, conditions: Conditions) -> Fleet:
     )
 
 
-def _check(pool: Pool, file: Path, conditions: Conditions) -> None:
+def _check(pool: Pool, file: Path, conditions: SimulationOptions) -> None:
     spec = pool.spec
     wrong = []
     if spec.engine.time_model not in BUILTINS:
         wrong.append(
-            f"{file}: spec.engine.timeModel: {spec.engine.time_model} is of a live engine; a simulation has "
-            "the kernels of a built-in, for example llama-3-8b-a100"
+            f"{file}: spec.engine.timeModel: {spec.engine.time_model} needs a live engine; a simulation "
+            "needs a built-in time model, for example llama-3-8b-a100"
         )
     if spec.routing.backup not in set(Backup):
         wrong.append(

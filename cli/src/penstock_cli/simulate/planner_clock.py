@@ -1,4 +1,4 @@
-"""How long planning takes, measured around the policies of a simulation while it runs."""
+"""Measures the planning time of the policies of a simulation."""
 
 from array import array
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ from penstock_cli.replay.tally import percentile
 
 @dataclass(slots=True)
 class PlannerClock:
-    """Seconds that planning took.
+    """Planning times in seconds.
 
-    admissions_s: of every admission. steps_s: of all steps. planned_s: of the iterations that they planned.
+    admissions_s: of every admission. steps_s: total of all steps. planned_s: total duration of their
+        iterations.
     """
 
     admissions_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -28,21 +29,21 @@ class PlannerClock:
     planned_s: float = 0.0
 
     def build(self, name: str, knobs: Knobs) -> Policy[Any]:
-        """The policy of this name, measured. Raises UnknownPolicy, VllmMissing."""
-        return _Measured(policies.build(name, knobs), self)
+        """Return the policy of this name with its calls timed. Raises UnknownPolicy, VllmMissing."""
+        return _TimedPolicy(policies.build(name, knobs), self)
 
     def times(self) -> PlannerTimes:
-        """Of admissions, as a sidecar measures them."""
+        """Return percentiles of admissions, as a sidecar measures them."""
         ordered = sorted(1000 * seconds for seconds in self.admissions_s)
         return PlannerTimes(percentile(ordered, 0.5), percentile(ordered, 0.99), percentile(ordered, 1.0))
 
     @property
     def step_share(self) -> float | None:
-        """What a step's decision takes of its iteration, on average."""
+        """Planning time of steps as a share of their iterations; None if there were none."""
         return self.steps_s / self.planned_s if self.planned_s > 0 else None
 
 
-class _Measured:
+class _TimedPolicy:
     """A policy whose calls are timed."""
 
     def __init__(self, policy: Policy[Any], clock: PlannerClock) -> None:

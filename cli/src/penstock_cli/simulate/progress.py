@@ -1,4 +1,4 @@
-"""Watching a simulation: on a terminal a bar with the time that is left, elsewhere a line now and then."""
+"""Progress of a simulation: a bar with the remaining time on a terminal, else a line at intervals."""
 
 from collections.abc import Iterable, Iterator
 from time import monotonic
@@ -14,8 +14,8 @@ LINE_EVERY_S = 10.0
 Item = TypeVar("Item")
 
 
-def watched(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
-    """The same items, shown as they pass. total: how many there will be."""
+def show_progress(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
+    """Yield the same items and show progress. total: their number."""
     return _bar(items, console, title, total) if console.is_terminal else _lines(items, console, title, total)
 
 

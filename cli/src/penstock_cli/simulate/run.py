@@ -1,4 +1,4 @@
-"""A simulation from end to end: read the trace, serve it, count."""
+"""A simulation from end to end: reads the trace, serves it, counts outcomes."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,17 +13,17 @@ from penstock_simulator.warm_up import warm_up
 from rich.console import Console
 
 from penstock_cli.failure import Failure
-from penstock_cli.plots.requests import Requests
-from penstock_cli.replay.outcome import Ending, Outcome
-from penstock_cli.replay.promises import tiers_without_targets
+from penstock_cli.plots.request_plot import RequestPlot
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
 from penstock_cli.replay.run import count
 from penstock_cli.replay.schedule import Schedule
-from penstock_cli.replay.tally import Tally
+from penstock_cli.replay.tally import ReplayTally
+from penstock_cli.replay.tier_slos import tiers_without_targets
+from penstock_cli.simulate.autoscaling import PoolAutoscaler
 from penstock_cli.simulate.planner_clock import PlannerClock
-from penstock_cli.simulate.progress import watched
-from penstock_cli.simulate.scaling import Scaler
+from penstock_cli.simulate.progress import show_progress
 
 TOO_LONG = "longer than spec.engine.maxModelLen or the KV cache"
 ON_TIME_S = 0.0
@@ -31,7 +31,7 @@ ON_TIME_S = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class SimulationResult:
     """What a simulation found.
 
     step_share: what a step's decision took of the iteration that it planned, on average.
@@ -40,7 +40,7 @@ class Simulation:
 
     report: Report
     step_share: float | None
-    scaled: str = ""
+    autoscaling_summary: str = ""
 
 
 def run(
@@ -50,41 +50,43 @@ def run(
     rows: Path | None,
     console: Console,
     *,
-    seen: Requests | None = None,
-    scaler: Scaler | None = None,
-) -> Simulation:
+    plot: RequestPlot | None = None,
+    autoscaler: PoolAutoscaler | None = None,
+) -> SimulationResult:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
     seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
     """
     requests, span_s = count(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
-    tally, clock = Tally(tiers_without_targets(slos)), PlannerClock()
+    tally, clock = ReplayTally(tiers_without_targets(slos)), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
         warm_up(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
-        steering = None if scaler is None else scaler.steering()
-        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build, steering)
+        fleet_autoscaler = None if autoscaler is None else autoscaler.fleet_autoscaler()
+        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build, fleet_autoscaler)
     except VllmMissing as missing:
         raise Failure(str(missing), bad_input=True) from None
-    if seen is not None:
-        outcomes = seen.passing(outcomes)
+    if plot is not None:
+        outcomes = plot.observe(outcomes)
     with nullcontext() if rows is None else RowsFile(rows) as file:
         try:
-            for simulated in watched(outcomes, console, "simulating", requests):
+            for simulated in show_progress(outcomes, console, "simulating", requests):
                 outcome = as_replayed(simulated)
                 tally.add(outcome, ON_TIME_S)
                 if file is not None:
                     file.add(outcome)
         except StuckPolicy as error:
             raise Failure(f"policy {fleet.policy}: {error}") from None
-    found, words = ({}, "") if scaler is None else (scaler.found(span_s), scaler.in_words(span_s))
+    found, words = (
+        ({}, "") if autoscaler is None else (autoscaler.as_json(span_s), autoscaler.summary(span_s))
+    )
     report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), found)
-    return Simulation(report, clock.step_share, words)
+    return SimulationResult(report, clock.step_share, words)
 
 
 def arrivals(schedule: Schedule) -> Iterator[Arrival]:
-    """The schedule's requests, numbered as the trace has them."""
+    """Yield the schedule's requests, numbered in the trace's order."""
     for number, request in enumerate(schedule.requests()):
         yield Arrival(
             id=str(number),
@@ -98,10 +100,10 @@ def arrivals(schedule: Schedule) -> Iterator[Arrival]:
         )
 
 
-def as_replayed(simulated: SimulatedOutcome) -> Outcome:
-    """A simulated request as a replay would have seen it."""
-    ending = Ending(simulated.verdict.value)
-    return Outcome(
+def as_replayed(simulated: SimulatedOutcome) -> RequestOutcome:
+    """Return a simulated outcome as a replay's outcome."""
+    ending = RequestEnding(simulated.verdict.value)
+    return RequestOutcome(
         id=simulated.id,
         tier=simulated.tier,
         arrival_s=simulated.arrival_s,
@@ -114,5 +116,5 @@ def as_replayed(simulated: SimulatedOutcome) -> Outcome:
         tpot_s=simulated.tpot_s,
         e2e_s=simulated.e2e_s,
         met=simulated.met,
-        reason=TOO_LONG if ending is Ending.FAILED else "",
+        reason=TOO_LONG if ending is RequestEnding.FAILED else "",
     )

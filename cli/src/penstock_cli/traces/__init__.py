@@ -1,4 +1,4 @@
-"""Traces: recorded arrivals and lengths, read from the formats they are published in."""
+"""Traces: recorded arrivals and lengths, in their published formats."""
 
 from penstock_cli.traces.read import TraceSummary, read_trace, summarise
 from penstock_cli.traces.request import TraceError, TraceRequest

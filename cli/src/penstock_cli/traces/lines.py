@@ -1,4 +1,4 @@
-"""A trace's lines, from a plain or a gzip file, one at a time."""
+"""Reads a trace's lines from a plain or gzip file."""
 
 import codecs
 import gzip
@@ -11,11 +11,11 @@ from penstock_cli.traces.request import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
 LONGEST_LINE_BYTES = 4 * 2**20
-"""A longer one is no trace. Mooncake's lines grow with their prompts: a million tokens is 20 kB."""
+"""Longest line. Mooncake's lines grow with their prompts: a million tokens are 20 kB."""
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The file's lines without their ends. Raises TraceError, with the number of the line it got to."""
+    """Yield the file's lines without line ends. Raises TraceError with the line's number."""
     number = 1
     try:
         with path.open("rb") as file, _unzipped(file) as lines:

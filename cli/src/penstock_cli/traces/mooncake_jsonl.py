@@ -15,14 +15,14 @@ from penstock_cli.traces.request import TraceError, TraceRequest
 
 
 def parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
-    """Each line's number and request, in the file's order."""
+    """Yield each line's number and request, in the file's order."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, _request(_Line(path, number, line))
 
 
 class _Line:
-    """One JSON object, and where it stands."""
+    """One JSON object with its line number."""
 
     def __init__(self, path: Path, number: int, text: str) -> None:
         self.path, self.number, self.text = path, number, text
@@ -31,7 +31,7 @@ class _Line:
         except orjson.JSONDecodeError as error:
             self.fail(error.colno, f"not JSON: {error.msg}")
         if not isinstance(self.fields, dict):
-            self.fail(1, "is no JSON object")
+            self.fail(1, "is not a JSON object")
 
     def value(self, name: str) -> Any:
         if name not in self.fields:
@@ -58,19 +58,19 @@ def _request(line: _Line) -> TraceRequest:
 def _milliseconds(line: _Line, name: str) -> float:
     value = line.value(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        line.wrong(name, "is no number of milliseconds")
+        line.wrong(name, "is not a number of milliseconds")
     return float(value)
 
 
 def _tokens(line: _Line, name: str) -> int:
     value = line.value(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
-        line.wrong(name, f"is no whole number from 1 to {MOST_TOKENS}")
+        line.wrong(name, f"is not a whole number from 1 to {MOST_TOKENS}")
     return value
 
 
 def _hash_ids(line: _Line) -> tuple[int, ...]:
     value = line.fields["hash_ids"]
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-        line.wrong("hash_ids", "is no list of whole numbers")
+        line.wrong("hash_ids", "is not a list of whole numbers")
     return tuple(value)

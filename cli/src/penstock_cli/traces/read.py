@@ -1,8 +1,8 @@
-"""A trace from a file, whatever its format, as requests in order of arrival from 0 on.
+"""Reads a trace in any supported format, as requests in order of arrival, the first at 0.
 
-Read as a stream, twice: once to learn its size and that every line is good before anything is sent, once
-to send. Recorders write a line when a request ends or is flushed, so neighbours may be swapped; a bounded
-heap puts them in order, and a trace that is further out of order than that is refused.
+A trace is streamed twice: once to validate every line and count requests, once to send. Recorders write a
+line when a request ends, so lines may be out of order by a few; a bounded heap sorts them, and a trace that
+is further out of order is rejected.
 """
 
 import csv
@@ -18,7 +18,7 @@ from penstock_cli.traces.lines import read_lines
 from penstock_cli.traces.request import TraceError, TraceRequest
 
 REORDERED_REQUESTS = 10_000
-"""How far a line may be from its place. At 100 requests a second, a minute and a half."""
+"""How far a line may be out of order: 100 s at 100 requests/s."""
 
 FORMATS = (
     f"its header is {','.join(penstock_csv.COLUMNS)},tier or {','.join(azure_csv.COLUMNS)}, "
@@ -28,10 +28,10 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What the first reading tells.
+    """Summary of a trace.
 
-    span_s: from the first arrival to the last.
-    tiers: as the trace names them, in order of appearance; the empty name where it names none.
+    span_s: seconds from the first arrival to the last.
+    tiers: tier names of the trace, in order of appearance; "" for requests that name none.
     """
 
     requests: int
@@ -40,12 +40,12 @@ class TraceSummary:
 
     @property
     def rate_rps(self) -> float | None:
-        """Mean rate over all; None where a single moment holds everything."""
+        """Mean rate; None if all requests arrive at once."""
         return self.requests / self.span_s if self.span_s > 0 else None
 
 
 def summarise(path: Path) -> TraceSummary:
-    """Read the trace once. Raises TraceError at its first bad line, or where it is empty."""
+    """Read the trace once. Raises TraceError at its first invalid line, or if it is empty."""
     requests, last_s = 0, 0.0
     tiers: dict[str, None] = {}
     for request in read_trace(path):
@@ -57,7 +57,7 @@ def summarise(path: Path) -> TraceSummary:
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """The trace's requests in order of arrival, the first at 0. Raises TraceError."""
+    """Yield the trace's requests in order of arrival, the first at 0. Raises TraceError."""
     first_s: float | None = None
     for request in _in_order(path, _parse(path)):
         first_s = request.arrival_s if first_s is None else first_s
@@ -74,11 +74,11 @@ def _parse(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         return penstock_csv.parse(read_rows(path, lines, header))
     if set(azure_csv.COLUMNS) <= set(header):
         return azure_csv.parse(read_rows(path, lines, header))
-    raise TraceError(f"{path}: line 1, column 1: no trace this reads; {FORMATS}")
+    raise TraceError(f"{path}: line 1, column 1: unknown format; {FORMATS}")
 
 
 def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
-    """Sorted by arrival, ties as in the file, holding a bounded number."""
+    """Yield requests sorted by arrival, ties in the file's order, with a bounded buffer."""
     heap: list[tuple[float, int, TraceRequest]] = []
     given_s = 0.0
     for line, request in requests:

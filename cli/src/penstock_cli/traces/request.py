@@ -1,4 +1,4 @@
-"""One line of a trace: when a request came, and how long its prompt and its answer were."""
+"""One recorded request of a trace."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,14 @@ from typing import NamedTuple
 class TraceRequest(NamedTuple):
     """A recorded request.
 
-    arrival_s: since the trace's first request.
-    tier: as the trace names it; empty where it names none.
-    prefix_blocks: what its prompt consists of, 512 tokens a block; equal numbers are equal content. Empty
-        where the trace does not tell: then its prompt is like no other.
-    session: of requests that follow one another, each sent when the one before it has ended; empty for none.
-    stage: its place in the session.
-    thinking_tokens: how many of its output tokens are thought before the answer proper.
+    arrival_s: seconds since the trace's first request.
+    tier: tier name in the trace; "" if it names none.
+    prefix_blocks: ids of its prompt's blocks of 512 tokens; equal ids are equal content. Empty if the trace
+        has none: then its prompt is unique.
+    session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
+        "" for none.
+    stage: its index in the session.
+    thinking_tokens: how many of its output tokens are thinking tokens.
     """
 
     arrival_s: float
@@ -26,4 +27,4 @@ class TraceRequest(NamedTuple):
 
 
 class TraceError(Exception):
-    """A trace that cannot be read: one line with file, line number and column."""
+    """A trace that cannot be read: a message with file, line number and column."""

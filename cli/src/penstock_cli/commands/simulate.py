@@ -1,4 +1,4 @@
-"""`penstock simulate`: a recorded trace on a simulated fleet, in virtual time."""
+"""`penstock simulate`: runs a recorded trace on a simulated pool in virtual time."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,7 @@ from penstock_simulator.simulation import LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
 from rich.console import Console
 
-from penstock_cli.failure import Failure
-from penstock_cli.local.effective_pool import Overrides, overridden_pool
-from penstock_cli.plots.figure import check_suffix
-from penstock_cli.plots.option import PlotFile
-from penstock_cli.plots.requests import Requests
-from penstock_cli.replay.report import console_for_tables, meaning, number, table
-from penstock_cli.replay.schedule import Schedule, stretch_to
-from penstock_cli.replay_command import (
+from penstock_cli.commands.replay import (
     STANDARD_OUTPUT,
     Duration,
     JsonFile,
@@ -32,22 +25,32 @@ from penstock_cli.replay_command import (
     renamed,
     write_json,
 )
-from penstock_cli.simulate.fleet import Conditions, fleet_of
-from penstock_cli.simulate.run import Simulation, run
-from penstock_cli.simulate.scaling import scaler_of
+from penstock_cli.commands.validate import PoolFile
+from penstock_cli.failure import Failure
+from penstock_cli.local.effective_pool import Overrides, overridden_pool
+from penstock_cli.plots.figure import check_suffix
+from penstock_cli.plots.option import PlotFile
+from penstock_cli.plots.request_plot import RequestPlot
+from penstock_cli.replay.report import console_for_tables, number, summary_line, table
+from penstock_cli.replay.schedule import Schedule, stretch_to
+from penstock_cli.simulate.autoscaling import autoscaler_of
+from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
+from penstock_cli.simulate.run import SimulationResult, run
 from penstock_cli.traces import TraceSummary, summarise
-from penstock_cli.validate_command import PoolFile
 
 PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="In place of the file's; vllm-real is vLLM itself (make vllm-env).",
+        help="Overrides the file's policy; vllm-real is vLLM's own scheduler (make vllm-env).",
         show_default=False,
     ),
 ]
 Replicas = Annotated[
-    int | None, typer.Option(min=1, max=MOST_REPLICAS, help="In place of the file's.", show_default=False)
+    int | None,
+    typer.Option(
+        min=1, max=MOST_REPLICAS, help="Overrides the file's number of replicas.", show_default=False
+    ),
 ]
 LengthsKind = Annotated[
     LengthKnowledge,
@@ -59,12 +62,12 @@ Truth = Annotated[
 ]
 Autoscaled = Annotated[
     bool,
-    typer.Option("--autoscaling/--fixed", help="Honour spec.autoscaling, or keep the replicas there are."),
+    typer.Option("--autoscaling/--fixed", help="Apply spec.autoscaling, or keep the number of replicas."),
 ]
 Startup = Annotated[
-    float, typer.Option(min=1.0, metavar="S", help="Seconds until a replica that autoscaling adds is ready.")
+    float, typer.Option(min=1.0, metavar="S", help="Seconds until an added replica is ready.")
 ]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random number generator.")]
 
 
 def simulate(
@@ -100,31 +103,38 @@ def simulate(
     check_positive({"--rate": rate, "--duration": duration})
     check_suffix(plot)
     pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
-    fleet = fleet_of(pool, file, Conditions(replicas, truth, lengths))
+    fleet = fleet_of(pool, file, SimulationOptions(replicas, truth, lengths))
     if policy == VLLM_REAL:  # no pool can choose it
         fleet = replace(fleet, policy=VLLM_REAL)
     summary = summarise(trace)
     schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
     _check_tiers(pool, summary, schedule)
-    seen = Requests(fleet)
-    scaler = scaler_of(pool, startup) if autoscaling else None
-    watching = seen if plot else None
-    found = run(fleet, schedule, seed, requests, Console(stderr=True), seen=watching, scaler=scaler)
-    at_first = "" if scaler is None else " at first"
+    request_plot = RequestPlot(fleet)
+    autoscaler = autoscaler_of(pool, startup) if autoscaling else None
+    found = run(
+        fleet,
+        schedule,
+        seed,
+        requests,
+        Console(stderr=True),
+        plot=request_plot if plot else None,
+        autoscaler=autoscaler,
+    )
+    at_first = "" if autoscaler is None else " at first"
     counted = f"{_counted(fleet.replicas)}{at_first}"
     show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {counted}", json)
     if plot is not None:
-        seen.draw(plot)
+        request_plot.draw(plot)
 
 
-def show(found: Simulation, title: str, json: Path | None) -> None:
-    """The table, what it means, what planning took, and the JSON where it was asked for."""
+def show(found: SimulationResult, title: str, json: Path | None) -> None:
+    """Print the table, its summary and planning times, and write JSON if requested."""
     report = found.report
     console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(report, title))
-    console.print(meaning(report))
-    if found.scaled:
-        console.print(found.scaled)
+    console.print(summary_line(report))
+    if found.autoscaling_summary:
+        console.print(found.autoscaling_summary)
     console.print(planning(found), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)
@@ -132,18 +142,18 @@ def show(found: Simulation, title: str, json: Path | None) -> None:
         write_json(report, json)
 
 
-def planning(found: Simulation) -> str:
-    """What the decisions cost on this machine."""
+def planning(found: SimulationResult) -> str:
+    """Return a line with the duration of decisions on this machine."""
     times = found.report.planner
     p50, p99, most = (number(value, 1, 2) for value in (times.p50_ms, times.p99_ms, times.max_ms))
     share = number(found.step_share, 100, 2)
     return (
-        f"An admission took p50 {p50}, p99 {p99}, at most {most} ms; a step's decision {share} % of its step."
+        f"Planning time: admission p50 {p50}, p99 {p99}, max {most} ms; steps {share} % of their iterations."
     )
 
 
 def _check_tiers(pool: Pool, summary: TraceSummary, schedule: Schedule) -> None:
-    """Every tier of the trace has to be one of the pool's."""
+    """Check that every tier of the trace is one of the pool's. Raises Failure."""
     known = pool.tiers()
     wanted = {schedule.renamed.get(name, name) or schedule.tier for name in summary.tiers}
     unknown = sorted(wanted - known.keys() - {""})

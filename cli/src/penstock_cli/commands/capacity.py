@@ -1,4 +1,4 @@
-"""`penstock capacity`: how much each policy can carry, by scenario."""
+"""`penstock capacity`: the highest request rate of each policy by scenario."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from penstock_simulator.simulation.replica import StuckPolicy
 from penstock_simulator.simulation.run import MOST_REPLICAS
 from rich.console import Console
 
-from penstock_cli.capacity.memory import Memory
-from penstock_cli.capacity.picture import draw
-from penstock_cli.capacity.progress import watching
-from penstock_cli.capacity.question import Conditions, Question
-from penstock_cli.capacity.report import as_json, meaning, table
+from penstock_cli.capacity.plot import draw
+from penstock_cli.capacity.progress import show_progress
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.report import as_json, summary_line, table
 from penstock_cli.capacity.run import run_all
-from penstock_cli.capacity.search import Answer, Found, NoEnd, Trials
+from penstock_cli.capacity.search import CapacityResult, Result, Trials, UnboundedCapacity
 from penstock_cli.capacity.search import capacity as search
 from penstock_cli.capacity.setting import base_policy
 from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import run_trial
+from penstock_cli.capacity.trial_log import TrialLog
+from penstock_cli.commands.replay import STANDARD_OUTPUT, JsonFile
 from penstock_cli.failure import Failure
 from penstock_cli.plots.figure import check_suffix
 from penstock_cli.plots.option import PlotFile
 from penstock_cli.replay.report import console_for_tables
-from penstock_cli.replay_command import STANDARD_OUTPUT, JsonFile
 
 ScenarioNames = Annotated[
     str,
@@ -90,9 +90,9 @@ def capacity(
     json: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
-    """Find the highest request rate per replica at which enough of all requests keep every target.
+    """Find the highest request rate per replica at which a given share of requests meets every target.
 
-    Policies that have to be tuned are tuned for each scenario, and are shown at their best.
+    Policies with settings are tuned for each scenario, and shown at their best.
 
     Examples:
 
@@ -103,18 +103,18 @@ def capacity(
       penstock capacity --scenario coder --policy slos-serve --replicas 4 --order best-fit
     """
     check_suffix(plot)
-    conditions = Conditions(replicas, attainment, lengths, truth, seeds, order)
-    questions = asked(scenarios, policies, conditions)
-    with Memory(resume) as memory:
-        run = Run(memory, jobs or os.cpu_count() or 1)
+    conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order)
+    questions = questions_of(scenarios, policies, conditions)
+    with TrialLog(resume) as memory:
+        run = SearchRun(memory, jobs or os.cpu_count() or 1)
         answers = run.all([search(question) for question in questions], "capacities")
         show(answers, conditions, json)
         if plot is not None:
             draw(answers, run.all([sweep(answer) for answer in answers], "curves"), plot)
 
 
-def asked(scenarios: str, policies: str, conditions: Conditions) -> list[Question]:
-    """Every scenario under every policy. Raises Failure."""
+def questions_of(scenarios: str, policies: str, conditions: SearchConditions) -> list[Question]:
+    """Return a question for every scenario and policy. Raises Failure."""
     if conditions.order not in ORDERS:
         raise Failure(f'--order "{conditions.order}": has to be one of {", ".join(ORDERS)}', bad_input=True)
     names, of = _names("--scenario", scenarios), _names("--policy", policies)
@@ -131,39 +131,39 @@ def asked(scenarios: str, policies: str, conditions: Conditions) -> list[Questio
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Where simulations are run, and what is remembered of them."""
+class SearchRun:
+    """Runs searches on `jobs` processes, with a log of trials."""
 
-    memory: Memory
+    memory: TrialLog
     jobs: int
 
     def all(
         self,
-        searches: Sequence[Trials[Found]],
+        searches: Sequence[Trials[Result]],
         what: str,
-        report: Callable[[Found], None] = lambda _: None,
-    ) -> list[Found]:
+        report: Callable[[Result], None] = lambda _: None,
+    ) -> list[Result]:
         """What they find, in order, watched; each is reported as soon as it is found. Raises Failure."""
         try:
-            with watching(Console(stderr=True), len(searches), what) as watch:
+            with show_progress(Console(stderr=True), len(searches), what) as watch:
                 return run_all(searches, run_trial, self.jobs, self.memory, watch, report=report)
         except VllmMissing as missing:
             raise Failure(str(missing), bad_input=True) from None
-        except (NoEnd, StuckPolicy) as error:
+        except (UnboundedCapacity, StuckPolicy) as error:
             raise Failure(str(error)) from None
 
 
-def show(answers: list[Answer], conditions: Conditions, json: Path | None) -> None:
-    """The table, what it means, and the JSON where it was asked for."""
+def show(answers: list[CapacityResult], conditions: SearchConditions, json: Path | None) -> None:
+    """Print the table and its explanation, and write JSON if requested."""
     console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(answers, conditions))
-    console.print(meaning(conditions), style="dim")
+    console.print(summary_line(conditions), style="dim")
     if json is not None:
         write_json(answers, json)
 
 
-def write_json(answers: list[Answer], path: Path) -> None:
-    """The list, to a file or standard output."""
+def write_json(answers: list[CapacityResult], path: Path) -> None:
+    """Write JSON to a file or standard output. Raises Failure."""
     data = orjson.dumps(as_json(answers), option=orjson.OPT_INDENT_2) + b"\n"
     if path == STANDARD_OUTPUT:
         typer.echo(data, nl=False)

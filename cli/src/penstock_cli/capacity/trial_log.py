@@ -1,7 +1,7 @@
-"""The trials that were run before: a line of JSON for each, so that a search can be stopped and go on.
+"""A file of trial results, one line of JSON each, so that a search can be resumed.
 
-A line's key is made of everything that decides the trial's result: its own values, and the source of the
-decisions and the simulator. After a change to either, old lines are passed over.
+A line's key is a digest of everything that determines the result: the trial's values, and the source code of
+core and the simulator. After a change to either, old lines are ignored.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from typing import Any, Self
 
 import orjson
 
-from penstock_cli.capacity.trial import Tally, Trial
+from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.failure import Failure
 
 DECIDING = ("penstock_core", "penstock_simulator")
 KEY_DIGITS = 24
 
 
-class Memory:
-    """A file of tallies, read once and appended to. Without a path it lasts as long as the run."""
+class TrialLog:
+    """Trial results, read once from a file and appended to it. Without a path they are kept in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._code = path, code_digest()
-        self._known: dict[str, Tally] = {}
+        self._known: dict[str, TrialResult] = {}
         self._file: Any = None
 
     def __enter__(self) -> Self:
@@ -43,17 +43,17 @@ class Memory:
         if self._file is not None:
             self._file.close()
 
-    def recall(self, trial: Trial) -> Tally | None:
-        """What it found or would find, if one like it was run for long enough."""
+    def lookup(self, trial: Trial) -> TrialResult | None:
+        """Return the result of an equal trial that was run far enough; else None."""
         known = self._known.get(self._key(trial))
         if known is None:
             return None
         if known.missed > trial.most_misses:
-            return Tally(known.requests, trial.most_misses + 1, complete=False)
+            return TrialResult(known.requests, trial.most_misses + 1, complete=False)
         return known if known.complete else None
 
-    def keep(self, trial: Trial, tally: Tally) -> None:
-        """Remember it, on the disk too before the next one is waited for."""
+    def record(self, trial: Trial, tally: TrialResult) -> None:
+        """Store a result, and flush it to the file."""
         key = self._key(trial)
         self._known[key] = tally
         if self._file is not None:
@@ -61,13 +61,13 @@ class Memory:
             self._file.flush()
 
     def _key(self, trial: Trial) -> str:
-        simulated = {**trial.as_json(), "most_misses": None}  # when to end early does not change what happens
+        simulated = {**trial.as_json(), "most_misses": None}  # the early end does not change the simulation
         values = orjson.dumps([self._code, simulated], option=orjson.OPT_SORT_KEYS)
         return sha256(values).hexdigest()[:KEY_DIGITS]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Tally]]:
-    """Keys and tallies. A last line that was cut short, as by a power failure, is none."""
+def _lines(path: Path) -> Iterator[tuple[str, TrialResult]]:
+    """Yield keys and results. An incomplete last line, as after a power failure, is removed."""
     *whole, rest = path.read_bytes().split(b"\n")
     if rest:
         path.write_bytes(b"".join(line + b"\n" for line in whole))
@@ -76,16 +76,16 @@ def _lines(path: Path) -> Iterator[tuple[str, Tally]]:
             row = orjson.loads(line)
             yield row["key"], _tally(row)
         except (KeyError, TypeError, ValueError):
-            raise Failure(f"--resume {path}: line {number} is no trial's", bad_input=True) from None
+            raise Failure(f"--resume {path}: line {number} is not a trial result", bad_input=True) from None
 
 
-def _tally(row: dict[str, Any]) -> Tally:
+def _tally(row: dict[str, Any]) -> TrialResult:
     spots = tuple((tier, ttft, tpot) for tier, ttft, tpot in row["spots"])
-    return Tally(row["requests"], row["missed"], row["complete"], spots, row["promoted"])
+    return TrialResult(row["requests"], row["missed"], row["complete"], spots, row["promoted"])
 
 
 def code_digest() -> str:
-    """Of all source and data of what decides."""
+    """Return a digest of the source and data of core and the simulator."""
     digest = sha256()
     for package in DECIDING:
         for name, content in sorted(_contents(files(package), package)):

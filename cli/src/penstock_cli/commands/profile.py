@@ -1,4 +1,4 @@
-"""`penstock profile`: how fast is this engine?"""
+"""`penstock profile`: measures an engine and fits its time model."""
 
 import asyncio
 import os
@@ -23,19 +23,19 @@ def profile_engine(
     engine: Annotated[str, typer.Option(metavar="URL", help="The engine, like http://127.0.0.1:8000.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the time model here, as JSON.")],
     *,
-    seconds: Annotated[float, typer.Option(min=1, help="Stop measuring after so long.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of the measurement.")] = 120.0,
     longest_prompt: Annotated[
         int, typer.Option(min=64, help="Tokens that the engine computes in one iteration, at most.")
     ] = 2048,
-    most_requests: Annotated[int, typer.Option(min=1, max=512, help="Most that decode at once.")] = 32,
+    most_requests: Annotated[int, typer.Option(min=1, max=512, help="Most concurrent decodes.")] = 32,
     kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of its KV cache; probes that need more are left out.")
+        int | None, typer.Option(min=1, help="Tokens of its KV cache; larger probes are skipped.")
     ] = None,
 ) -> None:
-    """Measure a live engine that does nothing else, and fit its time model.
+    """Measure an idle engine, and fit its time model.
 
-    Prefills of many lengths, decodes of many batch sizes and contexts, again and again; then a model, with
-    its error on points that it was not fitted to. The file is what `engine.timeModel` takes:
+    Measures prefills of several lengths and decodes of several batch sizes and contexts, and reports the
+    error of the fit on held-out points. The file is a value for `engine.timeModel`:
 
       penstock profile --engine http://127.0.0.1:8000 --out tiny.json
 
@@ -59,13 +59,13 @@ async def _measure(url: str, limits: Limits, seconds: float, console: Console) -
         with _progress(console) as progress:
             task = progress.add_task("", total=seconds)
 
-            def told(probe: Probe, readings: int) -> None:
+            def on_reading(probe: Probe, readings: int) -> None:
                 progress.update(task, description=f"reading {readings + 1}: {probe}")
 
             ticking = asyncio.create_task(_tick(progress, task, seconds))
             try:
                 return engine.model, await profile(
-                    engine, _within(limits, engine.context_tokens), seconds, told=told
+                    engine, _within(limits, engine.context_tokens), seconds, told=on_reading
                 )
             finally:
                 ticking.cancel()
@@ -78,7 +78,7 @@ async def _tick(progress: Progress, task: "object", seconds: float) -> None:
 
 
 def _within(limits: Limits, context_tokens: int) -> Limits:
-    """The same, within the engine's context."""
+    """Return the limits bounded by the engine's context."""
     if not context_tokens:
         return limits
     return Limits(
@@ -92,44 +92,48 @@ def _progress(console: Console) -> Progress:
 
 
 def as_file(model: str, found: Profile) -> bytes:
-    """The file: the time model, what it is of, and what is known of its worth."""
-    worth = found.fit.held_out
+    """Return the file: the time model, the model's name, and the accuracy of the fit."""
+    held_out = found.fit.held_out
     page = {
         "format": FORMAT,
         "model": model,
         "time_model": to_json(found.fit.model),
-        "held_out": {"points": worth.points, "mean_error": worth.mean_error, "r_squared": worth.r_squared},
+        "held_out": {
+            "points": held_out.points,
+            "mean_error": held_out.mean_error,
+            "r_squared": held_out.r_squared,
+        },
         "noise": found.noise,
     }
     return orjson.dumps(page, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def show(console: Console, found: Profile) -> None:
-    """What was measured beside what the model says, and what the model is worth."""
+    """Print measured and predicted durations, and the accuracy of the fit."""
     heads = ("tokens", "context", "measured ms", "model ms", "error %", "spread %")
     ordered = sorted(found.readings, key=lambda reading: reading.point.work)
     console.print(aligned("Iterations", ("probe", *heads), [_line(found, reading) for reading in ordered]))
     for line in formula(found.fit.model):
         console.print(line)
     console.print(
-        f"A request's way beside it takes {1e3 * found.way_s:.2f} ms.\n\n"
-        f"On the points that it was fitted to: {_worth(found.fit.seen)}.\n"
-        f"On points that a fit to the others had not seen: {_worth(found.fit.held_out)}.\n"
+        f"The overhead of a request outside of iterations is {1e3 * found.way_s:.2f} ms.\n\n"
+        f"Accuracy on the fitted points: {_accuracy(found.fit.seen)}.\n"
+        f"Accuracy on held-out points: {_accuracy(found.fit.held_out)}.\n"
         f"{_noise(found)}"
     )
 
 
 def _noise(found: Profile) -> str:
     if all(reading.times == 1 for reading in found.readings):
-        return "Each was read once, so how noisy the machine is is not known: give it more --seconds."
+        return "Each point was measured once, so the noise is unknown: increase --seconds."
     return (
-        f"Single readings lie {found.noise:.1%} from their own median, {found.steady_noise:.1%} without the "
-        "machine's changes of pace: no model is closer to single iterations than about that."
+        f"Single measurements deviate by {found.noise:.1%} from their median, by {found.steady_noise:.1%} "
+        "without drift: no model predicts single iterations more accurately."
     )
 
 
 def formula(model: TimeModel) -> list[str]:
-    """The model as people write it."""
+    """Return the time model as a formula."""
     lines = [f"{1e6 * term.token_s:.2f} µs a token + {1e3 * term.fixed_s:.3f} ms" for term in model.terms]
     roofline = lines[0] if len(lines) == 1 else f"max({', '.join(lines)})"
     context, attention = 1e9 * model.context_token_s, 1e9 * model.prefill_work_s
@@ -153,5 +157,5 @@ def _line(found: Profile, reading: Reading) -> list[str]:
     ]
 
 
-def _worth(quality: Quality) -> str:
+def _accuracy(quality: Quality) -> str:
     return f"R² {quality.r_squared:.4f}, mean error {quality.mean_error:.1%}, worst {quality.worst_error:.1%}"

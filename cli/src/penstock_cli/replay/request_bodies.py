@@ -1,8 +1,8 @@
-"""The body of each request: the trace's token counts in the API's words.
+"""Builds request bodies with the trace's token counts.
 
-How long an answer gets is the trace's to say, and must not help the pool that is being measured. A simulated
-engine is told in a field that the planner does not read, beside a generous `max_tokens`, as a real client
-would set it. A real engine has no such field: there `max_tokens` is the length, with `ignore_eos`.
+The trace determines the answer's length, which must not help the pool under test. A simulated engine gets it
+in a field that the planner does not read, with a large `max_tokens` as real clients set it. A real engine has
+no such field: there `max_tokens` is the length, with `ignore_eos`.
 """
 
 from dataclasses import dataclass
@@ -10,42 +10,42 @@ from enum import StrEnum
 
 import orjson
 
-from penstock_cli.replay.prompts import Prompts
+from penstock_cli.replay.prompts import PromptGenerator
 from penstock_cli.traces import TraceRequest
 
 GENEROUS_MAX_TOKENS = 4096
 CHAT_FRAME_TOKENS = 4
-"""What a chat template adds to a message, roughly."""
+"""Approximate tokens that a chat template adds to a message."""
 
 
-class Endpoint(StrEnum):
-    """Which of the API's endpoints a replay uses."""
+class ReplayEndpoint(StrEnum):
+    """The API endpoint that a replay uses."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
 
     @property
     def path(self) -> str:
-        """Of its URL."""
-        return "/v1/chat/completions" if self is Endpoint.CHAT else "/v1/completions"
+        """Path of its URL."""
+        return "/v1/chat/completions" if self is ReplayEndpoint.CHAT else "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """How bodies are written.
+class RequestBodies:
+    """Builds request bodies.
 
-    simulated: the engine takes the answer's length in its own field.
-    max_model_len: longest prompt and answer together, where the server tells.
+    simulated: whether the engine accepts the answer's length in its own field.
+    max_model_len: longest prompt and answer together, if the server reports it.
     """
 
-    endpoint: Endpoint
+    endpoint: ReplayEndpoint
     model: str
     simulated: bool
     max_model_len: int | None
-    prompts: Prompts
+    prompts: PromptGenerator
 
     def body(self, request: TraceRequest, own: int) -> bytes:
-        """The request's JSON. own: its number in the replay."""
+        """Return the request's JSON. own: its number in the replay."""
         head = orjson.dumps(
             {
                 "model": self.model,
@@ -67,7 +67,7 @@ class Wording:
         return {"max_tokens": max(min(GENEROUS_MAX_TOKENS, left), request.output_tokens), "vllm_xargs": told}
 
     def _prompt(self, request: TraceRequest, own: int) -> bytes:
-        if self.endpoint is Endpoint.COMPLETIONS:
+        if self.endpoint is ReplayEndpoint.COMPLETIONS:
             return b'"prompt":' + self.prompts.token_ids(request.prompt_tokens, request.prefix_blocks, own)
         words = self.prompts.text(max(request.prompt_tokens - CHAT_FRAME_TOKENS, 1), own)
         return b'"messages":[{"role":"user","content":"' + words.rstrip() + b'"}]'

@@ -1,7 +1,7 @@
-"""What each tier was promised.
+"""The SLO of each tier.
 
-Judged as the pool judges: a time to first token stated as a slowdown is a multiple of the prompt's prefill
-time on an idle replica, which the pool's time model tells.
+Requests are judged as in the pool: a TTFT slowdown is a multiple of the prompt's prefill time on an idle
+replica, which the pool's time model predicts.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from penstock_core.timing.time_model import TimeModel
 
 
 @dataclass(frozen=True, slots=True)
-class Promises:
+class TierSlos:
     """SLOs by tier.
 
-    default_tier: whose promise holds for requests that name no tier.
+    default_tier: tier of requests that name none.
     time_model: needed by tiers with a slowdown.
     """
 
@@ -29,7 +29,7 @@ class Promises:
         return tiers_without_targets(self.slos)
 
     def targets(self, tier: str, prompt_tokens: int) -> Targets:
-        """Targets of one request. None at all where its tier promises nothing or is not known."""
+        """Return the targets of a request; none if its tier has none or is unknown."""
         slo = self.slos.get(tier, Slo())
         if slo.ttft_slowdown is None:
             return slo.targets(0.0)

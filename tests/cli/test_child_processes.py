@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 from penstock_cli.failure import Failure
-from penstock_cli.local.child import LONGEST_LINE_BYTES, Child
+from penstock_cli.local.child_process import LONGEST_LINE_BYTES, ChildProcess
 from penstock_cli.local.effective_pool import Overrides, effective_pool
-from penstock_cli.local.layout import ADMIN_STEP, LOOPBACK, Layout, Process, Role, Wanted, lay_out
+from penstock_cli.local.layout import (
+    ADMIN_STEP,
+    LOOPBACK,
+    Layout,
+    LocalPoolOptions,
+    ProcessSpec,
+    Role,
+    plan_layout,
+)
 from penstock_cli.local.local_pool import until_ready
 from penstock_cli.local.ports import check_free, free_ports, is_free
-from penstock_cli.local.vllm_engine import Vllm
+from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_pool import load_pool
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
@@ -45,8 +53,8 @@ class Heard:
         return await asyncio.wait_for(self.notes.get(), PATIENCE_S)
 
 
-def child(code: str, heard: Heard) -> Child:
-    return Child(Process("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), heard)
+def child(code: str, heard: Heard) -> ChildProcess:
+    return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), heard)
 
 
 def is_running(pid: int) -> bool:
@@ -117,8 +125,8 @@ async def test_a_long_line_is_passed_on_and_does_not_block() -> None:
 
 
 def test_a_layout_names_every_process_and_no_port_twice() -> None:
-    wanted = Wanted(DEMO, replicas=3, host=LOOPBACK, port=0, seed=7, truth="exact")
-    layout = lay_out(wanted, Path("/run/sockets"))
+    options = LocalPoolOptions(DEMO, replicas=3, host=LOOPBACK, port=0, seed=7, truth="exact")
+    layout = plan_layout(options, Path("/run/sockets"))
     assert [process.name for process in layout.processes] == [
         "engine-r0",
         "engine-r1",
@@ -145,7 +153,9 @@ def test_a_layout_names_every_process_and_no_port_twice() -> None:
 
 
 def laid_out(port: int = 0, admin_port: int | None = None) -> Layout:
-    return lay_out(Wanted(DEMO, 1, "0.0.0.0", port=port, admin_port=admin_port), Path("/run/sockets"))
+    return plan_layout(
+        LocalPoolOptions(DEMO, 1, "0.0.0.0", port=port, admin_port=admin_port), Path("/run/sockets")
+    )
 
 
 def test_the_admin_port_is_on_loopback_wherever_the_router_listens() -> None:
@@ -177,7 +187,9 @@ def test_an_admin_port_that_was_asked_for_has_to_be_free() -> None:
 
 
 def test_engines_that_run_elsewhere_are_not_started() -> None:
-    layout = lay_out(Wanted(DEMO, 1, LOOPBACK, port=0, engines=("http://gpu:8000",)), Path("/run/sockets"))
+    layout = plan_layout(
+        LocalPoolOptions(DEMO, 1, LOOPBACK, port=0, engines=("http://gpu:8000",)), Path("/run/sockets")
+    )
     assert [process.name for process in layout.processes] == ["sidecar-r0", "router"]
     assert "--telemetry" not in layout.processes[0].argv
     assert layout.engines == ("http://gpu:8000",)
@@ -210,8 +222,10 @@ def test_without_overrides_the_users_own_file_is_read(tmp_path: Path) -> None:
 
 def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
     pool = load_pool(DEMO)
-    wanted = Wanted(DEMO, 1, LOOPBACK, port=0, vllm=Vllm(Path("/opt/vllm/bin/python"), "/models/tiny"))
-    layout = lay_out(wanted, Path("/run/sockets"), pool)
+    options = LocalPoolOptions(
+        DEMO, 1, LOOPBACK, port=0, vllm=VllmEngine(Path("/opt/vllm/bin/python"), "/models/tiny")
+    )
+    layout = plan_layout(options, Path("/run/sockets"), pool)
     engine = layout.processes[0]
     assert engine.argv[:3] == ("/opt/vllm/bin/python", "-X", "penstock-engine")
     flags = dict(zip(engine.argv[5::2], engine.argv[6::2], strict=True))
@@ -222,7 +236,10 @@ def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
     assert engine.environment["PENSTOCK_POLICY"] == "slos-serve"
     sidecar = layout.processes[1].argv
     assert sidecar[sidecar.index("--telemetry") + 1] == engine.environment["PENSTOCK_TELEMETRY"]
-    assert layout.start_s > lay_out(Wanted(DEMO, 1, LOOPBACK, port=0), Path("/run/sockets")).start_s
+    assert (
+        layout.start_s
+        > plan_layout(LocalPoolOptions(DEMO, 1, LOOPBACK, port=0), Path("/run/sockets")).start_s
+    )
 
 
 async def why(code: str) -> str:
@@ -242,7 +259,7 @@ async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> 
     await heard.next_note()
     while not (await heard.next_line()).isdigit():
         pass
-    assert one.why_it_ended == "exit code 1: OSError: gone"
+    assert one.exit_reason == "exit code 1: OSError: gone"
     await one.stop(PATIENCE_S)
 
 
@@ -266,8 +283,8 @@ async def test_who_was_killed_may_have_had_no_memory(code: str) -> None:
 
 async def test_a_pool_that_is_never_ready_says_which_part_is_not(tmp_path: Path) -> None:
     pool = load_pool(DEMO)
-    wanted = Wanted(DEMO, replicas=1, host=LOOPBACK, port=0, engines=("http://127.0.0.1:9",))
-    layout = replace(lay_out(wanted, tmp_path, pool), start_s=0.2)
+    options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0, engines=("http://127.0.0.1:9",))
+    layout = replace(plan_layout(options, tmp_path, pool), start_s=0.2)
     with pytest.raises(
         Failure, match=r"not ready after 0\.2 s: http://127\.0\.0\.1:9/health does not answer"
     ):

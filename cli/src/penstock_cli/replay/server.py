@@ -1,4 +1,4 @@
-"""What stands at the URL: a Penstock pool, whose admin port tells its tiers, or any other server."""
+"""The server to replay against: a Penstock pool, whose admin port reports its tiers, or any other server."""
 
 import os
 from contextlib import suppress
@@ -12,18 +12,18 @@ from penstock_core.timing.time_model import from_json
 from penstock_runtime.serving import is_loopback
 
 from penstock_cli.failure import Failure
-from penstock_cli.replay.promises import Promises
+from penstock_cli.replay.tier_slos import TierSlos
 
 LOOK_TIMEOUT_S = 10.0
 POOL_PAGE = "/penstock/v1/pool"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayServer:
     """A server to replay against.
 
     max_model_len: longest prompt and answer together, where it tells.
-    policy, replicas, promises: of a Penstock pool; else None and nothing promised.
+    policy, replicas, tier_slos: of a Penstock pool; otherwise None and no SLOs.
     metrics: URLs of its sidecars' metrics, as far as they have any.
     """
 
@@ -32,7 +32,7 @@ class Target:
     max_model_len: int | None
     policy: str | None
     replicas: int | None
-    promises: Promises
+    tier_slos: TierSlos
     metrics: tuple[str, ...]
 
 
@@ -66,8 +66,10 @@ class AdminPages:
         return None
 
 
-async def look(session: aiohttp.ClientSession, url: str, model: str | None, admin: AdminPages) -> Target:
-    """Ask the server what it is. Raises Failure where it does not answer as one."""
+async def inspect_server(
+    session: aiohttp.ClientSession, url: str, model: str | None, admin: AdminPages
+) -> ReplayServer:
+    """Return what the server reports of itself. Raises Failure if it is not an OpenAI-compatible server."""
     models = await _get(session, f"{url}/v1/models")
     if models is None:
         raise Failure(f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models")
@@ -76,19 +78,19 @@ async def look(session: aiohttp.ClientSession, url: str, model: str | None, admi
     if name not in served:
         raise Failure(f'{url}: serves no model "{name}"; it serves {", ".join(served) or "none"}')
     pool = await admin.pool(url, served[name])
-    return Target(
+    return ReplayServer(
         model=name,
         simulated=served[name].get("engine") == "simulated",
         max_model_len=served[name].get("max_model_len"),
         policy=None if pool is None else pool["policy"],
         replicas=None if pool is None else len(pool["replicas"]),
-        promises=Promises() if pool is None else _promises(pool),
+        tier_slos=TierSlos() if pool is None else _tier_slos(pool),
         metrics=() if pool is None else _metrics(pool),
     )
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
-    """The JSON object there; None where the server has no such page."""
+    """Return the JSON object at a URL; None if it does not exist. Raises Failure."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)) as reply:
             if reply.status in {401, 403}:
@@ -98,7 +100,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
             found = await reply.json(content_type=None)
             return found if isinstance(found, dict) else None
     except aiohttp.InvalidURL:
-        raise Failure(f"{url}: is no URL; write for example http://127.0.0.1:8080", bad_input=True) from None
+        raise Failure(f"{url}: not a URL; write for example http://127.0.0.1:8080", bad_input=True) from None
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
         raise Failure(f"{url}: no server answers there ({reason})") from None
@@ -110,9 +112,9 @@ def _metrics(pool: dict[str, Any]) -> tuple[str, ...]:
     return tuple(url for replica in pool["replicas"] if (url := replica.get("metrics_url")))
 
 
-def _promises(pool: dict[str, Any]) -> Promises:
+def _tier_slos(pool: dict[str, Any]) -> TierSlos:
     model = pool.get("time_model")
-    return Promises(
+    return TierSlos(
         slos={name: _slo(tier) for name, tier in pool["tiers"].items()},
         default_tier=pool["default_tier"],
         time_model=None if model is None else from_json(model),

@@ -1,4 +1,4 @@
-"""`penstock validate`: does a pool file say what it can mean?"""
+"""`penstock validate`: checks a pool file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,9 @@ from penstock_cli.replay.report import aligned
 
 PoolFile = Annotated[Path, typer.Option("-f", "--file", metavar="POOL.YAML", help="The pool file.")]
 
-NO_REPLICAS = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
-"""Why commands that run a pool refuse one that is scaled to nothing."""
-
 
 def validate(file: PoolFile) -> None:
-    """Check a pool file: one line for each wrong field, or a summary of what it promises.
+    """Check a pool file: prints one line per invalid field, or a summary of its tiers.
 
     Example: penstock validate -f examples/demo-pool.yaml
     """
@@ -28,7 +25,7 @@ def validate(file: PoolFile) -> None:
 
 
 def headline(pool: Pool, replicas: int) -> str:
-    """A pool of so many replicas in one line."""
+    """Return a description of a pool in one line."""
     spec = pool.spec
     count = f"{replicas} replica{'' if replicas == 1 else 's'}"
     return (
@@ -38,11 +35,11 @@ def headline(pool: Pool, replicas: int) -> str:
 
 
 def tiers_table(pool: Pool) -> object:
-    """What each tier is promised."""
+    """Return a table of the tiers and their SLOs."""
     default = pool.spec.default_tier
     lines = [_line(tier, tier.name == default) for tier in pool.tiers().values()]
     heads = ("tier", "TTFT", "TPOT ms", "judged by", "e2e s", "value")
-    return aligned("Promises", heads, lines)
+    return aligned("Tiers", heads, lines)
 
 
 def _line(tier: Tier, default: bool) -> list[str]:
@@ -69,6 +66,6 @@ def _ttft(slo: Slo) -> str:
 
 
 def _tpot(slo: Slo) -> str:
-    """The pace; where thinking and answer have their own, both."""
-    paces_s = (slo.tpot_s, slo.answer_tpot_s)
-    return ", then ".join(f"{pace_s * 1000:g}" for pace_s in paces_s if pace_s is not None)
+    """Return the TPOT target in ms; both if thinking and answer have their own."""
+    targets_s = (slo.tpot_s, slo.answer_tpot_s)
+    return ", then ".join(f"{target_s * 1000:g}" for target_s in targets_s if target_s is not None)

@@ -1,4 +1,4 @@
-"""A search as a picture: attainment over rate by scenario, and below it each tier's way through the plane."""
+"""The figure of a search: attainment over rate by scenario, and each tier's path in the TTFT–TPOT plane."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock_simulator.scenarios import scenario
 
 from penstock_cli.capacity.report import capacity_rps
-from penstock_cli.capacity.search import Answer
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import ORACLE
 from penstock_cli.capacity.sweep import Sweep
 from penstock_cli.plots.attainment import draw_attainment, draw_bound
@@ -17,8 +17,8 @@ from penstock_cli.plots.series import Cloud
 SEPARATOR = " · "
 
 
-def draw(answers: Sequence[Answer], sweeps: Sequence[Sweep | None], path: Path) -> None:
-    """Write the picture. Raises Failure."""
+def draw(answers: Sequence[CapacityResult], sweeps: Sequence[Sweep | None], path: Path) -> None:
+    """Write the figure to `path`. Raises Failure."""
     drawn = [one for one in sweeps if one is not None]
     scenarios = list(dict.fromkeys(one.curve.scenario for one in drawn))
     clouds = [

@@ -1,4 +1,4 @@
-"""`penstock up`: a whole pool on this machine."""
+"""`penstock up`: runs a pool on this machine."""
 
 import asyncio
 import signal
@@ -12,73 +12,78 @@ import typer
 from penstock_pool import Pool, load_keys
 from rich.console import Console
 
-from penstock_cli.local.certificate import certificate_wanted
+from penstock_cli.commands.validate import PoolFile, headline, tiers_table
+from penstock_cli.local.certificate import certificate_files
 from penstock_cli.local.effective_pool import Overrides, effective_pool
-from penstock_cli.local.engines import STARTED, check_engines, engines_wanted
-from penstock_cli.local.layout import ADMIN_STEP, Layout, Wanted
+from penstock_cli.local.engines import STARTED_TYPES, check_engines, engine_urls
+from penstock_cli.local.layout import ADMIN_STEP, Layout, LocalPoolOptions
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import ConsoleSink
-from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_wanted
-from penstock_cli.validate_command import PoolFile, headline, tiers_table
+from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_engine
 
 
 class Truth(StrEnum):
-    """What a simulated engine's iterations take."""
+    """Ground truth of simulated engines."""
 
     MEASURED = "measured"
     EXACT = "exact"
 
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="The router's; 0: any free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0 for any free one.")]
 AdminPort = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=65535,
-        help="Of metrics and the pool's state, on loopback only; 0: any free one. By default "
-        f"{ADMIN_STEP} above --port, or any free one where that is taken.",
+        help="Port of metrics and the pool's state, on loopback only; 0 for any free one. By default "
+        f"{ADMIN_STEP} above --port, or any free one if that is taken.",
         show_default=False,
     ),
 ]
-Host = Annotated[str, typer.Option(help="Where the router listens.")]
+Host = Annotated[str, typer.Option(help="Address on which the router listens.")]
 Replicas = Annotated[
-    int | None, typer.Option(min=1, max=64, help="In place of the file's.", show_default=False)
+    int | None,
+    typer.Option(min=1, max=64, help="Overrides the file's number of replicas.", show_default=False),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
         metavar="simulated|vllm|URL[,URL…]",
-        help="Simulated engines, vLLM with Penstock's scheduler, or engines that run already, one URL a "
-        "replica. In place of the file's.",
+        help="Simulated engines, vLLM with Penstock's scheduler, or running engines, one URL per replica. "
+        "Overrides the file's engine type.",
         show_default=False,
     ),
 ]
-Policy = Annotated[str | None, typer.Option(help="In place of the file's.", show_default=False)]
+Policy = Annotated[str | None, typer.Option(help="Overrides the file's policy.", show_default=False)]
 TruthName = Annotated[
-    Truth, typer.Option(help="Simulated engines: a GPU's measured, noisy timing, or the planner's own.")
+    Truth, typer.Option(help="Ground truth of simulated engines: measured kernel times, or the time model.")
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(help="vLLM: the model's folder. Otherwise it is fetched by its hub id.", show_default=False),
+    typer.Option(
+        help="vLLM: folder of the model. By default it is downloaded by its hub id.", show_default=False
+    ),
 ]
 VllmPython = Annotated[
     Path | None,
     typer.Option(
-        help=f"The Python that has vLLM and penstock-vllm-plugin; else ${PYTHON_VARIABLE}, this one, or that "
-        "of the vllm on PATH.",
+        help=f"Python with vLLM and penstock-vllm-plugin; by default ${PYTHON_VARIABLE}, this one, or "
+        "that of the vllm on PATH.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of simulated engines.")]
+Seed = Annotated[int, typer.Option(help="Seed of simulated engines.")]
 TlsCert = Annotated[
     Path | None,
     typer.Option(
         metavar="PEM",
-        help="Serve the API over TLS with this certificate; read again when it is renewed.",
+        help="Serve the API over TLS with this certificate; it is reloaded when the file changes.",
         show_default=False,
     ),
 ]
-TlsKey = Annotated[Path | None, typer.Option(metavar="PEM", help="And this key.", show_default=False)]
+TlsKey = Annotated[
+    Path | None, typer.Option(metavar="PEM", help="Key of the certificate.", show_default=False)
+]
 
 
 def up(
@@ -97,9 +102,9 @@ def up(
     model: Model = None,
     vllm_python: VllmPython = None,
 ) -> None:
-    """Run a whole pool on this machine, each component its own process, until Ctrl-C.
+    """Run a pool on this machine, one process per component, until Ctrl-C.
 
-    A process that dies is started again. Engines that run elsewhere are used by their URL, and left running.
+    A process that ends is restarted. External engines are used by their URL, and left running.
 
     Examples:
 
@@ -113,15 +118,15 @@ def up(
 
       penstock up -f pool.yaml --host 0.0.0.0 --tls-cert tls.crt --tls-key tls.key
     """
-    certificate = certificate_wanted(tls_cert, tls_key)
+    certificate = certificate_files(tls_cert, tls_key)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="penstock-pool-") as folder:
-        urls = engines_wanted(engine)
-        overrides = Overrides(policy=policy, engine_type=engine if engine in STARTED else None)
+        urls = engine_urls(engine)
+        overrides = Overrides(policy=policy, engine_type=engine if engine in STARTED_TYPES else None)
         pool_file, pool = effective_pool(file, overrides, Path(folder))
         load_keys(pool, pool_file.parent)
         check_engines(pool, file, urls, replicas)
-        wanted = Wanted(
+        options = LocalPoolOptions(
             pool_file=pool_file,
             replicas=len(urls) or replicas or pool.spec.initial_replicas,
             host=host,
@@ -131,36 +136,36 @@ def up(
             engines=urls,
             truth=truth.value,
             seed=seed,
-            vllm=None if urls or pool.spec.engine.type != "vllm" else vllm_wanted(pool, vllm_python, model),
+            vllm=None if urls or pool.spec.engine.type != "vllm" else vllm_engine(pool, vllm_python, model),
         )
-        asyncio.run(_serve(pool, wanted, console))
+        asyncio.run(_serve(pool, options, console))
 
 
-async def _serve(pool: Pool, wanted: Wanted, console: Console) -> None:
-    """Until a signal, and then until everything has stopped. A second signal does not wait for that."""
-    serving = asyncio.create_task(_keep_up(pool, wanted, console))
+async def _serve(pool: Pool, options: LocalPoolOptions, console: Console) -> None:
+    """Run until a signal, and then until everything has stopped. A second signal does not wait."""
+    serving = asyncio.create_task(_keep_up(pool, options, console))
 
-    def told_to_stop() -> None:
+    def stop() -> None:
         console.print("stopping: the router first, engines last", style="yellow")
         serving.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     with suppress(asyncio.CancelledError):
         await serving
 
 
-async def _keep_up(pool: Pool, wanted: Wanted, console: Console) -> None:
-    sink = ConsoleSink(console, width=len(f"sidecar-r{wanted.replicas - 1}"))
+async def _keep_up(pool: Pool, options: LocalPoolOptions, console: Console) -> None:
+    sink = ConsoleSink(console, width=len(f"sidecar-r{options.replicas - 1}"))
     drain_s = max(pool.spec.router.drain_timeout_s, pool.spec.scheduling.drain_timeout_s)
     with console.status("starting") as status:
 
         def show(ready: int, parts: int) -> None:
             status.update(f"starting: {ready} of {parts} parts are ready")
 
-        async with local_pool(wanted, sink, drain_s, show, pool) as layout:
+        async with local_pool(options, sink, drain_s, show, pool) as layout:
             status.stop()
-            console.print(_welcome(pool, wanted.replicas, layout), tiers_table(pool), "")
+            console.print(_welcome(pool, options.replicas, layout), tiers_table(pool), "")
             await asyncio.get_running_loop().create_future()  # until cancelled
 
 

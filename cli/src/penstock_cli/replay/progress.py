@@ -1,4 +1,4 @@
-"""Watching a replay: a bar on a terminal, a line now and then anywhere else."""
+"""Progress of a replay: a bar on a terminal, else a line at intervals."""
 
 import asyncio
 from collections import deque
@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import ReplayProgress as Bar
 
-from penstock_cli.replay.generator import Progress
+from penstock_cli.replay.generator import ReplayProgress
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 10.0
@@ -17,8 +17,10 @@ RATE_PERIODS = 10
 
 
 @asynccontextmanager
-async def watching(console: Console, title: str, progress: Progress, requests: int) -> AsyncIterator[None]:
-    """Show how far the replay is while the block runs. requests: how many there will be."""
+async def show_progress(
+    console: Console, title: str, progress: ReplayProgress, requests: int
+) -> AsyncIterator[None]:
+    """Show the progress of a replay while the block runs. requests: their total number."""
     show = _bar if console.is_terminal else _lines
     watcher = asyncio.create_task(show(console, title, progress, requests))
     try:
@@ -28,7 +30,7 @@ async def watching(console: Console, title: str, progress: Progress, requests: i
         await asyncio.wait({watcher})
 
 
-async def _bar(console: Console, title: str, progress: Progress, requests: int) -> None:
+async def _bar(console: Console, title: str, progress: ReplayProgress, requests: int) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -36,7 +38,7 @@ async def _bar(console: Console, title: str, progress: Progress, requests: int) 
         TextColumn("answered, {task.fields[rate]:.1f}/s sent, {task.fields[in_flight]} in flight"),
         TimeElapsedColumn(),
     )
-    # Refreshed from here: rich's own thread would take the processor at moments of its choosing.
+    # Refreshed from here, because rich's own thread would take CPU time from sending.
     with Bar(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task(title, total=requests, rate=0.0, in_flight=0)
         try:
@@ -48,14 +50,14 @@ async def _bar(console: Console, title: str, progress: Progress, requests: int) 
             bar.refresh()
 
 
-async def _lines(console: Console, title: str, progress: Progress, requests: int) -> None:
+async def _lines(console: Console, title: str, progress: ReplayProgress, requests: int) -> None:
     async for rate in _rates(progress, LINE_EVERY_S):
         done = f"{progress.ended} of {requests} answered"
         console.print(f"{title}: {done}, {rate:.1f}/s sent, {progress.in_flight} in flight")
 
 
-async def _rates(progress: Progress, every_s: float) -> AsyncIterator[float]:
-    """Requests sent a second, over the last few periods."""
+async def _rates(progress: ReplayProgress, every_s: float) -> AsyncIterator[float]:
+    """Yield the rate of sent requests over the last periods."""
     sent = deque([progress.sent], maxlen=RATE_PERIODS + 1)
     while True:
         await asyncio.sleep(every_s)

@@ -1,4 +1,4 @@
-"""`penstock replay`: a recorded trace against a running server."""
+"""`penstock replay`: sends a recorded trace to a running server."""
 
 import sys
 from pathlib import Path
@@ -10,11 +10,11 @@ import uvloop
 from rich.console import Console
 
 from penstock_cli.failure import Failure
-from penstock_cli.replay.judging import promises_from
-from penstock_cli.replay.report import Report, console_for_tables, lateness, meaning, table
-from penstock_cli.replay.run import Settings
+from penstock_cli.replay.report import Report, console_for_tables, lateness, summary_line, table
+from penstock_cli.replay.request_bodies import ReplayEndpoint
+from penstock_cli.replay.run import ReplaySettings
 from penstock_cli.replay.run import replay as run_replay
-from penstock_cli.replay.wording import Endpoint
+from penstock_cli.replay.slo_options import slos_from_options
 
 STANDARD_OUTPUT = Path("-")
 
@@ -26,7 +26,7 @@ Url = Annotated[str, typer.Option(help="The server, without /v1.", show_default=
 AdminUrl = Annotated[
     str | None,
     typer.Option(
-        help="The admin port of the pool's router, which tells its tiers; on this machine it is found.",
+        help="Admin URL of the pool's router, which reports its tiers; detected for a pool on this machine.",
         show_default=False,
     ),
 ]
@@ -34,8 +34,10 @@ Rate = Annotated[
     float | None,
     typer.Option(help="Stretch the trace to this mean rate, requests/s.", show_default=False),
 ]
-Duration = Annotated[float | None, typer.Option(help="Only the first so many seconds.", show_default=False)]
-Seed = Annotated[int, typer.Option(help="Of the prompts' contents.")]
+Duration = Annotated[
+    float | None, typer.Option(help="Only the first seconds of the trace.", show_default=False)
+]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts' contents.")]
 JsonFile = Annotated[
     Path | None,
     typer.Option(help="Write the result as JSON; - for standard output.", show_default=False),
@@ -49,10 +51,10 @@ TierMap = Annotated[
     typer.Option(metavar="TRACE=POOL", help="Rename a tier of the trace. Repeatable.", show_default=False),
 ]
 EndpointName = Annotated[
-    Endpoint, typer.Option(help="completions sends exact token counts, chat text of about that length.")
+    ReplayEndpoint, typer.Option(help="completions sends exact token counts, chat text of about that length.")
 ]
 Model = Annotated[
-    str | None, typer.Option(help="One of the server's; its first otherwise.", show_default=False)
+    str | None, typer.Option(help="Model name; the server's first by default.", show_default=False)
 ]
 ApiKey = Annotated[
     str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Sent as a bearer token.", show_default=False)
@@ -68,8 +70,8 @@ SloTargets = Annotated[
         show_default=False,
     ),
 ]
-MaxInflight = Annotated[int, typer.Option(min=1, help="Beyond it, requests count as failed.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for one whole request.")]
+MaxInflight = Annotated[int, typer.Option(min=1, help="Most requests in flight; more count as failed.")]
+Timeout = Annotated[float, typer.Option(help="Timeout of a request, in seconds.")]
 
 
 def replay(
@@ -84,7 +86,7 @@ def replay(
     requests: RequestsFile = None,
     tier: TierName = "",
     tier_map: TierMap = None,
-    endpoint: EndpointName = Endpoint.COMPLETIONS,
+    endpoint: EndpointName = ReplayEndpoint.COMPLETIONS,
     model: Model = None,
     api_key: ApiKey = None,
     file: JudgeFile = None,
@@ -92,10 +94,10 @@ def replay(
     max_inflight: MaxInflight = 10_000,
     timeout: Timeout = 300.0,
 ) -> None:
-    """Send a recorded trace in its own time, and judge each request by what its tier promises.
+    """Send a recorded trace at its arrival times, and judge each request by its tier's SLO.
 
-    Arrivals never wait for answers. A Penstock pool on this machine tells its tiers itself, one elsewhere at
-    its --admin-url; for another server say what to judge by, with -f or --slo.
+    The load is open-loop: arrivals never wait for answers. A Penstock pool on this machine reports its tiers
+    itself, a remote one at its --admin-url. For another server give the SLOs with -f or --slo.
 
     Examples:
 
@@ -106,7 +108,7 @@ def replay(
       penstock replay --trace t.csv --url http://vllm:8000 --slo chat:ttft=1s,tpot=100ms --json out.json
     """
     check_positive({"--rate": rate, "--duration": duration, "--timeout": timeout})
-    settings = Settings(
+    settings = ReplaySettings(
         trace=trace,
         url=url.rstrip("/").removesuffix("/v1"),
         admin_url=None if admin_url is None else admin_url.rstrip("/"),
@@ -120,7 +122,7 @@ def replay(
         api_key=api_key,
         max_in_flight=max_inflight,
         timeout_s=timeout,
-        promises=promises_from(file, slo or []),
+        tier_slos=slos_from_options(file, slo or []),
         rows=requests,
     )
     report = uvloop.run(run_replay(settings, Console(stderr=True)))
@@ -128,10 +130,10 @@ def replay(
 
 
 def show(report: Report, title: str, json: Path | None) -> None:
-    """The table, what it means, and the JSON where it was asked for."""
+    """Print the table and its summary, and write JSON if requested."""
     console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(report, title))
-    console.print(meaning(report))
+    console.print(summary_line(report))
     console.print(lateness(report.tally), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)
@@ -140,7 +142,7 @@ def show(report: Report, title: str, json: Path | None) -> None:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the result for programs. Raises Failure."""
+    """Write the result as JSON to a file or standard output. Raises Failure."""
     data = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n"
     if path == STANDARD_OUTPUT:
         sys.stdout.buffer.write(data)
@@ -152,17 +154,17 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def check_positive(flags: dict[str, float | None]) -> None:
-    """Raises Failure where a flag that was given is not above 0."""
+    """Check that every given flag is above 0. Raises Failure."""
     for name, value in flags.items():
         if value is not None and not 0 < value < float("inf"):
-            raise Failure(f"{name} {value:g}: has to be above 0", bad_input=True)
+            raise Failure(f"{name} {value:g}: must be above 0", bad_input=True)
 
 
 def renamed(pairs: list[str]) -> dict[str, str]:
-    """Tiers of the trace by the pool's names. Raises Failure."""
+    """Parse --tier-map: the trace's tier names to the pool's. Raises Failure."""
     for pair in pairs:
         if "=" not in pair:
             raise Failure(
-                f'--tier-map: "{pair}" is no pair; write TRACE=POOL, for example code=coder', bad_input=True
+                f'--tier-map: "{pair}" is not TRACE=POOL; write for example code=coder', bad_input=True
             )
     return dict(pair.split("=", 1) for pair in pairs)

@@ -1,8 +1,7 @@
-"""One streamed answer: when each of its tokens came.
+"""The token times of one streamed answer.
 
-A token's time is that of the event it came in. Engines may put several tokens in one event (speculation,
-or a slow reader in between), and only the usage at the end tells how many there were in all: they are then
-spread evenly over the events.
+A token's time is that of its event. Engines may send several tokens in one event (speculation, or a slow
+reader), and only the final usage has their number: they are then distributed evenly over the events.
 """
 
 from array import array
@@ -10,26 +9,26 @@ from typing import Any
 
 import orjson
 
-from penstock_cli.replay.event_stream import EventStream
+from penstock_cli.replay.event_parser import EventParser
 
 DONE = b"[DONE]"
 
 
 class StreamError(Exception):
-    """The stream carried an error event, or something that is no event."""
+    """The stream had an error event or an invalid event."""
 
 
-class Answer:
-    """What has arrived of an answer."""
+class StreamedAnswer:
+    """The received part of an answer."""
 
     def __init__(self) -> None:
-        self._events = EventStream()
+        self._events = EventParser()
         self.event_times_s: array[float] = array("d")
         self.completion_tokens: int | None = None
         self.done = False
 
     def feed(self, piece: bytes, now_s: float) -> None:
-        """Take in what has just been read. Raises StreamError."""
+        """Parse bytes received at `now_s`. Raises StreamError."""
         for data in self._events.feed(piece):
             if data == DONE:
                 self.done = True
@@ -50,11 +49,11 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Tokens that came: as the engine counts them, else one for each event."""
+        """Number of tokens: as the engine reports it, else one per event."""
         return len(self.event_times_s) if self.completion_tokens is None else self.completion_tokens
 
     def token_times_s(self) -> list[float]:
-        """The time of every token."""
+        """Return the time of every token."""
         events, tokens = len(self.event_times_s), self.tokens
         if events in (0, tokens):
             return self.event_times_s.tolist()

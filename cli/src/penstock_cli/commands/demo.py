@@ -1,8 +1,7 @@
-"""`penstock demo`: a minute of real traffic through the same engines twice, under Penstock and under vLLM.
+"""`penstock demo`: a minute of recorded traffic on the same engines, with Penstock and with vLLM's policy.
 
-Both runs are whole pools of real processes in real time. They differ in what decides: Penstock's admission
-and scheduling with a second replica asked where the first says no, against first come, first served with
-chunked prefill on the replica whose turn it is.
+Both runs are pools of processes in real time. One has Penstock's admission, scheduling and hops to further
+replicas; the other has round-robin routing and first come, first served with chunked prefill.
 """
 
 import tempfile
@@ -19,11 +18,10 @@ from rich.table import Table
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.effective_pool import Overrides, effective_pool
-from penstock_cli.local.layout import LOOPBACK, Wanted
+from penstock_cli.local.layout import LOOPBACK, LocalPoolOptions
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import FileSink
-from penstock_cli.replay.judging import promises_of
-from penstock_cli.replay.outcome import Ending
+from penstock_cli.replay.outcome import RequestEnding
 from penstock_cli.replay.report import (
     HEADS,
     Report,
@@ -35,22 +33,23 @@ from penstock_cli.replay.report import (
     number,
     worst_first,
 )
-from penstock_cli.replay.run import Settings, replay
+from penstock_cli.replay.run import ReplaySettings, replay
+from penstock_cli.replay.slo_options import slos_of_pool
 
 EXAMPLES = Path("examples")
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """One of the two runs. label: in the table."""
+class DemoRun:
+    """One of the two runs. label: its name in the table."""
 
     label: str
     overrides: Overrides
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """What both runs share."""
+class DemoInputs:
+    """The input of both runs."""
 
     pool_file: Path
     trace: Path
@@ -58,13 +57,13 @@ class Inputs:
 
 
 CONTENDERS = (
-    Contender("slos-serve", Overrides()),
-    Contender("vllm", Overrides(policy="vllm", order="round-robin")),
+    DemoRun("slos-serve", Overrides()),
+    DemoRun("vllm", Overrides(policy="vllm", order="round-robin")),
 )
 
-PoolFile = Annotated[Path, typer.Option("-f", "--file", help="The pool.")]
-TraceFile = Annotated[Path, typer.Option(help="What is replayed on it.")]
-Seed = Annotated[int, typer.Option(help="Of the simulated engines and the prompts.")]
+PoolFile = Annotated[Path, typer.Option("-f", "--file", help="The pool file.")]
+TraceFile = Annotated[Path, typer.Option(help="The trace to replay.")]
+Seed = Annotated[int, typer.Option(help="Seed of the simulated engines and the prompts.")]
 
 
 def demo(
@@ -73,9 +72,9 @@ def demo(
     trace: TraceFile = EXAMPLES / "azure-excerpt.csv.gz",
     seed: Seed = 0,
 ) -> None:
-    """Replay a minute of Azure's chat and code traffic through Penstock, and through vLLM's own policy.
+    """Replay a minute of Azure's chat and code traffic with Penstock, and with vLLM's policy.
 
-    Two simulated replicas, real HTTP, real time; about three minutes. Ends with one table.
+    Two simulated replicas, HTTP, real time: about three minutes. Prints one table at the end.
 
     Example: penstock demo
     """
@@ -86,25 +85,25 @@ def demo(
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         reports = {
-            contender.label: uvloop.run(_run(contender, Inputs(file, trace, seed), Path(folder), console))
+            contender.label: uvloop.run(_run(contender, DemoInputs(file, trace, seed), Path(folder), console))
             for contender in CONTENDERS
         }
     _show(pool, reports)
 
 
-async def _run(contender: Contender, inputs: Inputs, folder: Path, console: Console) -> Report:
-    """One pool, started, measured and stopped."""
+async def _run(contender: DemoRun, inputs: DemoInputs, folder: Path, console: Console) -> Report:
+    """Start a pool, replay the trace, and stop the pool."""
     pool_file, pool = effective_pool(inputs.pool_file, contender.overrides, folder)
     replicas = pool.spec.initial_replicas
-    wanted = Wanted(pool_file, replicas, LOOPBACK, port=0, seed=inputs.seed)
+    options = LocalPoolOptions(pool_file, replicas, LOOPBACK, port=0, seed=inputs.seed)
     with FileSink((folder / f"{contender.label}.log").open("w")) as sink:
         console.print(f"{contender.label}: starting {replicas} replicas")
-        async with local_pool(wanted, sink, drain_s=5.0, on_progress=lambda ready, parts: None) as layout:
-            settings = Settings(
+        async with local_pool(options, sink, drain_s=5.0, on_progress=lambda ready, parts: None) as layout:
+            settings = ReplaySettings(
                 trace=inputs.trace,
                 url=layout.url,
                 seed=inputs.seed,
-                promises=promises_of(pool),
+                tier_slos=slos_of_pool(pool),
             )
             return await replay(settings, console, contender.label)
 
@@ -134,7 +133,7 @@ def _side_by_side(pool: Pool, reports: dict[str, Report]) -> Table:
 
 
 def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
-    """Each tier under every policy, the tier that Penstock serves worst first; then all tiers."""
+    """Yield the lines of each tier by policy, worst tier under Penstock first; then of all tiers."""
     first = next(iter(reports.values()))
     for name, _ in worst_first(first.tally):
         for label, report in reports.items():
@@ -149,10 +148,10 @@ def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
 def _meaning(reports: dict[str, Report]) -> str:
     ours, theirs = reports.values()
     here, there = (number(report.tally.all.attainment, 100, 1) for report in (ours, theirs))
-    unpromised = ours.tally.all.endings[Ending.BEST_EFFORT]
-    rejected = ours.tally.all.endings[Ending.REJECTED]
+    best_effort = ours.tally.all.endings[RequestEnding.BEST_EFFORT]
+    rejected = ours.tally.all.endings[RequestEnding.REJECTED]
     return (
-        f"At {number(ours.rate_rps, 1, 1)} requests/s the same engines keep {here} % of all promises under "
-        f"Penstock, which told {unpromised} requests that it promises nothing and turned {rejected} away, "
-        f"and {there} % first come, first served."
+        f"At {number(ours.rate_rps, 1, 1)} requests/s the same engines meet {here} % of SLOs with Penstock, "
+        f"which served {best_effort} requests best effort and rejected {rejected}, and {there} % first come, "
+        "first served."
     )
