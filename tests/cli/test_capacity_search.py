@@ -251,7 +251,7 @@ def test_a_longer_trial_answers_for_a_shorter_one() -> None:
 def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text('[\n{"scenario": "coder"}\n]\n')
-    with pytest.raises(Failure, match=r"--resume .*table\.json: line 1 is no trial's") as error:
+    with pytest.raises(Failure, match=r"--resume .*table\.json: line 1 is not a trial result") as error:
         found(question(), wall(lambda trial: 1.0), path)
     assert error.value.exit_code == 2
 

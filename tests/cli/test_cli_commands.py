@@ -102,7 +102,7 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
     path.write_text("arrival_s,prompt_tokens,output_tokens,tier\n0,1,1,a\n1,one,1,a\n")
     done = penstock("replay", "--trace", path, "--url", "http://127.0.0.1:9")
     assert done.code == 2
-    assert done.err == f'{path}: line 3, column 2 (prompt_tokens): "one" is no whole number\n'
+    assert done.err == f'{path}: line 3, column 2 (prompt_tokens): "one" is not a whole number\n'
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("replay", "--trace", "none.csv", "--url", "http://x", "--rate", "0"),
             2,
-            "--rate 0: has to be above 0",
+            "--rate 0: must be above 0",
         ),
         (
             ("replay", "--trace", "none.csv", "--url", "http://x", "--tier-map", "code"),
             2,
-            '--tier-map: "code" is no pair; write TRACE=POOL, for example code=coder',
+            '--tier-map: "code" is not TRACE=POOL; write for example code=coder',
         ),
         (("up", "-f", "none.yaml"), 2, "none.yaml: no such file"),
         (
@@ -129,7 +129,7 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", "/bin/false"),
             2,
-            "--vllm-python /bin/false: is no Python that runs",
+            "--vllm-python /bin/false: is not a working Python",
         ),
         (
             ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", sys.executable),
@@ -139,12 +139,12 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("up", "-f", DEMO, "--engine", "vllm", "--model", "/nowhere"),
             2,
-            "--model /nowhere: no model is there; a folder with config.json is",
+            "--model /nowhere: not a model; a model's folder has config.json",
         ),
         (
             ("up", "-f", DEMO, "--engine", "localhost"),
             2,
-            '--engine: "localhost" is no URL; write for example http://10.0.0.5:8000',
+            '--engine: "localhost" is not a URL; write for example http://10.0.0.5:8000',
         ),
         (
             ("up", "-f", DEMO, "--engine", "http://127.0.0.1:9"),

@@ -202,7 +202,7 @@ def answering(status: int) -> tuple[HTTPServer, list[str | None]]:
     ("status", "said"),
     [
         (200, None),
-        (401, f"wants another API key; set {VARIABLE} to its own"),
+        (401, f"rejects the API key; set {VARIABLE} to the engine's key"),
         (404, "answers 404 to /v1/models; is it an engine?"),
     ],
 )

@@ -201,9 +201,9 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("chat", '--slo: "chat" is none; write for example chat:ttft=800ms,tpot=50ms'),
+        ("chat", '--slo: "chat" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
         ("chat:ttft=5", '--slo chat: "5" has no unit; write 5s or 5000ms'),
-        ("chat:tttf=5s", '--slo: "chat:tttf=5s" is none; write for example chat:ttft=800ms,tpot=50ms'),
+        ("chat:tttf=5s", '--slo: "chat:tttf=5s" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
         ("chat:tpot=1s,judge=best", "--slo chat: 'best' is not a valid Judge"),
     ],
 )

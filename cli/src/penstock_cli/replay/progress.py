@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import ReplayProgress as Bar
+from rich.progress import Progress as Bar
 
 from penstock_cli.replay.generator import ReplayProgress
 

@@ -29,7 +29,7 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
     _check(pool, file, conditions)
     spec = pool.spec
     engine, scheduling, routing = spec.engine, spec.scheduling, spec.routing
-    spec = engine.speculation
+    drafts = engine.speculation
     return Fleet(
         policy=scheduling.policy,
         model=time_model(engine.time_model),
@@ -44,7 +44,7 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
         lengths=conditions.lengths,
         max_waiting=scheduling.max_waiting,
         max_model_len=engine.max_model_len,
-        speculation=None if spec is None else Speculation(spec.max_tokens, spec.acceptance),
+        speculation=None if drafts is None else Speculation(drafts.max_tokens, drafts.acceptance),
         order=routing.order,
         max_hops=routing.max_hops,
         backup=Backup(routing.backup),
