@@ -298,12 +298,13 @@ async def test_a_replica_that_closes_ends_what_it_has_and_its_sessions() -> None
 async def test_where_its_state_cannot_be_told_it_tells_the_last_one_and_nothing_before_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving() as desk:
-        with monkeypatch.context() as patch:
-            patch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
-            assert desk.replica.snapshot() == wire.Snapshot()
-        told = desk.replica.snapshot()
-        assert told.engine_ready
-        monkeypatch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
-        assert desk.replica.snapshot() == told
-        assert desk.metric("faults_total", where="snapshot") == 2
+    desk = Desk()
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
+        assert desk.replica.snapshot() == wire.Snapshot()
+    told = desk.replica.snapshot()
+    assert told.kv_tokens_total == 16_000
+    monkeypatch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
+    assert desk.replica.snapshot() == told
+    assert desk.metric("faults_total", where="snapshot") == 2
+    await desk.replica.close()
