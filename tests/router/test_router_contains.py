@@ -276,3 +276,41 @@ async def test_what_a_lost_replica_had_brought_is_not_held() -> None:
         assert (await router.chat()).headers["x-penstock-replica"] == "r1"
         assert len(lost.parts) == 1
         await router.counted("penstock_router_held_bytes", 0)
+
+
+async def test_a_client_that_falls_behind_and_catches_up_gets_every_byte_in_order() -> None:
+    """What it cannot take is held, and what comes once it reads again does not pass what is held."""
+    chunks = [chat_chunk(f"{number} " + "x" * 20_000) for number in range(200)]
+    reads_again = asyncio.Event()
+
+    async def floods_and_goes_on(part: Part) -> None:
+        part.admit()
+        for chunk in chunks[:150]:
+            part.output(chunk)
+        await reads_again.wait()
+        for chunk in chunks[150:]:
+            part.output(chunk)
+            await asyncio.sleep(0)
+        part.output(DONE, tokens=0)
+        part.finish()
+
+    pool = pool_with(router={"streamBufferBytes": 100_000_000})
+    async with house(ScriptedReplica("r0", floods_and_goes_on), pool=pool) as router:
+        with reads_nothing(router, stream=True) as sock:
+            while not await router.metric("penstock_router_held_bytes") > len(chunks[0]):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            sock.setblocking(False)
+            reads_again.set()
+            answer = b""
+            while not answer.endswith(b"0\r\n\r\n"):
+                answer += await asyncio.get_running_loop().sock_recv(sock, 2**16)
+    assert unchunked(answer.partition(b"\r\n\r\n")[2]) == b"".join([*chunks, DONE])
+
+
+def unchunked(body: bytes) -> bytes:
+    """The body of a chunked response."""
+    whole = b""
+    while body:
+        length, _, body = body.partition(b"\r\n")
+        whole, body = whole + body[: int(length, 16)], body[int(length, 16) + 2 :]
+    return whole
