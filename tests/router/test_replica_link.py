@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from loop_time import freeze, skip, thaw
 from penstock_core.domain.slo import Tier
-from penstock_core.domain.verdict import Admitted
+from penstock_core.domain.verdict import Admitted, Reason, Rejected
 from penstock_core.routing import outlier_detection
 from penstock_core.routing.progress import longest_silence_s
 from penstock_proto import replica_pb2 as wire
@@ -29,7 +29,7 @@ from penstock_router.replicas.replica_link import (
     ReplicaLink,
 )
 from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_router.replicas.upstream_request import End, Lost, UpstreamRequest
 from penstock_router.request.generation_request import GenerationRequest
 from structlog.testing import capture_logs
 
@@ -439,6 +439,44 @@ async def test_a_request_of_which_nothing_is_heard_is_ended_and_taken_back(still
         assert link.stalled == 1
         await turns()
         assert session.taken_back == [silent.id]
+
+
+@pytest.mark.parametrize(
+    ("talks", "end"),
+    [(False, Lost("r0", "silent")), (True, Rejected(Reason.QUEUE_FULL))],
+    ids=["a silent replica", "one that talks"],
+)
+async def test_a_verdict_is_waited_for_no_longer_than_it_may_take(still: None, talks: bool, end: End) -> None:
+    async with linked() as (link, replica):
+        upstream = link.submit(Attempt(REQUEST, 1, False), 1000, lambda: None, 5.0)
+        await turns()
+        await skip(4)
+        if talks:
+            replica.sessions[0].bring(READY)
+            await turns()
+        assert upstream.end is None
+        await skip(1)
+        assert upstream.end == end
+        assert link.load.sent == 0
+        await turns()
+        assert replica.sessions[0].taken_back == [upstream.id]
+
+
+async def test_verdicts_that_do_not_come_eject_and_those_that_come_stop_the_clock(still: None) -> None:
+    async with linked() as (link, replica):
+        for id, end in ((1, {"admitted": wire.Admitted()}), (2, {"rejected": wire.Rejected()})):
+            upstream = link.submit(Attempt(REQUEST, 1, False), 1000, lambda: None, 5.0)
+            assert upstream.id == id
+            replica.sessions[0].bring(event(id, **end))
+            await turns()
+            await skip(9)
+            assert not isinstance(upstream.end, Lost)
+        for _ in range(outlier_detection.CONSECUTIVE):
+            assert not link.ejection.ejected
+            link.submit(Attempt(REQUEST, 1, False), 1000, lambda: None, 5.0)
+            await skip(5)
+        assert link.ejection.ejected
+        assert replica.sessions == replica.sessions[:1]
 
 
 @pytest.mark.parametrize(
