@@ -200,6 +200,13 @@ def test_of_two_targets_the_nearer_counts() -> None:
     assert remaining_s(both) == pytest.approx(0.08 - 0.05)
 
 
+def test_what_is_computed_again_of_an_answer_is_no_chunk_of_the_prompt() -> None:
+    job = prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51)._replace(generated_tokens=3)
+    begun, done = job._replace(computed_tokens=399), job._replace(computed_tokens=400)
+    assert remaining_s(begun) == pytest.approx(4 * 0.1 - 0.05)
+    assert remaining_s(done) == pytest.approx(5 * 0.1 - 0.05)
+
+
 def test_a_chunk_done_moves_the_time_table_on() -> None:
     """Four iterations of a prompt and one of a token: each chunk done allows a fifth more of the time."""
     fresh = prompt("a", 1600, waited_s=0.0, targets=Targets(e2e_s=5.0), output=1)
@@ -286,6 +293,9 @@ def test_best_effort_gives_way_whatever_it_holds(block: int) -> None:
     assert (step.tokens.get("a"), step.preempt) == (100, ("o",))
     step = step_of(replica([decode("d", context=160, tpot_s=0.06), offline], [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"d": 1}, ("o",))
+    patient = prompt("p", 500, done=block, targets=Targets(50.0))
+    step = step_of(replica([decode("d", context=160, tpot_s=0.06), patient], [], free_blocks=0))
+    assert (step.tokens, step.preempt) == ({"d": 1}, ("p",))
 
 
 @pytest.mark.parametrize(("free_blocks", "served"), [(57, True), (56, False)])

@@ -48,7 +48,7 @@ def test_normal_numbers_are_normal() -> None:
 
 
 def test_random_bits_are_those_of_splitmix64() -> None:
-    """Its published outputs for the seed 0, and the normal number that two of them make."""
+    """Its published outputs for the seed 0, and the normal numbers that two of them make."""
     assert [lengths._mixed(at) for at in range(3)] == [
         0xE220A8397B1DCDAF,
         0x6E789E6AA1B965F4,
@@ -56,6 +56,8 @@ def test_random_bits_are_those_of_splitmix64() -> None:
     ]
     radius, angle = sqrt(-2 * log(0xE220A8397B1DCDAF / 2**64)), 2 * pi * 0x6E789E6AA1B965F4 / 2**64
     assert standard_normal(0) == pytest.approx(radius * cos(angle), rel=1e-12)
+    radius, angle = sqrt(-2 * log(0x06C45D188009454F / 2**64)), 2 * pi * 0xF88BB8A8724C81EC / 2**64
+    assert standard_normal(1) == pytest.approx(radius * cos(angle), rel=1e-12)
     assert isfinite(standard_normal(10**30))
 
 

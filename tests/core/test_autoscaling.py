@@ -122,6 +122,22 @@ def test_where_capacity_was_never_seen_the_effect_of_each_step_is_watched_for_a_
     assert (after.down == (Asked(NOW_S, 6),)) is (capacity_rps is None)
 
 
+def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
+    assert Scaling(1, 10) == Scaling(
+        min_replicas=1,
+        max_replicas=10,
+        target_attainment=0.95,
+        fill=0.9,
+        tolerance=0.1,
+        observed_s=60.0,
+        scale_up_window_s=0.0,
+        scale_down_window_s=300.0,
+        idle_timeout_s=600.0,
+        forget_s=7200.0,
+    )
+    assert TierDemand() == TierDemand(0, 0, 0, 0, 0, 0, 0, promises=True)
+
+
 def test_the_worst_tier_speaks_for_the_pool() -> None:
     tiers = {"chat": TierDemand(1000, 1000, 0, 0, 1000, 1000, 1000), "coder": TierDemand(40, 20, 20, 0, 40)}
     decision = decided(POOL, seen(tiers, HALF), remembering(2))

@@ -214,13 +214,14 @@ def test_vllm_legacy_leaves_a_hundredth_of_the_blocks_free(free_blocks: int, sta
 def test_a_first_token_is_predicted_behind_all_prompts_and_the_batch_under_way() -> None:
     """Each newcomer waits for those before it; a decode and a best-effort request count as they are."""
     there = replica([decode("d", 300), UNDER_WAY], [prompt("w", 200)])
-    view = replace(there, now_s=5.0, busy_until_s=5.5)
+    model = replace(MODEL, context_token_s=1e-5)
+    view = replace(there, now_s=5.0, busy_until_s=5.5, model=model)
     new = [prompt("a", 50), prompt("o", 60)._replace(best_effort=True), prompt("b", 70)]
     first, offline, second = build("vllm").admit(view, new)
     assert isinstance(first, Admitted) and isinstance(second, Admitted) and offline == BestEffort()
 
     def batch_s(tokens: int) -> float:
-        return MODEL.seconds(BatchWork(1 + tokens, 301))
+        return model.seconds(BatchWork(1 + tokens, 301))
 
     assert first.ttft_predicted_s == pytest.approx(0.5 + batch_s(400 + 200 + 50))
     assert second.ttft_predicted_s == pytest.approx(0.5 + batch_s(400 + 200 + 50 + 60 + 70))

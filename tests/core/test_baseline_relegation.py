@@ -164,6 +164,13 @@ def test_the_relegated_give_their_memory_to_newcomers_prompts_first() -> None:
     assert set(both.tokens) == {"d", "p"}
 
 
+def test_a_newcomer_takes_one_slot_and_no_more() -> None:
+    running = [offline(prompt(name, 500, done=320)) for name in ("first", "second")]
+    step = step_of(QoServe(), replica(running, [prompt("p", 300)], limits=Limits(running=2)))
+    assert step.preempt == ("second",)
+    assert set(step.tokens) == {"p", "first"}
+
+
 def test_without_blocks_for_the_whole_prompt_nobody_starts() -> None:
     waiting = [prompt("large", 900), prompt("small", 16, due_in_s=9.0)]
     assert step_of(QoServe(), replica([decode("d")], waiting, free_blocks=9)).tokens == {"d": 1}

@@ -64,6 +64,7 @@ def test_without_thinking_all_is_answer() -> None:
     judged = judge(Targets(tpot_s=0.01, answer_tpot_s=0.1), 0.0, [0.0, 0.09, 0.1, 0.12])
     assert judged.met
     assert judged.tpot_s == pytest.approx(0.04)
+    assert judged == judge(Targets(tpot_s=0.01, answer_tpot_s=0.1), 0.0, [0.0, 0.09, 0.1, 0.12], 0)
 
 
 def test_a_target_is_broken_by_more_than_sums_of_floats_are_off_by() -> None:

@@ -3,7 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.forecast.prompt_length import LEAST_BYTES_PER_TOKEN, PromptLength
+from penstock_core.forecast.prompt_length import (
+    FULL_WEIGHT_TOKENS,
+    LEARNING_RATE,
+    LEAST_BYTES_PER_TOKEN,
+    PromptLength,
+)
 
 # Bytes, chat messages, tokens before anything has been learned.
 FRESH = [(0, 0, 1), (1, 0, 1), (4, 0, 1), (5, 0, 2), (4000, 0, 1000), (0, 2, 8), (4000, 3, 1012)]
@@ -37,6 +42,18 @@ def test_short_prompts_teach_little() -> None:
 @pytest.mark.parametrize(("text_bytes", "messages", "tokens"), [(0, 0, 5), (100, 2, 8), (100, 0, 0)])
 def test_a_prompt_without_text_teaches_nothing(text_bytes: int, messages: int, tokens: int) -> None:
     assert PromptLength().observe(text_bytes, messages, tokens) == PromptLength()
+
+
+@pytest.mark.parametrize(("tokens", "bytes_per_token"), [(1000, 16.0), (10_000_000, 0.5)])
+def test_no_report_is_believed_beyond_what_tokenizers_do(tokens: int, bytes_per_token: float) -> None:
+    seen = PromptLength().observe(1_000_000, 0, tokens)
+    assert seen.bytes_per_token == pytest.approx(4.0 + LEARNING_RATE * (bytes_per_token - 4.0))
+    assert seen.deviation == pytest.approx(LEARNING_RATE * abs(bytes_per_token - 4.0))
+
+
+def test_a_prompt_of_half_the_full_weight_teaches_half() -> None:
+    seen = PromptLength().observe(3 * FULL_WEIGHT_TOKENS // 2, 0, FULL_WEIGHT_TOKENS // 2)
+    assert seen.bytes_per_token == pytest.approx(4.0 - LEARNING_RATE / 2)
 
 
 REPORTS = st.tuples(st.integers(0, 10**7), st.integers(0, 50), st.integers(0, 10**6))

@@ -28,6 +28,7 @@ def chat(prompt_tokens: int = 100, targets: Targets = Targets(ttft_s=1.0, tpot_s
 def test_new_job_has_its_whole_prompt_pending() -> None:
     job = chat()
     assert (job.pending_tokens, job.decoding, job.due_s) == (100, False, 11.0)
+    assert (job.request.value, job.sure_tokens, job.came_s) == (1.0, 0, inf)
 
 
 def test_chunk_brings_no_token_and_moves_no_deadline() -> None:

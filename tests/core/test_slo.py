@@ -11,6 +11,7 @@ from penstock_core.domain.slo import (
     Judge,
     Slo,
     Targets,
+    Tier,
     anchor_after,
     first_token_due_s,
     judged_tpot_s,
@@ -23,6 +24,10 @@ paces = st.floats(0.001, 2.0)
 
 def test_slowdown_becomes_a_duration_of_this_prompt() -> None:
     assert Slo(ttft_slowdown=5, tpot_s=0.1).targets(idle_prefill_s=0.2) == Targets(1.0, 0.1)
+
+
+def test_a_tier_is_worth_one_and_promises_nothing_that_it_does_not_say() -> None:
+    assert Tier("t") == Tier("t", Slo(), 1.0, best_effort=False, allow_request_targets=False)
 
 
 def test_plain_ttft_does_not_depend_on_the_prompt() -> None:

@@ -175,7 +175,11 @@ def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> 
 
 
 def test_what_has_said_nothing_is_taken_for_idle() -> None:
-    assert Snapshot().prefill_wait_s == 0.0 and Snapshot().prefill_tokens_s == inf
+    said = Snapshot()
+    assert (said.running, said.waiting, said.best_effort, said.prefill_tokens_left) == (0, 0, 0, 0)
+    assert (said.kv_tokens_free, said.kv_tokens_total, said.kv_tokens_headroom) == (0, 0, 0)
+    assert (said.work_s, said.prefill_wait_s, said.step_s) == (0.0, 0.0, 0.0)
+    assert (said.prefill_slack_s, said.prefill_tokens_s, said.tightest_pace_s) == (inf, inf, inf)
 
 
 DURATIONS_AND_RATES = (

@@ -48,6 +48,19 @@ def test_an_engine_of_any_speed_is_known_soon(level: float, spread: float, count
     assert expected(MODEL, correction).seconds(WORK) == pytest.approx(level * PREDICTED_S, rel=0.03)
 
 
+def test_the_first_iterations_are_averaged() -> None:
+    assert after([1.2]).ratio == pytest.approx(1.2)
+    assert after([1.2, 1.0]).ratio == pytest.approx(1.1)
+    assert after([1.2, 1.0, 1.1]).ratio == pytest.approx(1.1)
+    assert (Correction(), after([1.0]).observed) == (Correction(1.0, 0.05, 1.1, 0), 1)
+
+
+def test_an_iteration_that_takes_just_as_long_as_planned_is_not_longer() -> None:
+    known = Correction(margin=1.0, observed=100)
+    assert after([1.0], known).margin == 1.0
+    assert after([1.001], known).margin > 1.0
+
+
 def test_a_change_of_speed_is_followed() -> None:
     before = after(noisy(1.0, 0.02, 300))
     assert after(noisy(1.5, 0.02, 80), before).ratio == pytest.approx(1.5, rel=0.03)

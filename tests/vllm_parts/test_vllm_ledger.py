@@ -1,0 +1,277 @@
+"""What the engine holds, noted beside its own requests, without an engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from penstock_core.domain.engine_fields import to_fields
+from penstock_core.domain.request import Job, Request, advance, new_job, preempted, promoted
+from penstock_core.domain.slo import Targets
+from penstock_vllm.ledger import Held, Ledger
+
+
+def asked(name: str = "a", prompt: int = 100, **other: Any) -> Any:
+    """A request of vLLM's that has just come."""
+    fields: dict[str, Any] = {
+        "request_id": name,
+        "num_prompt_tokens": prompt,
+        "max_tokens": 50,
+        "num_computed_tokens": 0,
+        "num_in_flight_tokens": 0,
+        "num_stale_output_tokens": 0,
+        "num_output_tokens": 0,
+        "drop_stale_output": False,
+        "resumable": False,
+        "sampling_params": SimpleNamespace(extra_args=None),
+    }
+    return SimpleNamespace(**(fields | other))
+
+
+def fields(name: str, *, best_effort: bool = False, spent_s: float = 0.0) -> Any:
+    request = Request(name, "chat", 0.0, 100, 50, Targets(1.0, 0.1))
+    job = new_job(request, 30, best_effort)
+    return SimpleNamespace(extra_args=to_fields(job, spent_s))
+
+
+def names(held: list[Held]) -> list[str]:
+    return [one.job.request.id for one in held]
+
+
+def of_jobs(jobs: tuple[Job, ...]) -> list[str]:
+    return [job.request.id for job in jobs]
+
+
+def test_a_request_is_noted_by_what_rides_in_it() -> None:
+    ledger = Ledger()
+    held = ledger.add(asked("cmpl-1", sampling_params=fields("r", spent_s=0.25)), 10.0, blocked=False)
+    job = held.job
+    assert (job.request.id, job.request.tier, job.request.arrival_s) == ("r", "chat", 9.75)
+    assert (job.request.prompt_tokens, job.request.max_output_tokens, job.output_tokens) == (100, 50, 30)
+    assert ledger.by_id == {"cmpl-1": held} and ledger.by_name == {"r": held}
+    assert (held.planned, held.running, held.blocked, held.drafts_under_way) == (True, False, False, 0)
+    assert ledger.waiting == [held] == ledger.startable
+    assert (ledger.turns, ledger.roster, ledger.moves, ledger.preemptions, ledger.unplanned) == (
+        1,
+        1,
+        0,
+        0,
+        0,
+    )
+    assert ledger.add(held.request, 11.0, blocked=True) is held
+    assert (ledger.turns, held.blocked) == (1, False)
+
+
+def test_what_cannot_be_read_is_best_effort_and_pooling_brings_one_result() -> None:
+    ledger = Ledger()
+    junk = SimpleNamespace(extra_args={"penstock_ttft_s": "soon"})
+    held = ledger.add(asked("x", sampling_params=junk), 3.0, blocked=False)
+    assert (held.job.request.id, held.job.request.tier, held.job.best_effort) == ("x", "direct", True)
+    pooling = ledger.add(asked("p", sampling_params=None, max_tokens=77), 3.0, blocked=False)
+    assert pooling.job.request.max_output_tokens == 1
+    assert ledger.add(asked("z", max_tokens=0), 3.0, blocked=False).job.request.max_output_tokens == 1
+
+
+def test_a_name_that_another_has_is_counted_on() -> None:
+    ledger = Ledger()
+    both = [ledger.add(asked(name, sampling_params=fields("r")), 1.0, blocked=False) for name in "ab"]
+    assert names(both) == ["r", "r~1"]
+    assert set(ledger.by_name) == {"r", "r~1"}
+
+
+def test_who_waits_stands_by_arrival_and_by_vllms_own_id() -> None:
+    ledger = Ledger()
+    for name, at_s in (("late", 3.0), ("b", 2.0), ("a", 2.0), ("early", 1.0)):
+        ledger.add(asked(name), at_s, blocked=name == "b")
+    assert names(ledger.waiting) == ["early", "a", "b", "late"]
+    assert of_jobs(ledger.ready) == ["early", "a", "late"]
+    assert ledger.ready is ledger.ready
+    ledger.unblock(lambda held: False)
+    assert names(list(ledger.blocked)) == ["b"]
+    ledger.unblock(lambda held: True)
+    assert of_jobs(ledger.ready) == ["early", "a", "b", "late"]
+    assert not ledger.blocked
+
+
+def test_who_starts_holds_what_was_in_memory_already() -> None:
+    ledger = Ledger()
+    held = ledger.add(asked(), 1.0, blocked=True)
+    held.request.num_computed_tokens, held.request.num_in_flight_tokens = 60, 20
+    ledger.start(held)
+    assert (held.running, held.blocked, held.job.computed_tokens) == (True, False, 40)
+    assert ledger.waiting == [] and not ledger.blocked
+    assert (ledger.turns, ledger.roster) == (2, 2)
+    held.request.num_computed_tokens = 80
+    ledger.start(held)
+    assert held.job.computed_tokens == 40
+
+
+def started(ledger: Ledger, *requests: Any) -> list[Held]:
+    held = [ledger.add(one, 1.0, blocked=False) for one in requests]
+    for one in held:
+        ledger.start(one)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("stale", "dropped", "blocked"), [(0, False, False), (1, False, True), (1, True, False)]
+)
+def test_who_is_preempted_waits_and_is_blocked_while_its_tokens_are_still_to_come(
+    stale: int, dropped: bool, blocked: bool
+) -> None:
+    ledger = Ledger()
+    (held,) = started(ledger, asked(num_computed_tokens=100))
+    held.drafts_under_way = 3
+    held.request.num_stale_output_tokens, held.request.drop_stale_output = stale, dropped
+    before = ledger.roster
+    ledger.preempt(held)
+    assert (held.running, held.blocked, held.drafts_under_way) == (False, blocked, 0)
+    assert (held.job.computed_tokens, ledger.preemptions, ledger.roster) == (0, 1, before + 1)
+    assert ledger.waiting == [held] and ledger.blocked == ({held} if blocked else set())
+    assert of_jobs(ledger.ready) == ([] if blocked else ["a"])
+
+
+def test_who_ends_is_gone_whether_it_ran_or_waited_and_ends_once() -> None:
+    ledger = Ledger()
+    (ran,) = started(ledger, asked("ran"))
+    waited = ledger.add(asked("waited"), 1.0, blocked=True)
+    other = ledger.add(asked("session", resumable=True), 1.0, blocked=False)
+    assert (ledger.unplanned, of_jobs(ledger.ready)) == (1, [])
+    turns = ledger.turns
+    for held in (ran, waited, other, other):
+        ledger.drop(held)
+    assert not (ledger.by_id or ledger.by_name or ledger.waiting or ledger.blocked)
+    assert (ledger.unplanned, ledger.turns) == (0, turns + 3)
+
+
+def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
+    ledger = Ledger()
+    held = ledger.add(asked(), 1.0, blocked=False)
+    assert of_jobs(ledger.ready) == ["a"]
+    ledger.leave_to_vllm(held)
+    assert (held.planned, ledger.unplanned, ledger.ready, ledger.roster) == (False, 1, (), 2)
+    ledger.leave_to_vllm(held)
+    assert (ledger.unplanned, ledger.roster) == (1, 2)
+    ledger.start(held)
+    assert (held.planned, ledger.unplanned) == (True, 0)
+    (session,) = started(ledger, asked("s", resumable=True))
+    assert (session.planned, ledger.unplanned) == (False, 1)
+
+
+def test_who_is_promoted_has_a_promise_and_nothing_else_changes() -> None:
+    ledger = Ledger()
+    held = ledger.add(asked(sampling_params=fields("r", best_effort=True)), 1.0, blocked=False)
+    assert ledger.ready[0].best_effort
+    ledger.promote(held, promoted(held.job)._replace(output_tokens=7))
+    assert (held.job.best_effort, held.job.output_tokens) == (False, 30)
+    assert not ledger.ready[0].best_effort
+    assert ledger.roster == 2
+
+
+def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
+    ledger = Ledger()
+    (held, other) = started(ledger, asked("a"), asked("b"))
+    before = ledger.turns
+    held.request.num_computed_tokens, held.request.num_in_flight_tokens = 70, 10
+    ledger.advance(["a", "gone"], 2.0)
+    assert (held.job.computed_tokens, held.job.generated_tokens) == (60, 0)
+    held.request.num_computed_tokens, held.request.num_in_flight_tokens = 101, 1
+    held.request.num_output_tokens = 1
+    ledger.advance(["a"], 2.5)
+    assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (100, 1, (2.5, 1))
+    assert (other.job.computed_tokens, ledger.turns, ledger.roster) == (0, before + 2, 4)
+    held.request.num_computed_tokens, held.request.num_in_flight_tokens = 110, 6
+    held.request.num_stale_output_tokens = 2
+    ledger.advance(["a"], 3.0)
+    assert held.job.computed_tokens == 106
+
+
+def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
+    ledger = Ledger()
+    (session,) = started(ledger, asked("s", resumable=True))
+    session.request.num_computed_tokens, session.request.num_output_tokens = 101, 2
+    ledger.advance(["s"], 2.0)
+    assert (session.job.computed_tokens, session.job.generated_tokens, session.job.anchor) == (101, 2, None)
+    (held,) = started(ledger, asked("a", num_computed_tokens=100))
+    ledger.preempt(held)
+    held.request.num_output_tokens = 1
+    assert of_jobs(ledger.ready) == ["a"]
+    ledger.advance(["a"], 3.0)
+    assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (0, 1, (3.0, 1))
+    assert ledger.ready[0] is held.job
+
+
+def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None:
+    ledger = Ledger()
+    running = started(ledger, asked("a", num_computed_tokens=100), asked("b", num_computed_tokens=100))
+    turns = ledger.turns
+    for one in running:
+        one.job = advance(one.job, 0, 1, 1.0)
+    ledger.all_move(running, 2.0)
+    ledger.all_move(running, 2.5)
+    assert (ledger.moves, ledger.turns) == (2, turns)
+    assert [one.job.generated_tokens for one in running] == [1, 1]
+    ledger.settle()
+    assert [(one.job.generated_tokens, one.job.computed_tokens) for one in running] == [(3, 102)] * 2
+    ledger.settle()
+    assert [one.job.generated_tokens for one in running] == [3, 3]
+    ledger.all_move(running, 3.0)
+    ledger.drop(running[0])
+    assert running[1].job.generated_tokens == 4
+
+
+def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
+    ledger = Ledger()
+    known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))
+    ledger.leave_to_vllm(known)
+    known.request.num_computed_tokens = 101
+    known.request.num_output_tokens = 1
+    back = asked("back", num_computed_tokens=50, num_output_tokens=0)
+    turns = ledger.turns
+    ledger.restore(
+        [known.request, asked("new", num_computed_tokens=40), asked("s", resumable=True)],
+        [back, asked("stuck")],
+        {"new": 3},
+        lambda one: one.request_id != "stuck",
+        9.0,
+    )
+    by_id = ledger.by_id
+    assert (
+        set(by_id) == {"known", "new", "s", "back", "stuck"} and gone.request.request_id not in ledger.by_name
+    )
+    assert [by_id[name].running for name in ("known", "new", "s", "back", "stuck")] == [True] * 3 + [
+        False
+    ] * 2
+    assert (by_id["known"].planned, by_id["s"].planned, ledger.unplanned) == (True, False, 1)
+    assert (by_id["known"].job.request.arrival_s, by_id["known"].job.generated_tokens) == (1.0, 1)
+    assert by_id["known"].job.computed_tokens == 101
+    assert (by_id["new"].drafts_under_way, by_id["known"].drafts_under_way) == (3, 0)
+    assert (by_id["new"].job.computed_tokens, by_id["new"].job.request.arrival_s) == (40, 9.0)
+    assert by_id["back"].job.computed_tokens == 0
+    assert names(ledger.waiting) == ["back", "stuck"] and names(list(ledger.blocked)) == ["stuck"]
+    assert of_jobs(ledger.ready) == ["back"]
+    assert (ledger.turns, ledger.roster) == (turns + 1, 4)
+
+
+def test_noted_anew_a_job_may_stand_behind_where_it_was_taken_to_be() -> None:
+    ledger = Ledger()
+    (held,) = started(ledger, asked(num_computed_tokens=103))
+    held.job = held.job._replace(generated_tokens=5)
+    held.request.num_output_tokens = 3
+    ledger.restore([held.request], [], {}, lambda one: True, 4.0)
+    job = ledger.by_id["a"].job
+    assert (job.computed_tokens, job.generated_tokens) == (103, 3)
+    left = ledger.by_id["a"]
+    left.planned = False
+    ledger.restore([], [held.request], {}, lambda one: True, 5.0)
+    assert (ledger.by_id["a"].planned, ledger.unplanned, ledger.ready) == (False, 1, ())
+    assert ledger.by_id["a"].job == preempted(job)
+
+
+def test_tokens_of_steps_under_way_are_not_in_memory_yet() -> None:
+    def known(computed: int, in_flight: int, stale: int) -> int:
+        request = asked(
+            num_computed_tokens=computed, num_in_flight_tokens=in_flight, num_stale_output_tokens=stale
+        )
+        return Ledger().add(request, 0.0, blocked=False).known_computed_tokens
+
+    assert (known(100, 0, 0), known(100, 30, 0), known(100, 30, 10), known(5, 9, 0)) == (100, 70, 80, 0)
