@@ -38,6 +38,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FILLED = (ROOT / "README.md", ROOT / "docs" / "results.md")
 SECTION = re.compile(r"(<!-- capacity: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NO_DRAFTER = "†"
+LEADING = ("best", "predicted-best", "kernels")
+"""Tables that compare slos-serve with rivals at their best."""
+
 AHEAD = 1.05
 """Ratio under which a lead is no lead: searches of the same question end up to a few percent apart."""
 
@@ -66,13 +69,15 @@ def filled(text: str, rows: Rows) -> str:
 
 def lead(rows: Rows) -> Lines:
     """Return slos-serve over the best of all others, and over vLLM as in the paper, a line each."""
-    known, predicted = (versus(PARTS[name], rows) for name in ("best", "predicted-best"))
+    known, predicted, kernels = (versus(PARTS[name], rows) for name in LEADING)
     as_paper = as_in_paper(PREDICTED, rows)
     return [
         f"- over the best of all other policies at their best, known lengths, exact timing: {times(known)}"
         f"{with_distserve(known)}",
         f"- the same, predicted lengths, measured timing: {times(predicted)}",
-        f"- over vLLM's scheduling without the drafter, as in the paper, the same: {times(as_paper)}",
+        f"- the same on engines with measured kernel tables: {times(kernels)}",
+        f"- over vLLM's scheduling without the drafter, as in the paper, predicted and measured: "
+        f"{times(as_paper)}",
         *still_open(rows),
     ]
 
@@ -82,10 +87,12 @@ def times(found: Sequence[Versus]) -> str:
     if not found:
         return "not searched yet"
     ratios = [one.ratio for one in found]
-    scenarios = f"{len(found)} scenarios" if len(found) > 1 else "1 scenario"
+    if len(found) == 1:
+        return f"**{ratios[0]:.2f}×** (only {found[0].scenario} was searched)"
     level = [one.scenario for one in found if one.ratio < AHEAD]
     note = f"; level or behind in {' and '.join(level)}" if level else ""
-    return f"**{geometric_mean(ratios):.2f}×** ({min(ratios):.2f} to {max(ratios):.2f} in {scenarios}{note})"
+    span = f"{min(ratios):.2f} to {max(ratios):.2f} in {len(found)} scenarios"
+    return f"**{geometric_mean(ratios):.2f}×** ({span}{note})"
 
 
 def with_distserve(found: Sequence[Versus]) -> str:
@@ -98,7 +105,7 @@ def with_distserve(found: Sequence[Versus]) -> str:
 
 def still_open(rows: Rows) -> Lines:
     """Return a line where rivals were not searched yet: then the lead can only shrink."""
-    asked = [question for name in ("predicted-best", "best") for question in PARTS[name].questions()]
+    asked = [question for name in LEADING for question in PARTS[name].questions()]
     missing = sum(rows.answer(question) is None for question in asked)
     return [
         f"- {missing} of these {len(asked)} searches are still to be made: a rival may gain by one"
