@@ -18,6 +18,8 @@ from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Further, Reports, Rows, Teller
 from penstock_vllm.view import Bounds, Memory
 
+pytestmark = pytest.mark.timeout(60)  # what never blocks may still go round for ever
+
 WARN = logging.getLogger("vllm.penstock").warning
 JOB = from_fields({}, engine_id="r1", prompt_tokens=10, max_output_tokens=100, now_s=0.0)
 IDLE = Boundary(None, 0, 0, 0, Memory(100, 100, 16), 0.0, None, {}, 0, 0, Rows([], {}))
