@@ -12,9 +12,6 @@ from contextlib import suppress
 
 from penstock_runtime.http_protocol import HttpBounds
 
-READ_BYTES = 65536
-"""Of what a refused client has sent: more than the first message of a handshake has."""
-
 GOODBYE_S = 1.0
 """For a client to answer that TLS ends; then its connection is closed without."""
 
@@ -82,7 +79,6 @@ class TlsServer:
 
 
 def _refuse(accepted: socket.socket) -> None:
-    """Close it. What has come is read first: a socket that is closed with unread bytes is reset."""
+    """Close it, so that the client reads an end, even where it has spoken already."""
     with accepted, suppress(OSError):
         accepted.shutdown(socket.SHUT_WR)
-        accepted.recv(READ_BYTES)
