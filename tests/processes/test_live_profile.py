@@ -61,7 +61,7 @@ def test_a_cache_that_nobody_tells_of_is_asked_for(tmp_path: Path) -> None:
     finally:
         engine.ask_to_stop()
         engine.exit_code()
-    assert "spec.engine.kvCacheTokens: missing, and this engine does not tell" in sidecar.said
+    assert "spec.engine.kvCacheTokens: missing, and this engine does not report it" in sidecar.said
 
 
 def auto_pool(tmp_path: Path, **engine: Any) -> Path:

@@ -117,12 +117,12 @@ async def test_a_frame_carries_how_the_replica_stands() -> None:
 
 async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -> None:
     desk = await opened()
-    desk.box.nudge()
+    desk.box.tell_changes()
     taking = asyncio.ensure_future(desk.frame())
     await skip(1e6)
     assert not taking.done()
     desk.state = wire.Snapshot(running=2)
-    desk.box.nudge()
+    desk.box.tell_changes()
     frame = await taking
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
@@ -130,14 +130,14 @@ async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -
 async def test_news_go_by_themselves_within_their_time() -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=2)
-    desk.box.news(0.001)
+    desk.box.tell_within(0.001)
     frame = await desk.frame()
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
 async def test_news_travel_with_what_goes_before_and_need_no_frame_of_their_own() -> None:
     desk = await opened()
-    desk.box.news(60)
+    desk.box.tell_within(60)
     desk.put(1, hurry=Hurry.AT_ONCE)
     assert await desk.ids() == [1]
     taking = asyncio.ensure_future(desk.frame())

@@ -260,9 +260,9 @@ async def test_all_routers_hear_of_a_request_that_one_has_brought(monkeypatch: p
         desk.sessions += [desk.replica.open_session() for _ in range(2)]
         told: list[float] = []
         for session in desk.sessions:
-            monkeypatch.setattr(session.outbox, "news", told.append)
+            monkeypatch.setattr(session.outbox, "tell_within", told.append)
         await desk.submitted()
-        assert told == [3 * Bounds().news_s] * 3
+        assert told == [3 * Bounds().spread_s] * 3
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)
         told.clear()
         await desk.submitted()

@@ -82,9 +82,9 @@ async def test_an_answer_ends_where_the_client_or_the_context_says(
 def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() -> None:
     for before, after in ((Count(3, 30), Count(1, 10)), (Count(1, 10), Count(3, 30))):
         mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
-        mirror.engine_told(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)
+        mirror.engine_load(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)
         view = mirror.held(0.0, MODEL)
-        assert mirror.seats.most - view.limits.running == 1
+        assert mirror.slots.most - view.limits.running == 1
         assert view.kv.total_blocks == 90
 
 

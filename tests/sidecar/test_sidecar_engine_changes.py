@@ -87,9 +87,9 @@ def test_an_engine_that_reports_nothing_tells_its_cache_anew_at_metrics() -> Non
     told = load_of(PAGE)
     assert told == EngineLoad(2, 1, 0.25, KvCache(64, 64, 128))
     seen = HoldingMirror(KvCache(1000, 1000, 16), ALLOWED, lambda _: 10)
-    seen.engine_told(EngineLoad(0, 0, 0.0, KvCache(64, 64, 128)), NOBODY, NOBODY)
+    seen.engine_load(EngineLoad(0, 0, 0.0, KvCache(64, 64, 128)), NOBODY, NOBODY)
     assert seen.view(0.0, MODEL).kv == KvCache(64, 64, 128)
-    seen.engine_told(EngineLoad(0, 0, 0.0), NOBODY, NOBODY)
+    seen.engine_load(EngineLoad(0, 0, 0.0), NOBODY, NOBODY)
     assert seen.view(0.0, MODEL).kv.total_blocks == 64
 
 
@@ -129,15 +129,15 @@ def test_an_engine_that_serves_and_does_not_report_is_said_once(monkeypatch: pyt
     reports = step_reports_of(mirror())
     with capture_logs() as logs:
         now_s = SILENT_S + 1
-        reports.look(engine_ready=False)  # it is not there yet
+        reports.check_silence(engine_ready=False)  # it is not there yet
         now_s += SILENT_S
-        reports.look(engine_ready=True)
+        reports.check_silence(engine_ready=True)
         assert logs == []
         now_s += 1
-        reports.look(engine_ready=True)
-        reports.look(engine_ready=True)
+        reports.check_silence(engine_ready=True)
+        reports.check_silence(engine_ready=True)
         reports.receive([StepReport(sequence=1)])
-        reports.look(engine_ready=True)
+        reports.check_silence(engine_ready=True)
     silent, again = logs
     assert silent["event"].startswith("engine does not report: planning by the tokens that pass")
     assert (silent["telemetry"], again["event"]) == ("/run/t.sock", "engine reports again")

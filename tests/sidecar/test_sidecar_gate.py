@@ -183,11 +183,11 @@ async def test_what_the_engine_says_of_others_takes_seats(engine: Engine, rig: R
         b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
     )
     assert rig.gate is not None
-    await rig.gate.hear(rig.client.load)
+    await rig.gate.refresh_load(rig.client.load)
     view = rig.mirror.view(0.0, rig.learned.model)
     assert (view.limits.running, view.kv.total_blocks) == (1, 750)
     engine.metrics_page = None
-    await rig.gate.hear(rig.client.load)
+    await rig.gate.refresh_load(rig.client.load)
     view = rig.mirror.view(0.0, rig.learned.model)
     assert (view.limits.running, view.kv.total_blocks) == (2, 1000)
 

@@ -9,6 +9,6 @@ def test_best_effort_uses_memory_and_fills_nothing() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     best_effort = Snapshot(best_effort=9, kv_tokens_total=100, kv_tokens_free=10, kv_tokens_headroom=75)
-    metrics.stands(best_effort, carried=9, engine_ready=True, draining=False)
+    metrics.load(best_effort, requests=9, engine_ready=True, draining=False)
     assert registry.get_sample_value("penstock_replica_kv_used_ratio") == 0.9
     assert registry.get_sample_value("penstock_replica_filled_ratio") == 0.25

@@ -8,9 +8,9 @@ from penstock_core.timing.speculation import Speculation
 from penstock_pool import load_pool
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.facts import named
-from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.sidecar import mirror_of
+from penstock_sidecar.warm_up import warm_up
 
 from tests.sidecar.conftest import TIERS, Everybody
 
@@ -51,7 +51,7 @@ def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Pa
     model = time_model("llama-3-8b-h100")
     pool = load_pool(file)
     mirror, policy = mirror_of(pool, named(pool).kv, Learned(model), Bounds()), Everybody()
-    rehearse(policy, mirror.view(0.0, model), TIERS.values())
+    warm_up(policy, mirror.view(0.0, model), TIERS.values())
     ((chat, slow, batch),) = policy.asked
     assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)
     assert slow.request.targets.ttft_s == pytest.approx(5 * model.prefill_seconds(500))

@@ -75,8 +75,8 @@ def test_the_mirror_agrees_with_vllm_at_every_step(kind: str) -> None:
         known = set(scheduler.requests)
         said = wire.reports.pop()
         lost += continuity.lost_before(said)
-        wholes.see(said)
-        report = wholes.of(said)
+        wholes.keep(said)
+        report = wholes.restored(said)
         assert report is not None
         mirror.apply(report, engine.now_s)
         view = mirror.view(engine.now_s, engine.model)

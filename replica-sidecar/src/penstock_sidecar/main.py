@@ -1,4 +1,4 @@
-"""The process `penstock-sidecar`."""
+"""Entry point of the process `penstock-sidecar`."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from penstock_sidecar.sidecar import run_sidecar
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one sidecar. Exit codes: 0 stopped, 1 cannot start, 2 bad flags or a bad pool file."""
+    """Run one sidecar. Exit codes: 0 stopped, 1 cannot start, 2 invalid flags or pool file."""
     options = parse(arguments)
     configure_logs("penstock-sidecar", options.log_level, options.log_json)
     try:

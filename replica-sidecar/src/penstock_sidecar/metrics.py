@@ -1,4 +1,4 @@
-"""What a replica tells Prometheus. Tiers are the only labels that a pool chooses; no client chooses any."""
+"""Metrics of one replica. Pools choose the values of the label `tier`; clients choose none."""
 
 from penstock_core.autoscaling.utilization import filling
 from penstock_core.forecast.snapshot import Snapshot
@@ -33,50 +33,61 @@ class Metrics:
             "time_model_error_ratio", "How far an iteration was from its prediction.", _RATIOS
         )
         self.time_scale = gauge("time_model_scale", "The online correction of the time model.")
-        self.acceptance = gauge("draft_acceptance_ratio", "Drafts that are accepted, as the engine measures.")
+        self.acceptance = gauge(
+            "draft_acceptance_ratio", "Acceptance rate of draft tokens, as the engine measures it."
+        )
         self.running = gauge("running", "Requests that hold KV memory.")
         self.waiting = gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = gauge("best_effort", "Best-effort requests held.")
         self.kv_used = gauge("kv_used_ratio", "Share of the KV cache in use.")
-        self.filled = gauge("filled_ratio", "Share of what it can promise that its promises take.")
+        self.filled = gauge("filled_ratio", "Share of what can be admitted that admitted requests take.")
         self.sessions = gauge("sessions", "Routers connected.")
-        self.carried = gauge("carried", "Requests carried over all sessions.")
+        self.carried = gauge("carried", "Requests accepted and not ended, over all sessions.")
         self.engine_ready = gauge("engine_ready", "1 while the engine serves.")
-        self.draining = gauge("draining", "1 once the replica takes no new work.")
-        self.drains = counter("drains_total", "Drains asked for.")
+        self.draining = gauge("draining", "1 while the replica drains.")
+        self.drains = counter("drains_total", "Drains requested.")
         self.stalled = counter(
-            "stalled_total", "Requests that the engine took and did not go on with, by where.", "tier", "at"
+            "stalled_total",
+            "Requests that the engine made no progress with, by where they were.",
+            "tier",
+            "at",
         )
-        self.returned = counter("returned_total", "Requests handed back to their routers by a drain.")
+        self.returned = counter("returned_total", "Requests returned to their routers by a drain.")
         self.reports = counter("telemetry_reports_total", "Step reports received.")
-        self.lost = counter("telemetry_lost_total", "Step reports that never came.")
-        self.malformed = counter("telemetry_malformed_total", "Step reports that nothing can be planned by.")
-        self.engine_restarts = counter("engine_restarts_total", "Times the engine was another process.")
+        self.lost = counter("telemetry_lost_total", "Step reports that were lost.")
+        self.malformed = counter("telemetry_malformed_total", "Step reports with impossible values.")
+        self.engine_restarts = counter("engine_restarts_total", "Restarts of the engine.")
         self.policy_faults = counter("policy_faults_total", "Steps in which the policy failed.", "fault")
-        self.faults = counter("faults_total", "Faults of the sidecar, each contained where it was.", "where")
-        self.telemetry_live = gauge("telemetry_live", "1 while planning rests on the engine's reports.")
-        self.held = gauge("held", "Accepted requests held before an engine that is not ours.")
-        self.engine_seats = gauge("engine_seats", "Requests that such an engine is given at once, at most.")
-        self.release = histogram("release_seconds", "One decision whom to let into it.", _PLANNING)
-        self.release_failures = counter("release_failures_total", "Those in which the policy failed.")
+        self.faults = counter(
+            "faults_total", "Faults of the sidecar itself, by where they occurred.", "where"
+        )
+        self.telemetry_live = gauge("telemetry_live", "1 while planning uses the engine's reports.")
+        self.held = gauge("held", "Accepted requests held before an engine of type openai.")
+        self.engine_seats = gauge("engine_seats", "Most requests that such an engine is given at once.")
+        self.release = histogram("release_seconds", "One decision about which requests enter it.", _PLANNING)
+        self.release_failures = counter(
+            "release_failures_total", "Release decisions in which the policy failed."
+        )
         self.engine_full = counter("engine_full_total", "Requests that the engine had no room for.")
-        self.routers_behind = counter("routers_behind_total", "Sessions closed on routers that did not read.")
+        self.routers_behind = counter(
+            "routers_behind_total", "Sessions closed because the router did not read."
+        )
 
     def planned(self, seconds: float) -> None:
-        """One call of the planner."""
+        """Record one call of the planner."""
         self.planner.observe(seconds)
         if seconds > self._planned_max_s:
             self._planned_max_s = seconds
             self.planner_max.set(seconds)
 
-    def stands(self, now: Snapshot, carried: int, engine_ready: bool, draining: bool) -> None:
-        """How the replica stands now."""
+    def load(self, now: Snapshot, requests: int, engine_ready: bool, draining: bool) -> None:
+        """Record the replica's load."""
         self.running.set(now.running)
         self.waiting.set(now.waiting)
         self.best_effort.set(now.best_effort)
         self.kv_used.set(1 - now.kv_tokens_free / max(now.kv_tokens_total, 1))
         self.filled.set(filling(now))
-        self.carried.set(carried)
+        self.carried.set(requests)
         self.engine_ready.set(engine_ready)
         self.draining.set(draining)
 

@@ -1,4 +1,4 @@
-"""The sidecar's flags: what is this process's own. Everything else is in the pool file."""
+"""The sidecar's flags: settings of one process. All others are in the pool file."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from penstock_runtime.serving import is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen."""
+    """Host and port to listen on."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of the server's identity. client_ca: whose clients are let in; None lets all in."""
+    """Files of the server's identity. client_ca: signs clients that may connect; None lets all connect."""
 
     cert: Path
     key: Path
@@ -39,7 +39,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One sidecar's own settings. metrics: None serves none. drain_s: None takes the pool's.
+    """One sidecar's settings. metrics: None serves no pages. drain_s: None takes the pool's.
 
     engine_key: the engine's API key, empty where it has none.
     """
@@ -58,11 +58,13 @@ class Options:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
+    """Return the flags, checked. An invalid one ends the process with a line on stderr and exit code 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    if problem := _problem(given):
-        parser.error(problem)
+    try:
+        _check(given)
+    except ValueError as error:
+        parser.error(str(error))
     metrics = None if given.metrics_port is None else Address(given.metrics_host, given.metrics_port)
     tls = Tls(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
     return Options(
@@ -89,32 +91,45 @@ def _parser() -> argparse.ArgumentParser:
     flag = parser.add_argument
     flag("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
     flag("--name", required=True, help="this replica's name, like r0")
-    flag("--listen", type=_address, required=True, metavar="HOST:PORT", help="for routers; port 0 takes any")
+    flag(
+        "--listen",
+        type=_address,
+        required=True,
+        metavar="HOST:PORT",
+        help="address for routers; port 0 takes any",
+    )
     flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
     flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
     flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
-    flag("--drain-s", type=_seconds, metavar="S", help="to finish requests when stopped; default: the pool's")
+    flag(
+        "--drain-s",
+        type=_seconds,
+        metavar="S",
+        help="time to finish requests when stopped; default: the pool's",
+    )
     flag("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
     flag("--tls-key", type=Path, metavar="PEM", help="and this key")
-    flag("--tls-client-ca", type=Path, metavar="PEM", help="let in only clients that this CA has signed")
+    flag("--tls-client-ca", type=Path, metavar="PEM", help="accept only clients that this CA has signed")
     flag("--insecure", action="store_true", help="listen without TLS beyond this machine")
     flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     flag("--log-json", action="store_true", help="one JSON object a line")
     return parser
 
 
-def _problem(given: argparse.Namespace) -> str | None:
+def _check(given: argparse.Namespace) -> None:
+    """Raise ValueError where flags contradict each other, or name files that do not exist."""
     if bool(given.tls_cert) != bool(given.tls_key):
-        return "--tls-cert and --tls-key belong together"
+        raise ValueError("--tls-cert and --tls-key belong together")
     if given.tls_client_ca and not given.tls_cert:
-        return "--tls-client-ca needs --tls-cert and --tls-key"
+        raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
     if not given.tls_cert and not given.insecure and not given.listen.loopback:
-        return f"--listen {given.listen} is reachable from other machines: give --tls-cert, or --insecure"
-    missing = [
-        path for path in (given.tls_cert, given.tls_key, given.tls_client_ca) if path and not path.is_file()
-    ]
-    return f"{missing[0]}: no such file" if missing else None
+        raise ValueError(
+            f"--listen {given.listen} is reachable from other machines: give --tls-cert, or --insecure"
+        )
+    for path in (given.tls_cert, given.tls_key, given.tls_client_ca):
+        if path and not path.is_file():
+            raise ValueError(f"{path}: no such file")
 
 
 def _address(text: str) -> Address:

@@ -1,4 +1,4 @@
-"""The sidecar's pages, for Prometheus and for probes."""
+"""The sidecar's HTTP pages for Prometheus and for probes."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 
 def inspection_app(name: str, registry: CollectorRegistry, serving: Callable[[], bool]) -> App:
-    """`/health` is about the process, `/ready` about whether it takes requests. name: the replica's."""
+    """Serve `/metrics`, `/health` of the process, and `/ready` of the replica of this name."""
 
     def ready() -> bytes:
         if not serving():

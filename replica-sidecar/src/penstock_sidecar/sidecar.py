@@ -1,4 +1,4 @@
-"""One sidecar, put together and run until it is told to stop."""
+"""Assembly of one sidecar."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,6 @@ from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.options import Options
 from penstock_sidecar.pages import inspection_app
-from penstock_sidecar.rehearsal import rehearse
 from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
@@ -36,6 +35,7 @@ from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.socket import TelemetrySocket
 from penstock_sidecar.telemetry.step_reports import StepReports
+from penstock_sidecar.warm_up import warm_up
 
 log = structlog.get_logger()
 
@@ -47,8 +47,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     metrics = Metrics(registry)
     replicas: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
-        inspected = _inspected(options, registry, lambda: any(replica.state.serves for replica in replicas))
-        metrics_address = await stack.enter_async_context(inspected)
+        pages = _pages(options, registry, lambda: any(replica.state.serves for replica in replicas))
+        metrics_address = await stack.enter_async_context(pages)
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
         engine = await stack.enter_async_context(client)
         facts = await facts_of(
@@ -58,7 +58,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             return
         learned = Learned(facts.model)
         mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
-        rehearse(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
+        warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
         gate = gate_of(serves, mirror, learned, bounds, metrics)
         watch, health = EngineWatch(engine.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
         replica = Replica(
@@ -80,7 +80,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             )
             telemetry = TelemetrySocket(options.telemetry, reports.receive)
             stack.callback(telemetry.close)
-            ticks += [telemetry.renew, lambda: reports.look(replica.state.engine_ready)]
+            ticks += [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
         identity = identity_of(options, pool, metrics_address)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
@@ -109,13 +109,13 @@ def _model_file(options: Options) -> Path | None:
 
 
 def identity_of(options: Options, pool: Pool, metrics_address: str | None) -> Identity:
-    """What this replica says it is."""
+    """Return how this replica describes itself."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
     return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url)
 
 
 def bounds_of(pool: Pool) -> Bounds:
-    """The sidecar's bounds, where the pool sets them."""
+    """Return the sidecar's bounds with those that the pool sets."""
     scheduling, engine = pool.spec.scheduling, pool.spec.engine
     return replace(
         Bounds(),
@@ -127,7 +127,7 @@ def bounds_of(pool: Pool) -> Bounds:
 
 
 def serving_of(pool: Pool) -> Serving:
-    """What this pool's replicas serve."""
+    """Return what this pool's replicas serve."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     return Serving(
         policy=build(scheduling.policy, scheduling.knobs()),
@@ -140,10 +140,10 @@ def serving_of(pool: Pool) -> Serving:
 
 
 def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> ReplicaMirror:
-    """An empty replica of this pool. Its KV cache and drafter are as the pool says until the engine tells."""
+    """Return an empty mirror, with the pool's KV cache and drafter until the engine reports its own."""
     limits = Limits(pool.spec.scheduling.max_batch_tokens, pool.spec.scheduling.max_running)
-    told = pool.spec.engine.speculation
-    prior = Speculation(told.max_tokens, told.acceptance) if told else None
+    drafter = pool.spec.engine.speculation
+    prior = Speculation(drafter.max_tokens, drafter.acceptance) if drafter else None
     if pool.spec.engine.type == "openai":
         return HoldingMirror(kv, limits, learned.longer, prior)
     return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
@@ -152,14 +152,14 @@ def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> Repl
 def gate_of(
     serves: Serving, mirror: ReplicaMirror, learned: Learned, bounds: Bounds, metrics: Metrics
 ) -> ReleaseGate | None:
-    """The gate before an engine that has no policy of its own."""
+    """Return the gate before an engine that schedules by itself; None before any other."""
     if not isinstance(mirror, HoldingMirror):
         return None
     return ReleaseGate(serves.policy, mirror, learned, bounds=bounds, metrics=metrics)
 
 
 @contextlib.asynccontextmanager
-async def _inspected(
+async def _pages(
     options: Options, registry: CollectorRegistry, serves: Callable[[], bool]
 ) -> AsyncIterator[str | None]:
     if options.metrics is None:
@@ -182,26 +182,26 @@ async def _background(
     ticks: Sequence[Callable[[], None]],
     faults: Faults,
 ) -> AsyncIterator[None]:
-    """What goes on beside the requests. Where it breaks, the sidecar ends.
+    """Run what is not of one request: probes, ticks, load queries. A failure in it ends the sidecar.
 
     ticks: called every second or so.
     """
     async with asyncio.TaskGroup() as tasks:
         ticking = _ticking(ticks, bounds.snapshot_s, faults)
-        going_on = [
+        running = [
             tasks.create_task(watch.run(replica.engine_up, replica.engine_down)),
             tasks.create_task(ticking),
         ]
         if gate is not None:
-            going_on.append(tasks.create_task(_asking_load(engine, gate, bounds.probe_s)))
+            running.append(tasks.create_task(_load_queries(engine, gate, bounds.probe_s)))
         yield
-        for task in going_on:
+        for task in running:
             task.cancel()
 
 
-async def _asking_load(engine: EngineClient, gate: ReleaseGate, every_s: float) -> None:
+async def _load_queries(engine: EngineClient, gate: ReleaseGate, every_s: float) -> None:
     while True:
-        await gate.hear(engine.load)
+        await gate.refresh_load(engine.load)
         await asyncio.sleep(every_s)
 
 

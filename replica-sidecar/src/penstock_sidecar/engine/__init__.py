@@ -1,1 +1,1 @@
-"""The engine beside the sidecar: its HTTP API and streams, its health, what it says of itself."""
+"""The engine beside the sidecar: its HTTP API and streams, its health, its metrics."""

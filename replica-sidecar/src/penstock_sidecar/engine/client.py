@@ -27,7 +27,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 HEADERS = {"accept-encoding": "identity", "user-agent": "penstock-sidecar"}
-"""Sent with everything. Bytes are passed on as they come, so they must not come compressed."""
+"""Headers of every request. Answers are passed on untouched, so they must not be compressed."""
 
 UNANSWERED = (aiohttp.ClientError, TimeoutError)
 """What a probe raises without a whole answer in time."""
@@ -41,7 +41,7 @@ class EngineGone(Exception):
 
 
 class AnswerTooLong(Exception):
-    """An answer that must be held whole is over the bound."""
+    """An answer that is held whole exceeds the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the engine said when asked.
+    """The result of one probe.
 
-    refused: nobody listens there.
-    late: no answer in time, or none that was whole.
-    cause: why it is not ready, for people.
-    max_model_len: 0 where it did not tell.
+    refused: the connection was refused.
+    late: no whole answer came in time.
+    cause: why the engine is not ready, for the log.
+    max_model_len: tokens of the model's context; 0 if unknown.
     """
 
     ready: bool
@@ -80,9 +80,9 @@ class Probe:
 class EngineClient:
     """Connections to one engine.
 
-    api_key: the engine's, empty where it takes anybody's requests.
-    served: the model that it has to serve; empty: whatever it does.
-    takes_stream_options: whether it has not refused a body for `stream_options` that its client did not send.
+    api_key: the engine's; empty without one.
+    served: name of the model that it must serve; empty for any.
+    takes_stream_options: False once it has refused a body for `stream_options` that the sidecar had added.
     """
 
     takes_stream_options = True
@@ -118,7 +118,7 @@ class EngineClient:
     async def answer(
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AsyncIterator[Answer]:
-        """Send a body; the answer closes with the block, whole or not. Raises EngineGone, inside too."""
+        """Send a body. The answer is closed with the block. Raises EngineGone, from within the block too."""
         url, headers = self._urls[endpoint], {"x-request-id": request_id}
         try:
             async with self._answers.post(url, data=body, headers=headers, allow_redirects=False) as response:
@@ -137,7 +137,7 @@ class EngineClient:
         return load_of(page) if response.status == 200 and page is not None else None
 
     async def probe(self) -> Probe:
-        """Ask the engine whether it serves, and how long a context its model has."""
+        """Ask the engine for its health and its model."""
         try:
             async with self._probes.get(self._url + "/health") as health:
                 if health.status != 200:
@@ -149,9 +149,9 @@ class EngineClient:
             return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
 
     def _judged(self, status: int, models: bytes) -> Probe:
-        """Return what an answer about the engine's models says."""
+        """Return the probe's result by the engine's list of models."""
         if status == 401:
-            return Probe(ready=False, cause=f"it wants another API key: set {VARIABLE}")
+            return Probe(ready=False, cause=f"it requires another API key: set {VARIABLE}")
         if status != 200:
             return Probe(ready=False, cause=f"/v1/models answers {status}")
         cards = _cards(models)
@@ -172,9 +172,9 @@ async def _within(most_bytes: int, body: AsyncIterator[bytes]) -> bytes | None:
 
 
 def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
-    """What is wrong where vLLM serves other models than this one, and would answer 404; else empty.
+    """Return what is wrong where vLLM does not serve this model and would answer 404; else an empty string.
 
-    Other engines are believed: some serve what they do not list, or list what they could load.
+    Other engines are not checked: some serve what they do not list, or list what they could load.
     """
     names = [str(card.get("id")) for card in cards if card.get("owned_by") == "vllm"]
     if not served or not names or served in names:
@@ -186,7 +186,7 @@ def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
 
 
 def _cards(models: bytes) -> list[Mapping[str, Any]]:
-    """Return what an engine says of its models; nothing where that is no answer."""
+    """Return an engine's list of models; empty where the answer has none."""
     try:
         return [card for card in orjson.loads(models)["data"] if isinstance(card, dict)]
     except (ValueError, LookupError, TypeError):
@@ -194,6 +194,6 @@ def _cards(models: bytes) -> list[Mapping[str, Any]]:
 
 
 def _max_model_len(cards: Sequence[Mapping[str, Any]]) -> int:
-    """vLLM's own field of a model's card; other engines do not tell."""
-    told = [card.get("max_model_len") for card in cards]
-    return max([length for length in told if isinstance(length, int)], default=0)
+    """Return vLLM's own field of a model's card; 0 in other engines."""
+    lengths = [card.get("max_model_len") for card in cards]
+    return max([length for length in lengths if isinstance(length, int)], default=0)

@@ -1,9 +1,8 @@
-"""What planning must know of the engine before anybody is served: how fast it is, and how much it remembers.
+"""The engine's time model and KV cache, which planning needs before the first request.
 
-A pool names a time model that comes with Penstock, and that has a KV cache of its own. Any other engine is
-waited for: its cache is the pool's `kvCacheTokens`, or what it tells. Where the pool says `auto`, it is also
-measured, once, while the sidecar does not say yet that it is ready; what it learns from then on corrects the
-model.
+A time model that comes with Penstock has a KV cache of its own. For any other the sidecar waits for the
+engine: the cache is the pool's `kvCacheTokens`, or what the engine reports. With `timeModel: auto` the engine
+is also measured once, before the sidecar is ready; step reports correct the model from then on.
 """
 
 import asyncio
@@ -24,13 +23,13 @@ from penstock_runtime.serving import StartError
 from penstock_sidecar.engine.client import Probe
 
 ASK_AGAIN_S = 1.0
-"""Between two looks at an engine that is not there yet."""
+"""Interval between probes of an engine that is not ready yet."""
 
 log = structlog.get_logger()
 
 
 class Facts(NamedTuple):
-    """Of one engine, before it has worked for anybody."""
+    """What planning starts from."""
 
     model: TimeModel
     kv: KvCache
@@ -41,19 +40,20 @@ async def facts_of(
     url: str,
     probe: Callable[[], Awaitable[Probe]],
     stop: asyncio.Event,
-    tell: Path | None = None,
+    model_file: Path | None = None,
     *,
     api_key: str = "",
 ) -> Facts | None:
-    """As the pool names them, else as measured; None where `stop` came first.
+    """Return what the pool names, else what is measured; None where `stop` is set first.
 
     api_key: the engine's, empty without one.
-    tell: where a measured model is left for an engine that plans by it. Raises StartError where nobody tells.
+    model_file: where a measured model is left for an engine that plans by it. Raises StartError where neither
+        the pool nor the engine has a fact.
     """
     if pool.spec.engine.time_model in BUILTINS:
         return named(pool)
     stopping = asyncio.create_task(stop.wait())
-    measuring = asyncio.create_task(_measured(pool, url, probe, tell, api_key))
+    measuring = asyncio.create_task(_measured(pool, url, probe, model_file, api_key))
     try:
         await asyncio.wait({stopping, measuring}, return_when=asyncio.FIRST_COMPLETED)
         return measuring.result() if measuring.done() else None
@@ -64,14 +64,14 @@ async def facts_of(
 
 
 def named(pool: Pool) -> Facts:
-    """Of the built-in that the pool names."""
+    """Return the facts of the built-in model that the pool names."""
     spec = pool.spec.engine
     model = time_model(spec.time_model)
     return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
 
 
 async def _measured(
-    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], tell: Path | None, api_key: str
+    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], model_file: Path | None, api_key: str
 ) -> Facts:
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
     found = await _until_ready(probe)
@@ -90,8 +90,8 @@ async def _measured(
             measured = await profile(engine, limits, spec.profile_timeout_s)
     except (EngineError, TooLittle) as error:
         raise StartError(f"spec.engine.timeModel: auto: {error}") from None
-    if tell is not None:
-        _leave(measured.fit.model, tell)
+    if model_file is not None:
+        _leave(measured.fit.model, model_file)
     worth = measured.fit.held_out
     log.info(
         "measured",
@@ -103,7 +103,7 @@ async def _measured(
 
 
 def _leave(model: TimeModel, path: Path) -> None:
-    """Whole or not at all: the engine may look at any moment. Raises StartError."""
+    """Write the model whole or not at all: the engine may read it at any moment. Raises StartError."""
     unfinished = path.with_suffix(".unfinished")
     try:
         unfinished.write_bytes(orjson.dumps(to_json(model)))
@@ -126,13 +126,13 @@ async def _kv_of(pool: Pool, engine: Engine) -> KvCache:
     spec = pool.spec.engine
     if spec.kv_cache_tokens is not None:
         return _cache(spec.kv_cache_tokens, spec.block_tokens)
-    told = await engine.kv_cache()
-    if told is None:
+    reported = await engine.kv_cache()
+    if reported is None:
         raise StartError(
-            "spec.engine.kvCacheTokens: missing, and this engine does not tell; write how many tokens its KV "
-            "cache holds"
+            "spec.engine.kvCacheTokens: missing, and this engine does not report it; "
+            "write how many tokens its KV cache holds"
         )
-    return KvCache(told.blocks, told.blocks, told.block_tokens)
+    return KvCache(reported.blocks, reported.blocks, reported.block_tokens)
 
 
 def _cache(tokens: int, block_tokens: int) -> KvCache:

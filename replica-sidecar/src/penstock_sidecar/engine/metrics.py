@@ -1,7 +1,7 @@
-"""What an engine says of itself at `/metrics`, as far as releasing can use it.
+"""An engine's load by its own `/metrics`, under vLLM's names.
 
-vLLM's names; an engine that has none of them tells nothing. Where one process has several engines, each has
-lines of its own: requests add up, and the fullest cache counts.
+One process may have several engines with lines of their own: their requests add up, and the fullest cache
+counts. An engine without these names has no known load.
 """
 
 import re
@@ -13,7 +13,7 @@ RUNNING, WAITING = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
 KV_USED = b"vllm:kv_cache_usage_perc"
 
 MOST_BYTES = 4 << 20
-"""A longer page is no page of an engine's."""
+"""A longer page is not an engine's."""
 
 _CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
@@ -23,9 +23,9 @@ _LINE = re.compile(
 
 
 class EngineLoad(NamedTuple):
-    """Requests that it runs and that wait in it, and the share of its KV cache in use.
+    """Requests that run and wait in the engine, and the share of its KV cache in use.
 
-    kv: that cache, empty; None where it does not tell.
+    kv: that cache, empty; None if unknown.
     """
 
     running: int
@@ -35,7 +35,7 @@ class EngineLoad(NamedTuple):
 
 
 def load_of(page: bytes) -> EngineLoad | None:
-    """The load that a page tells; None where it does not."""
+    """Return the load on a page; None if it is not there."""
     values: dict[bytes, list[float]] = {}
     for name, value in _LINE.findall(page):
         try:
@@ -50,10 +50,10 @@ def load_of(page: bytes) -> EngineLoad | None:
 
 
 def _cache_of(page: bytes) -> KvCache | None:
-    """The cache that vLLM's start has settled, in a line of labels."""
+    """Return the cache that vLLM reports in a line of labels."""
     line = _CACHE.search(page)
-    told = dict(_LABEL.findall(line[1])) if line else {}
-    blocks, block_tokens = told.get(b"num_gpu_blocks", b""), told.get(b"block_size", b"")
+    labels = dict(_LABEL.findall(line[1])) if line else {}
+    blocks, block_tokens = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")
     if not (blocks.isdigit() and block_tokens.isdigit() and int(block_tokens)):
         return None
     return KvCache(int(blocks), int(blocks), int(block_tokens))

@@ -1,14 +1,14 @@
-"""Tokens in a stream of server-sent events, counted without taking the stream apart.
+"""Tokens in a stream of server-sent events, counted without parsing each event.
 
-The sidecar passes an engine's bytes on untouched, so it counts what ends events: a blank line, which cannot
-stand inside JSON. One event carries one token, except the chat's opening event (a role and empty content),
-the usage at the end and `[DONE]`. Engines that merge tokens into one event are counted low until their usage
-tells; where there is usage, it is what `Finished` reports.
+The sidecar passes an engine's bytes on untouched, and counts blank lines, which end events and cannot occur
+inside JSON. One event carries one token, except the chat's opening event (a role and empty content), the
+usage at the end and `[DONE]`. Where an engine merges tokens into one event, the count is too low until the
+usage comes; `Finished` reports the usage where there is one.
 
 A model that thinks first begins with events that carry `reasoning_content` (also `reasoning`). The first that
 carries none, or an answer's text too, ends the thinking.
 
-Some engines end a stream without `[DONE]`. Then a choice's reason to finish tells that the answer is whole.
+Some engines end a stream without `[DONE]`. Then a choice's `finish_reason` shows that the answer is whole.
 """
 
 import re
@@ -20,7 +20,7 @@ import orjson
 DONE = b"data: [DONE]"
 
 EVENT_BYTES = 1 << 20
-"""No event is longer; what comes without an end is passed on and not counted."""
+"""Longest event. Longer ones are passed on and not counted."""
 
 _OPENING = b'"content":""'
 _USAGE = b'"usage"'
@@ -28,12 +28,12 @@ _USAGE = b'"usage"'
 _FINISH = re.compile(rb'"finish_reason": ?"')
 
 _THOUGHT = re.compile(rb'"reasoning(?:_content)?": ?"[^"]')
-_SAID = re.compile(rb'"content": ?"[^"]')
+_CONTENT = re.compile(rb'"content": ?"[^"]')
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine says it has counted. cached_tokens: of the prompt's; 0 where it does not tell."""
+    """The engine's own counts. cached_tokens: of the prompt's; 0 if unknown."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -65,17 +65,17 @@ class TokenCount:
         self._rest = b""  # of an event whose end has not come
         self._opened = False
         self._thinks = False
-        self._finish = False  # a choice has said why it ends
+        self._finish = False  # a choice has a finish_reason
         self._last = b""  # lone event, not looked at
         self.thinking_tokens = 0
 
     @property
     def finished(self) -> bool:
-        """Whether a choice has said why it ends."""
+        """Whether a choice has a `finish_reason`."""
         return self._finish or _FINISH.search(self._last) is not None
 
     def feed(self, data: bytes) -> int:
-        """Tokens that `data`, the next bytes of the stream, completes."""
+        """Return how many tokens `data`, the next bytes of the stream, completes."""
         if self._rest:
             data = self._rest + data
         plain = self._opened and self.tokens and not self._thinks
@@ -101,7 +101,7 @@ class TokenCount:
         if tokens and not self.tokens:
             self._thinks = _THOUGHT.search(event) is not None
         self.tokens += tokens
-        if tokens and self._thinks and (_SAID.search(event) or not _THOUGHT.search(event)):
+        if tokens and self._thinks and (_CONTENT.search(event) or not _THOUGHT.search(event)):
             self._thinks = False
             self.thinking_tokens = self.tokens if _THOUGHT.search(event) else self.tokens - 1
 
@@ -129,7 +129,7 @@ class TokenCount:
 
 
 def usage_of(answer: dict[str, Any]) -> Usage | None:
-    """The usage an answer, or one event of it, tells."""
+    """Return the usage in an answer, or in one event of it; None without."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -146,7 +146,7 @@ def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int:
 
 
 def usage_of_body(body: bytes) -> Usage | None:
-    """The usage of an answer that came whole."""
+    """Return the usage in a whole answer; None without."""
     answer = _parsed(body)
     return None if answer is None else usage_of(answer)
 

@@ -1,9 +1,8 @@
-"""A stream without the usage that its client has not asked for.
+"""Removal of the usage that only the sidecar has asked for from a stream.
 
-Engines merge tokens into one event when they are busy, so only usage tells how many there were. The sidecar
-asks for it (`stream_options.include_usage`) where the client does not, and takes out what that adds to the
-stream: a last chunk without choices, and in some engines a `"usage": null` in every other one. All else
-passes as it came, event by event.
+Busy engines merge tokens into one event, so only usage gives their number. Where the client does not ask for
+it (`stream_options.include_usage`), the sidecar does, and removes what that adds to the stream: a last chunk
+without choices, and in some engines a `"usage": null` in every other one. All else passes unchanged.
 """
 
 import re
@@ -16,13 +15,13 @@ from penstock_sidecar.engine.sse import EVENT_BYTES
 _USAGE = b'"usage"'
 
 _NULL = re.compile(rb',\s*"usage":\s*null|"usage":\s*null\s*,')
-"""Within a JSON text a quote is escaped, so this is a field and never somebody's words."""
+"""Quotes inside JSON strings are escaped, so this matches a field and never text."""
 
 _END = re.compile(rb"\r?\n\r?\n")
 
 
 class UsageStrip:
-    """Holds back an event until it is whole."""
+    """Holds an event back until it is whole."""
 
     __slots__ = ("_rest",)
 
@@ -30,7 +29,7 @@ class UsageStrip:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data`, the next bytes of the stream, and of what was held back, goes on."""
+        """Return the events that are whole with `data`, the next bytes of the stream, without usage."""
         data = self._rest + data
         last = None
         for last in _END.finditer(data):  # noqa: B007 - the last one is looked for
@@ -43,13 +42,13 @@ class UsageStrip:
         return passed if _USAGE not in passed else b"".join(map(_without_usage, _events(passed)))
 
     def end(self) -> bytes:
-        """What was held back when the stream ended."""
+        """Return what is held back when the stream ends."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 def _events(data: bytes) -> list[bytes]:
-    """Each with the blank line that ends it."""
+    """Return the events, each with the blank line that ends it."""
     ends = [0, *(found.end() for found in _END.finditer(data))]
     if ends[-1] < len(data):
         ends.append(len(data))
@@ -63,7 +62,7 @@ def _without_usage(event: bytes) -> bytes:
         chunk = orjson.loads(event[5:])
     except orjson.JSONDecodeError:
         return event
-    told = isinstance(chunk, dict) and isinstance(chunk.get("usage"), dict)
-    if told and not chunk.get("choices"):
+    counted = isinstance(chunk, dict) and isinstance(chunk.get("usage"), dict)
+    if counted and not chunk.get("choices"):
         return b""
-    return event if told else _NULL.sub(b"", event)
+    return event if counted else _NULL.sub(b"", event)

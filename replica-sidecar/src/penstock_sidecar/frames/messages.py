@@ -1,4 +1,4 @@
-"""The core's words as messages to the router, and an error's answer."""
+"""Core's types as messages to the router."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ INTERNAL = ApiError(500, "internal error of the replica", "server_error")
 
 
 def verdict_event(id: int, verdict: Verdict) -> wire.Event:
-    """The verdict, which is a request's first event."""
+    """Return a verdict as a request's first event."""
     if isinstance(verdict, Admitted):
         admitted = wire.Admitted(
             ttft_predicted_s=verdict.ttft_predicted_s, tpot_predicted_s=verdict.tpot_predicted_s
@@ -40,36 +40,36 @@ def _rejected(verdict: Rejected) -> wire.Rejected:
     return wire.Rejected(reason=REASONS[verdict.reason], earliest_s=verdict.earliest_s)
 
 
-def snapshot_message(now: Snapshot, engine_ready: bool, draining: bool) -> wire.Snapshot:
-    """How a replica stands."""
+def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire.Snapshot:
+    """Return a replica's load as a message."""
     return wire.Snapshot(
-        running=now.running,
-        waiting=now.waiting,
-        best_effort=now.best_effort,
-        prefill_tokens_left=now.prefill_tokens_left,
-        kv_tokens_free=now.kv_tokens_free,
-        kv_tokens_total=now.kv_tokens_total,
+        running=load.running,
+        waiting=load.waiting,
+        best_effort=load.best_effort,
+        prefill_tokens_left=load.prefill_tokens_left,
+        kv_tokens_free=load.kv_tokens_free,
+        kv_tokens_total=load.kv_tokens_total,
         draining=draining,
         engine_ready=engine_ready,
-        work_s=now.work_s,
-        prefill_wait_s=now.prefill_wait_s,
-        prefill_slack_s=now.prefill_slack_s,
-        prefill_tokens_s=now.prefill_tokens_s,
-        step_s=now.step_s,
-        tightest_pace_s=now.tightest_pace_s,
-        kv_tokens_headroom=now.kv_tokens_headroom,
+        work_s=load.work_s,
+        prefill_wait_s=load.prefill_wait_s,
+        prefill_slack_s=load.prefill_slack_s,
+        prefill_tokens_s=load.prefill_tokens_s,
+        step_s=load.step_s,
+        tightest_pace_s=load.tightest_pace_s,
+        kv_tokens_headroom=load.kv_tokens_headroom,
     )
 
 
 def verdict_words(verdict: Verdict) -> tuple[str, str]:
-    """The verdict and its reason, as metrics and logs say them."""
+    """Return a verdict and its reason as metrics and logs name them."""
     if isinstance(verdict, Rejected):
         return "rejected", verdict.reason.value
     return ("admitted" if isinstance(verdict, Admitted) else "best-effort"), ""
 
 
 def failed_event(id: int, failure: wire.Failure.ValueType, status: int, body: bytes) -> wire.Event:
-    """An end that is an error."""
+    """Return the last event of a request that ends in an error."""
     return wire.Event(id=id, failed=wire.Failed(failure=failure, status=status, body=body))
 
 
@@ -82,7 +82,7 @@ def finished_event(
     thinking_tokens: int = 0,
     token_gaps_us: Sequence[int] = (),
 ) -> wire.Event:
-    """An end as it should be."""
+    """Return the last event of a whole answer."""
     return wire.Event(
         id=id,
         finished=wire.Finished(

@@ -1,4 +1,4 @@
-"""What a session has to tell its router, gathered into frames.
+"""Events of one session, gathered into frames for its router.
 
 A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as nobody
 notices (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
@@ -36,7 +36,7 @@ class Hurry(Enum):
 class Outbox:
     """Events of one session, oldest first, in the frames that will carry them. One reader takes frames.
 
-    snapshot: makes the replica's state for a frame.
+    snapshot: makes the snapshot for a frame.
     sharing: how many requests the session has, which tells whether waiting can gain anything.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
     """
@@ -53,8 +53,8 @@ class Outbox:
         self.behind = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf  # that the timer was set for
-        self._told: bytes | None = None
-        self._nudged = True  # a new session is told the replica's state first
+        self._sent: bytes | None = None
+        self._asked = True  # a new session begins with a snapshot
         self._closed = False
         self._due.set()
 
@@ -77,29 +77,29 @@ class Outbox:
             self._open.events.append(event)
             self._added(data_bytes, hurry)
 
-    def nudge(self) -> None:
-        """Tell the replica's state, with or without events, if it has changed since it was last told."""
-        if self._snapshot().SerializeToString(deterministic=True) != self._told:
-            self._nudged = True
+    def tell_changes(self) -> None:
+        """Send the replica's snapshot, with or without events, if it has changed since the last one."""
+        if self._snapshot().SerializeToString(deterministic=True) != self._sent:
+            self._asked = True
             self._due.set()
 
-    def news(self, within_s: float) -> None:
-        """Tell the replica's state within this time, by a frame of its own if no other goes."""
+    def tell_within(self, within_s: float) -> None:
+        """Send the replica's snapshot within this time, by a frame of its own if no other goes."""
         if not self._due.is_set():
-            self._nudged = True
+            self._asked = True
             self._go_within(within_s)
 
     def close(self) -> None:
-        """Take no more events; the reader gets what there is, then None."""
+        """Take no more events. The reader gets what is held, then None."""
         self._closed = True
         self._due.set()
 
     def drop(self) -> None:
-        """Take no more events, and forget what there is: the reader gets None."""
+        """Take no more events, and drop what is held. The reader gets None."""
         self._full.clear()
         self._full_bytes = 0
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
-        self._nudged = False
+        self._asked = False
         self.close()
 
     async def frame(self) -> wire.ReplicaFrame | None:
@@ -107,14 +107,14 @@ class Outbox:
         await self._due.wait()
         await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
         self._disarm()
-        if self.empty and self._closed and not self._nudged:
+        if self.empty and self._closed and not self._asked:
             return None
         frame = self._next()
-        self._nudged = False
+        self._asked = False
         if self.empty and not self._closed:
             self._due.clear()
         snapshot = self._snapshot()
-        self._told = snapshot.SerializeToString(deterministic=True)
+        self._sent = snapshot.SerializeToString(deterministic=True)
         frame.snapshot.CopyFrom(snapshot)
         return frame
 
@@ -132,7 +132,7 @@ class Outbox:
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
 
     def _added(self, data_bytes: int, hurry: Hurry) -> None:
-        """An event stands in the open frame: note its size, and see when it has to go."""
+        """Account for an event that was added to the open frame, and schedule the frame."""
         self._open_bytes += EVENT_BYTES + data_bytes
         if self._full_bytes + self._open_bytes > self._bounds.outbox_bytes:
             self.drop()

@@ -1,11 +1,11 @@
-"""The mirror of an engine that is not ours: who is held before it, who is inside, and how far they are.
+"""The mirror of an engine that schedules by itself: requests that are held before it, and requests in it.
 
-Nothing is reported by such an engine, so all is inferred: from who was let in, from the tokens that pass,
-from the time model, and where the engine tells of itself at `/metrics`, from that. It tells of requests
-that came to it past this sidecar: they take seats and memory from ours (`others`).
+Such an engine sends no step reports, so its state is inferred: from the requests released into it, from the
+tokens that pass, from the time model, and from its `/metrics` where it has them. These show requests that
+reached it past this sidecar, which take slots and memory (`others`).
 
-Admission plans with the engine as it will be when the prompts inside are done (`release_outlook`), and with
-everybody who is held as waiting.
+Admission plans with the engine as it will be when the prompts in it are computed
+(`penstock_core.external_engine.outlook`), and with all held requests as waiting.
 """
 
 from collections.abc import Callable, Collection
@@ -32,9 +32,9 @@ class Count(NamedTuple):
 
 
 class HoldingMirror(ReplicaMirror):
-    """What this replica holds, and what of it the engine has been given.
+    """The requests of this replica, and which of them the engine has.
 
-    seats: how many the engine runs at once. others: requests and blocks in it that are not ours.
+    slots: how many it runs at once. others: requests and blocks in it that are not this replica's.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class HoldingMirror(ReplicaMirror):
         speculation: Speculation | None = None,
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
-        self.seats = Seats(limits.running, limits.running)
+        self.slots = Seats(limits.running, limits.running)
         self._let_in: dict[RequestId, Accepted] = {}
         self._since_s = 0.0
         self._others = Count(0, 0)
 
     @property
     def inside(self) -> Inside:
-        """What the engine has been given, and has not ended."""
+        """Requests that the engine has, and that have not ended."""
         jobs = [found.job for found in self._let_in.values()]
         return Inside(
             tuple(job for job in jobs if job.generated_tokens),
@@ -62,17 +62,17 @@ class HoldingMirror(ReplicaMirror):
 
     @property
     def drafts(self) -> bool:
-        """Whether the engine is said to draft."""
+        """Whether the engine speculates, by the pool."""
         return self._speculation is not None
 
     @property
     def count(self) -> Count:
-        """How many are inside, and blocks that they hold at most."""
+        """How many requests the engine has, and blocks that they hold at most."""
         sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.inside.jobs]
         return Count(len(sizes), sum(map(self._kv.blocks_for, sizes)))
 
     def let_in(self, request_id: RequestId, now_s: float) -> None:
-        """A job goes to the engine."""
+        """Note that a job goes to the engine."""
         if all(found.job.generated_tokens for found in self._let_in.values()):
             self._since_s = now_s
         found = self._let_in[request_id] = self._accepted[request_id]
@@ -80,19 +80,19 @@ class HoldingMirror(ReplicaMirror):
         self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:
-        """The job has ended, in whatever way. Returns it as last known."""
+        """Drop a job that has ended. Returns it as last known."""
         self._let_in.pop(request_id, None)
         return super().forget(request_id)
 
     def promote(self, request_ids: Collection[RequestId]) -> None:
-        """Best-effort jobs are promised their targets from here on."""
+        """Hold best-effort jobs to their targets from here on."""
         for request_id in request_ids:
             found = self._accepted[request_id]
             found.job = promoted(found.job)
             self._snapshot = None
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
-        """Tokens of a job have passed towards its client. The first show that its prompt is done."""
+        """Note tokens of a job. The first show that its prompt is computed."""
         found = self._let_in.get(request_id)
         first = found is not None and not found.job.generated_tokens
         super().passed(request_id, tokens, now_s)
@@ -100,17 +100,17 @@ class HoldingMirror(ReplicaMirror):
             self._since_s = now_s
 
     def engine_full(self) -> None:
-        """The engine had no room for one more beside those who are inside."""
-        self.seats = self.seats.refused(len(self._let_in))
+        """Note that the engine had no room for one more request beside those it has."""
+        self.slots = self.slots.refused(len(self._let_in))
         self._snapshot = None
 
-    def engine_told(self, load: EngineLoad | None, before: Count, after: Count) -> None:
-        """What the engine says of itself, if it does; and what of ours was inside before and after that."""
+    def engine_load(self, load: EngineLoad | None, before: Count, after: Count) -> None:
+        """Take in the engine's load, and how many requests it had from here before and after it was asked."""
         if load is None:
-            self.seats, self._others = self.seats.relaxed(), Count(0, 0)
+            self.slots, self._others = self.slots.relaxed(), Count(0, 0)
         else:
-            self._kv = load.kv or self._kv  # another one, where the engine was started anew
-            self.seats = self.seats.told(load.running, load.waiting)
+            self._kv = load.kv or self._kv  # another size after a restart
+            self.slots = self.slots.told(load.running, load.waiting)
             blocks = ceil(load.kv_used * self._kv.total_blocks)
             self._others = Count(
                 max(load.running + load.waiting - max(before.requests, after.requests), 0),
@@ -119,7 +119,7 @@ class HoldingMirror(ReplicaMirror):
         self._snapshot = None
 
     def held(self, now_s: float, model: TimeModel) -> ReplicaView:
-        """Those who are held, before an engine whose insides `inside` tells."""
+        """Return the held requests as waiting, before an engine whose own requests are `inside`."""
         others, blocks = self._others
         total = max(self._kv.total_blocks - blocks, 0)
         waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._let_in)
@@ -129,7 +129,7 @@ class HoldingMirror(ReplicaMirror):
             running=(),
             waiting=waiting,
             kv=KvCache(total, total, self._kv.block_tokens),
-            limits=replace(self._limits, running=max(self.seats.most - others, 1)),
+            limits=replace(self._limits, running=max(self.slots.most - others, 1)),
             model=model,
             speculation=self._speculation,
         )

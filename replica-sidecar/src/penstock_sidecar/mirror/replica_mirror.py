@@ -1,24 +1,26 @@
-"""The sidecar's picture of its replica: what it has accepted, and what the engine last said of it.
+"""The sidecar's model of its replica: accepted requests, and the engine's latest report of them.
 
-Admission plans against a `ReplicaView`. The engine's reports give the truth of every request it holds, but a
-request is on its way for a moment before it stands in one, and gone from them a moment before its last bytes
-have been read. So the mirror keeps what was accepted here beside the latest report:
+Admission plans against a `ReplicaView`. Reports are the true state of the requests in the engine, but a
+request is on its way for a moment before a report has it, and its last bytes are read a moment after reports
+have it no more. So the mirror keeps accepted requests beside the latest report:
 
-- accepted and never reported: on its way to the engine, so it waits there, after all that already do;
+- accepted and never reported: on its way to the engine, so it waits there, behind all that already wait;
 - in the latest report: as reported, in the engine's own order;
-- prefilled in the iteration that has been started: as it will be when that ends;
-- reported once and not any more: ended at the engine, so it takes nothing, whatever is still being read;
-- in the report and not ours: sent by somebody else. It holds memory and takes time, so it is planned for.
+- prefilled in the iteration under way: as it will be when that ends;
+- reported before and not any more: ended at the engine, so it takes nothing, though bytes are still being
+  read;
+- in the report and not accepted here: sent past this sidecar. It takes memory and time, so it is planned for.
 
-Each report is the whole state; a lost one costs nothing but age. Where there are none, because the engine is
-not ours or has fallen silent, progress is inferred from the tokens that pass: a request with output runs and
-has its whole prompt in memory, one without waits. That errs towards too much work left: the safe side.
+Each report is the whole state; after a lost one the state is only older. Without reports, because the engine
+sends none or has fallen silent, progress is inferred from the tokens that pass: a request with output runs
+and has its whole prompt in memory, one without waits. That overestimates the work left, which is the safe
+side.
 
-An engine that speculates brings several tokens of a request out at once, and a thinking model's answer has a
-pace of its own from where the thinking ends: reports tell both, how often drafts are accepted too. Where they
-do not, drafts are taken to be as good as the pool says, and thinking ends where what passes says so.
+An engine that speculates generates several tokens of a request at once, and a thinking model's answer has a
+TPOT target of its own once the thinking ends. Reports show both, and the acceptance rate. Without them the
+acceptance rate is the pool's, and thinking ends where the tokens that pass show it.
 
-Times are on the clock of whoever calls, and always passed in.
+Times are on the caller's clock, and always passed in.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,11 +44,11 @@ FOREIGN_TIER = "direct"
 class Accepted:
     """A job that was accepted here.
 
-    seen: number of the last report it stood in, 0 for none.
-    thinking_tokens: that it thought with, once the answer proper has begun.
-    times_s: when each of its tokens was reported; None where nobody will ask.
+    seen: number of the last report that has it, 0 for none.
+    thinking_tokens: length of its thinking, once the answer proper has begun.
+    times_s: when each of its tokens was reported; None where these times are not needed.
     ran: number of the last report in which it held memory, 0 for none.
-    progressed_s: when it was sent, or last seen to go on.
+    progressed_s: when it was sent, or last made progress.
     """
 
     job: Job
@@ -60,13 +62,13 @@ class Accepted:
 
 
 class ReplicaMirror:
-    """What this replica holds.
+    """The requests of this replica, and how far they are.
 
-    kv: the cache as it is until the engine tells.
-    limits: the pool's; an engine that tells lower ones is planned with its own.
-    longer: the length to plan with, for a job that outran its prediction.
-    silence_s: working and unheard for so long, the engine's reports are not waited for any more.
-    speculation: what the engine drafts, as it is until the engine tells; None where it does not.
+    kv: the cache until a report has it.
+    limits: the pool's; lower ones of the engine replace them.
+    longer: returns the length to plan with, for a job that has outrun its prediction.
+    silence_s: how long a working engine may send no report before progress is inferred.
+    speculation: the engine's, until a report has it; None if it does not speculate.
     heard_s: when a report or output last came from the engine.
     """
 
@@ -98,9 +100,9 @@ class ReplicaMirror:
         return self._kv.total_blocks * self._kv.block_tokens
 
     def accept(self, job: Job, now_s: float, prompt_known: bool = False, timed: bool = False) -> None:
-        """A job was accepted and goes to the engine.
+        """Add an accepted job, which goes to the engine.
 
-        prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be asked for.
+        prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be called.
         """
         if not self._accepted:
             self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
@@ -111,7 +113,7 @@ class ReplicaMirror:
         self._snapshot = None
 
     def forget(self, request_id: RequestId) -> Job | None:
-        """The job has ended, in whatever way. Returns it as last known."""
+        """Drop a job that has ended. Returns it as last known."""
         found = self._accepted.pop(request_id, None)
         self._snapshot = None
         return found.job if found else None
@@ -119,8 +121,8 @@ class ReplicaMirror:
     def computes(self, request_id: RequestId, shows_output: bool) -> bool:
         """Return whether the engine has begun with a job, as far as is known.
 
-        Reports tell. Without them output does, where the job's answer `shows_output` as it comes; where it
-        does not, the job is taken to have begun.
+        Reports show it. Without them output does, where the job's answer `shows_output` as it is generated;
+        where it does not, the job is assumed to have begun.
         """
         found = self._accepted.get(request_id)
         if found is None:
@@ -130,9 +132,9 @@ class ReplicaMirror:
         return not shows_output or found.job.generated_tokens > 0
 
     def signs(self, request_id: RequestId, shows_output: bool) -> Signs | None:
-        """Return what was last heard of a job at the engine; None for one that is not known.
+        """Return the latest signs of progress of a job at the engine; None for an unknown one.
 
-        shows_output: whether its answer is seen as it comes.
+        shows_output: whether its answer is seen as it is generated.
         """
         found = self._accepted.get(request_id)
         if found is None:
@@ -145,7 +147,7 @@ class ReplicaMirror:
             return Where.COMING if self._named_all else Where.QUEUED
         reported, decodes = found.seen == self._reports, found.job.generated_tokens > 0
         queued = reported and not (found.ran == self._reports and decodes)
-        return Where.QUEUED if queued else Where.RUNNING  # one that is reported no more owes its end
+        return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
 
     def _where_inferred(self, found: Accepted, shows_output: bool) -> Where:
         if not shows_output:
@@ -153,7 +155,7 @@ class ReplicaMirror:
         return Where.RUNNING if found.job.generated_tokens else Where.QUEUED
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
-        """Tokens of a job have passed towards its client."""
+        """Note tokens of a job that have passed towards its client."""
         self.heard_s = now_s
         found = self._accepted.get(request_id)
         if found is None:
@@ -169,15 +171,15 @@ class ReplicaMirror:
             self._snapshot = None
 
     def tokens_out(self, request_id: RequestId) -> int:
-        """Tokens of a job that a speculating engine has reported, which may come several in one event."""
+        """Return a job's tokens as a speculating engine reports them: one event may have several. Else 0."""
         found = self._accepted.get(request_id)
-        told = found is not None and self._live and self._speculation is not None
-        return found.job.generated_tokens if found is not None and told else 0
+        reported = found is not None and self._live and self._speculation is not None
+        return found.job.generated_tokens if found is not None and reported else 0
 
     def token_times_s(self, request_id: RequestId, tokens: int, ended_s: float) -> list[float]:
-        """Return when each of a job's tokens came, once its whole answer has; empty where nobody reported.
+        """Return when each token of a whole answer was generated; empty if that was not reported.
 
-        The tokens of its last iteration stand in no report: it has ended by then.
+        The tokens of its last iteration are in no report: it has ended by then.
         """
         found = self._accepted.get(request_id)
         if found is None or found.times_s is None or not self._live:
@@ -188,19 +190,19 @@ class ReplicaMirror:
         return seen_s + [ended_s] * (tokens - len(seen_s))
 
     def thinking_over(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
-        """The tokens that passed say that a job's answer proper has begun. A report's word goes before."""
+        """Note that a job's thinking has ended by the tokens that passed, unless a report has shown it."""
         found = self._accepted.get(request_id)
         if found is not None and not found.thinking_tokens:
             _end_thinking(found, thinking_tokens, now_s)
             self._snapshot = None
 
     def thinking_tokens(self, request_id: RequestId) -> int:
-        """Tokens that a job has thought with; 0 until its answer proper has begun, or where it has not."""
+        """Return the length of a job's thinking; 0 until its answer proper has begun."""
         found = self._accepted.get(request_id)
         return found.thinking_tokens if found else 0
 
     def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
-        """The engine's report, received at `now_s`. Returns jobs whose true prompt length it has revealed."""
+        """Take in a report. Returns jobs whose true prompt length it shows."""
         self._reports += 1
         self._live, self._snapshot = True, None
         self.heard_s = self._in_step_s = now_s
@@ -222,20 +224,20 @@ class ReplicaMirror:
         return list(self._revealed())
 
     def check(self, now_s: float) -> bool:
-        """Notice an engine that works and has fallen silent. Whether the picture rests on reports."""
+        """Return whether reports are current. Where a working engine has fallen silent they are dropped."""
         due_s = max(self._in_step_s, self._busy_until_s) + self._silence_s
         if self._live and now_s > due_s and any(map(self._placed, self._accepted.values())):
             self.lose_reports()
         return self._live
 
     def lose_reports(self) -> None:
-        """The last report means nothing any more: the engine is gone, or silent."""
+        """Drop the last report: the engine is gone, or silent."""
         self._live, self._snapshot = False, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s = float("-inf")
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
-        """The replica as admission plans with it."""
+        """Return the replica as admission plans with it."""
         self.check(now_s)
         running, waiting = self._places()
         free = self._kv.free_blocks if self._live else self._blocks_left(running)
@@ -252,7 +254,7 @@ class ReplicaMirror:
         return at_iteration_end(view, self._chunks)
 
     def snapshot(self, now_s: float, model: TimeModel) -> Snapshot:
-        """The picture in numbers, as of when it last changed. Costs nothing where nothing has."""
+        """Return the load as of the last change. It is computed once a change."""
         if self._snapshot is None:
             self._snapshot = snapshot(self.view(now_s, model))
         return self._snapshot
@@ -273,7 +275,7 @@ class ReplicaMirror:
         return not self._live or found.seen in (0, self._reports)
 
     def _keep_unnamed(self) -> None:
-        """The report had no room for everybody who waits: those it does not name may be among them."""
+        """Treat jobs that the report does not name as waiting: it has no room for all that wait."""
         for found in self._accepted.values():
             if found.seen < self._reports:
                 found.seen = 0
@@ -295,7 +297,7 @@ class ReplicaMirror:
         return found
 
     def _at_least(self, job: Job) -> Job:
-        """A job that has just outrun its predicted length is planned with a longer one."""
+        """Return the job with a longer predicted length if it has outrun its prediction."""
         if job.output_tokens > job.generated_tokens + 1:
             return job
         bound = max(job.request.max_output_tokens, job.generated_tokens + 1)
@@ -325,14 +327,14 @@ class ReplicaMirror:
 
 
 def _within(allowed: Limits, report: StepReport) -> Limits:
-    """What the pool allows and the engine can."""
+    """Return the lower of the pool's limits and the engine's."""
     return Limits(
         min(allowed.batch_tokens, report.most_batch_tokens), min(allowed.running, report.most_running)
     )
 
 
 def _moved(job: Job, row: Row, now_s: float) -> Job:
-    """The job as its row says."""
+    """Return the job as a report has it."""
     new_tokens = max(row.generated_tokens - job.generated_tokens, 0)
     moved = advance(job, row.computed_tokens - job.computed_tokens, new_tokens, now_s)
     if moved.best_effort != row.best_effort:
@@ -343,7 +345,7 @@ def _moved(job: Job, row: Row, now_s: float) -> Job:
 
 
 def _end_thinking(found: Accepted, thinking_tokens: int, now_s: float) -> None:
-    """From its last token of thinking on its answer has a pace of its own. Told twice, it ended once."""
+    """Switch to the answer's own TPOT target. Has an effect once."""
     if not found.thinking_tokens:
         found.job = thinking_ended(found.job, now_s)
     found.thinking_tokens = thinking_tokens
@@ -354,7 +356,7 @@ def _with_prompt(job: Job, prompt_tokens: int) -> Job:
 
 
 def _foreign(row: Row, now_s: float) -> Job:
-    """A request that is not ours: as much of it as the report tells."""
+    """Return a job for a request sent past this sidecar, as far as the report shows it."""
     prompt_tokens = max(row.computed_tokens + 1 - row.generated_tokens, 1)
     left_tokens = row.generated_tokens + 1
     request = Request(row.request_id, FOREIGN_TIER, now_s, prompt_tokens, left_tokens)

@@ -1,4 +1,4 @@
-"""A step report's columns, read row by row."""
+"""Rows of a step report, which comes in columns."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -21,26 +21,26 @@ class Row(NamedTuple):
 
 
 def is_sound(report: StepReport) -> bool:
-    """Return whether planning can rest on it: its times are times, and its memory is made of blocks."""
+    """Return whether planning can use it: durations are finite and not negative, blocks have a size."""
     times_s = (report.next_duration_s, report.prefill_work, report.drafting.acceptance)
     memory = report.block_tokens > 0 and report.kv_blocks_free <= report.kv_blocks_total
     return all(isfinite(time) and time >= 0 for time in times_s) and (memory or not report.kv_blocks_total)
 
 
 def rows_of(report: StepReport) -> Iterator[Row]:
-    """Every request in it, in the engine's order."""
+    """Return its requests, in the engine's order."""
     columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
     return map(Row, *columns, report.thinking_tokens or repeat(0))
 
 
 def speculation_of(drafting: Drafting) -> Speculation | None:
-    """What an engine drafts; None where it says that it does not."""
+    """Return the engine's speculation; None if it does not speculate."""
     if not drafting.max_tokens:
         return None
     return Speculation(drafting.max_tokens, drafting.acceptance, dict(drafting.by_tier))
 
 
 def chunks_of(report: StepReport) -> dict[RequestId, int]:
-    """What the iteration under way prefills, of rows that the report had room for."""
+    """Return the tokens of each prompt in the iteration under way, of rows that the report had room for."""
     rows = zip(report.prefilling, report.chunk_tokens, strict=False)
     return {report.request_ids[row]: tokens for row, tokens in rows if row < len(report.request_ids)}

@@ -1,12 +1,11 @@
-"""The gate before an engine that is not ours: accepted requests wait here for their turn.
+"""The gate before an engine that schedules by itself: accepted requests are held here until their turn.
 
-Core decides which requests enter (`penstock_core.external_engine.release`). This module decides when to
-ask: when a request arrives, when output passes, when a request ends, and every now and then while anybody
-is held, because time alone lends slack and takes it. What comes within one turn of the event loop is one
-question, and with nobody held there is none.
+Core decides which requests enter (`penstock_core.external_engine.release`). This module decides when to ask
+it: when a request arrives, when output passes, when a request ends, and at intervals while requests are held,
+because slack changes with time. Events within one turn of the event loop lead to one decision.
 
-A request that ends while it is held never reaches the engine. A policy that fails is told once; then the
-order is that of arrival.
+A request that ends while it is held never reaches the engine. Where the policy fails, requests enter in order
+of arrival; the first failure is logged.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ log = structlog.get_logger()
 
 
 class ReleaseGate:
-    """Holds and lets in."""
+    """Holds accepted requests, and releases them into the engine."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class ReleaseGate:
     ) -> None:
         self._policy, self._mirror, self._learned = policy, mirror, learned
         self._bounds, self._metrics = bounds, metrics
-        metrics.engine_seats.set(mirror.seats.most)
+        metrics.engine_seats.set(mirror.slots.most)
         self._faults = Faults(metrics.faults)
         self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
@@ -57,45 +56,45 @@ class ReleaseGate:
         self._failed = False
 
     def holds(self, key: str) -> bool:
-        """Whether this request is held."""
+        """Return whether a request is held."""
         return key in self._turns
 
     def hold(self, keys: tuple[str, ...]) -> None:
-        """A request that the mirror has accepted; `turn` awaits its turn by the first of its keys.
+        """Hold a request that the mirror has accepted.
 
-        Its answers go in together, with the first whose turn comes: they are one request at the engine.
+        Its answers enter together, with the first whose turn comes: they are one request at the engine.
         """
         self._turns[keys[0]] = asyncio.get_running_loop().create_future()
         self._together.update(dict.fromkeys(keys, keys))
         self.ask()
 
     async def turn(self, key: str) -> None:
-        """Until a request that is held may go to the engine."""
+        """Wait until a held request may enter the engine."""
         if (turn := self._turns.get(key)) is not None:
             await turn
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
-        """Tokens of a request have passed towards its client."""
+        """Note tokens of a request that have passed towards its client."""
         self._pacemaker.passed(key, tokens, now_s)
         self.ask()
 
     def ended(self, key: str, engine_full: bool) -> None:
-        """A request is over; it may have been held. engine_full: the engine had no room for it."""
+        """Note that a request has ended, held or not. engine_full: the engine had no room for it."""
         for one in self._together.get(key, ()):
             del self._together[one]
         if self._turns.pop(key, None) is None and engine_full:
             self._mirror.engine_full()
         self.ask()
 
-    async def hear(self, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
-        """Ask the engine for its load, which it may tell or not."""
+    async def refresh_load(self, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
+        """Take the engine's own load into account, if it has one."""
         before = self._mirror.count
-        self._mirror.engine_told(await load(), before, self._mirror.count)
-        self._metrics.engine_seats.set(self._mirror.seats.most)
+        self._mirror.engine_load(await load(), before, self._mirror.count)
+        self._metrics.engine_seats.set(self._mirror.slots.most)
         self.ask()
 
     def ask(self) -> None:
-        """Something has changed that may give somebody a turn."""
+        """Decide again: something has changed that may release a request."""
         if self._turns:
             self._ask_at(max(self._next_s, monotonic()))
 
@@ -126,7 +125,7 @@ class ReleaseGate:
         self._memory = decided.memory
         self._mirror.promote(decided.promote)
         for key in decided.let_in:
-            if (keys := self._together.get(key)) is None:  # it went in with another of its request
+            if (keys := self._together.get(key)) is None:  # it entered with another answer of its request
                 continue
             for one in keys:
                 del self._together[one]
@@ -140,6 +139,6 @@ class ReleaseGate:
         except Exception:
             self._metrics.release_failures.inc()
             if not self._failed:
-                log.exception("releasing broke; from here on, where it does, the order is that of arrival")
+                log.exception("release decision failed; where it does, requests enter in order of arrival")
             self._failed = True
             return release(in_order_of_arrival, view, inside, self._policy.start(), self._window)

@@ -189,9 +189,9 @@ class Replica:
             self._learned.rest(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._learned.model.scale)
         self._ticked_s = now_s
-        self._metrics.stands(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
+        self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
-            session.outbox.nudge()
+            session.outbox.tell_changes()
 
     def _ended(self, request: ReplicaRequest) -> None:
         """Count a request that has ended, and free what it held."""
@@ -205,11 +205,11 @@ class Replica:
 
     def _spread(self) -> None:
         """Tell all routers of new requests, before they decide by an old snapshot."""
-        within_s = self._bounds.news_s * len(self._sessions)
+        within_s = self._bounds.spread_s * len(self._sessions)
         for session in self._sessions:
-            session.outbox.news(within_s)
+            session.outbox.tell_within(within_s)
 
     def _changed(self) -> None:
         self._serves_changed(self.state.serves)
         for session in self._sessions:
-            session.outbox.nudge()
+            session.outbox.tell_changes()

@@ -1,10 +1,10 @@
-"""One router's session: submits and cancels in, frames out, and nothing left behind when it ends.
+"""One router's session: submits and cancels in, frames out.
 
-A reader and a writer run side by side. Whichever of them ends first ends the session: the router closed its
-half or is gone, or it does not read. Its requests are cancelled then, at the engine too.
+A reader and a writer run side by side. The session ends with the first of them: the router has closed its
+half, is gone, or does not read. Then its requests are cancelled, at the engine too.
 
-gRPC sends a call's status behind what is being written. Where a write was cancelled it sends none, and the
-router would never hear that the session is over; so the frame that is under way is given a moment to go.
+gRPC sends a call's status after the frame that is being written, and no status where that write was
+cancelled: the router would never learn that the session is over. So the frame gets a moment to be written.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
 
 
 LAST_FRAME_S = 1.0
-"""For the frame that is being written when a session ends."""
+"""Time for the frame that is being written when a session ends."""
 
 
 class BadRouter(Exception):
@@ -32,7 +32,7 @@ class BadRouter(Exception):
 
 
 class Session:
-    """What is between one router and this replica."""
+    """The requests of one router, and the events for it."""
 
     def __init__(self, submit: Submit, snapshot: Callable[[], wire.Snapshot], bounds: Bounds) -> None:
         self._submit = submit
@@ -40,9 +40,9 @@ class Session:
         self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests))
 
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
-        """Until the router ends it, falls behind, or `close` was called and everything is written.
+        """Run until the router ends it or falls behind, or `close` was called and everything is written.
 
-        Raises BadRouter. `outbox.behind` tells afterwards whether the router had fallen behind.
+        Raises BadRouter. Afterwards `outbox.behind` is set if the router has fallen behind.
         """
         reading = asyncio.create_task(self._read(frames))
         writing = asyncio.create_task(self._write(write))
@@ -57,11 +57,11 @@ class Session:
             await self._end(writing, parts)
 
     def close(self) -> None:
-        """End it once what there is has been written."""
+        """End it once everything held is written."""
         self.outbox.close()
 
     def forget(self, request: ReplicaRequest) -> None:
-        """It has ended; its id may be used again."""
+        """Drop a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
 
     async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
@@ -69,7 +69,7 @@ class Session:
             for submit in frame.submits:
                 self._take(submit)
             for id in frame.cancels:
-                if request := self._requests.get(id):  # else it has ended, and the cancel crossed that
+                if request := self._requests.get(id):  # else it has ended, and the cancel crossed its end
                     request.cancelled()
 
     def _take(self, submit: wire.Submit) -> None:

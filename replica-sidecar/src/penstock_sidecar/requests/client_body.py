@@ -1,9 +1,9 @@
-"""What the sidecar reads of a client's body, and the body that goes to the engine.
+"""The fields of a client's body that planning needs, and the body that goes to the engine.
 
-Only what planning needs is read and checked; every other field is skipped, and the engine's to judge. Nothing
-is built from what is skipped, so a body's price is its bytes: 8 MiB of empty arrays take 20 ms, where reading
-them all takes 600. The bytes go on as they came: SLO fields are spliced in behind them, and stand in place of
-the client's own `vllm_xargs`, since of a name that comes twice the last one counts.
+Every other field is skipped and left to the engine. Nothing is built from skipped fields, so a body costs by
+its bytes: 8 MiB of empty arrays take 20 ms, parsing them all takes 600. The bytes are passed on unchanged:
+SLO fields are appended, and replace the client's own `vllm_xargs`, because the last of two equal names
+counts.
 """
 
 import re
@@ -24,7 +24,7 @@ XARGS = "vllm_xargs"
 STREAM_OPTIONS = "stream_options"
 
 OUR_FIELDS = "penstock_"
-"""Fields that begin so are the sidecar's own to write: a client cannot give itself an SLO."""
+"""Prefix of fields that only the sidecar writes: a client cannot give itself an SLO."""
 
 XARGS_BYTES = 1 << 16
 """Longest `vllm_xargs`."""
@@ -39,11 +39,11 @@ _PART = re.compile(r"(?<=content)\[.*")
 
 @dataclass(frozen=True, slots=True)
 class ClientBody:
-    """A body that can be served. Of several prompts, prompt_token_ids and text_bytes are of the longest.
+    """A body that can be served. Of several prompts, prompt_token_ids and text_bytes are the longest one's.
 
-    prompt_token_ids: tokens of the prompt where it came as ids, else None.
+    prompt_token_ids: tokens of the prompt if it came as ids, else None.
     text_bytes: UTF-8 bytes of its text, messages or tools.
-    messages: how many of them, for templates that add tokens to each.
+    messages: how many, for templates that add tokens to each.
     max_tokens: the client's own bound on the answer, or None.
     prompts: how many there are. sequences: answers that the engine generates, over all of them.
     xargs: the client's own `vllm_xargs` without any of our fields; empty without.
@@ -62,11 +62,11 @@ class ClientBody:
     stream_options: Raw
 
     def with_fields(self, fields: Mapping[str, Scalar]) -> bytes:
-        """The body for the engine: the client's, and `fields` among its `vllm_xargs`."""
+        """Return the body for the engine: the client's, with `fields` among its `vllm_xargs`."""
         return self._with(XARGS, {**self.xargs, **fields})
 
     def asking_usage(self) -> bytes | None:
-        """The body with its stream to end with usage; None where it does so anyway, or cannot be made to."""
+        """Return the body with a request for usage; None where it has one, or cannot be given one."""
         if not self.stream:
             return None
         said = bytes(self.stream_options)
@@ -80,7 +80,7 @@ class ClientBody:
         return msgspec.json.encode({**fields, STREAM_OPTIONS: {**options, "include_usage": True}})
 
     def _with(self, name: str, value: Mapping[str, Any]) -> bytes:
-        """One field more, behind the others."""
+        """Return the body with one field appended."""
         body = self.raw.rstrip()
         return body[:-1] + b',"' + name.encode() + b'":' + msgspec.json.encode(value) + b"}"
 
@@ -88,7 +88,7 @@ class ClientBody:
 def read_body(
     endpoint: wire.Endpoint.ValueType, raw: bytes, most_sequences: int = MOST_SEQUENCES
 ) -> ClientBody:
-    """The body, checked. Raises ApiError (400) that names the field.
+    """Return the body, checked. Raises ApiError (400) that names the field.
 
     most_sequences: answers that it may ask for, over all its prompts.
     """
@@ -185,7 +185,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 
 
 def _object(raw: bytes) -> dict[str, Raw] | None:
-    """The fields of an object, as they came; None where it is no object."""
+    """Return an object's fields unparsed; None if it is not an object."""
     try:
         return _OBJECT.decode(raw)
     except msgspec.DecodeError:
@@ -214,7 +214,7 @@ def _content_bytes(content: str | list[_Part] | None, index: int) -> int:
 
 
 def _text(raw: bytes, where: str) -> str:
-    """The text in a part; empty where there is none."""
+    """Return the text in a part; empty without."""
     if not raw.startswith(b'"'):
         return ""
     try:
@@ -237,7 +237,7 @@ def _prompt(raw: Raw) -> _Prompt:
 
 
 def _xargs(raw: Raw) -> Mapping[str, Raw]:
-    """The client's own. Scalars are all that engines take there, so a long one is a mistake."""
+    """Return the client's own. Engines take only scalars there, so a long one is a mistake."""
     said = bytes(raw)
     if len(said) > XARGS_BYTES:
         raise _bad(XARGS, f"'{XARGS}' has {len(said)} bytes; there may be {XARGS_BYTES} at most")
@@ -263,7 +263,7 @@ def _id_lists(raw: bytes) -> _Prompt:
 
 
 def _sequences(body: _Fields, prompts: int, most: int) -> int:
-    """Answers that the engine generates. Raises ApiError where they are over the bound."""
+    """Return how many answers the engine generates. Raises ApiError over the bound."""
     name, each = max((("n", body.n or 1), ("best_of", body.best_of or 1)), key=lambda field: field[1])
     if prompts * each <= most:
         return prompts * each

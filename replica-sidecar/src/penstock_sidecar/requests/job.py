@@ -1,4 +1,4 @@
-"""From a submit and its body to the job that admission plans with."""
+"""The job that admission plans with, from a submit and its body."""
 
 from dataclasses import replace
 from math import isfinite
@@ -12,7 +12,7 @@ from penstock_sidecar.requests.client_body import ClientBody
 from penstock_sidecar.requests.learned import Learned
 
 NO_BOUND_TOKENS = 8192
-"""Planned for where neither the client nor the engine has told a bound."""
+"""Planned length of an answer without a bound by the client or the engine."""
 
 
 def job_of(
@@ -26,9 +26,9 @@ def job_of(
     delivery_s: float,
     now_s: float,
 ) -> Job:
-    """The job, arrived as long ago as the router says. Its slowdown is of the model that the pool names.
+    """Return the job, which arrived as long ago as the router says. Its slowdown refers to the fitted model.
 
-    context_tokens: the model's, 0 if not known. delivery_s: kept back from its targets for the way.
+    context_tokens: the model's, 0 if unknown. delivery_s: kept back from its targets for delivery.
     """
     prompt_tokens = learned.prompt_tokens(body)
     request = Request(
@@ -45,15 +45,15 @@ def job_of(
 
 
 def check_times(submit: wire.Submit) -> None:
-    """Raise ApiError where a submit's times are none: nothing could be planned beside them."""
+    """Raise ApiError where a submit's times are negative or not finite: they would spoil every plan."""
     for name in ("spent_s", "ttft_s", "tpot_s"):
         seconds = getattr(submit, name)
         if not (isfinite(seconds) and seconds >= 0):
-            raise ApiError(400, f"'{name}' is {seconds}, which is no number of seconds", param=name)
+            raise ApiError(400, f"'{name}' is {seconds}, which is not a number of seconds", param=name)
 
 
 def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:
-    """The tier's SLO for this prompt, with the request's own targets in place of the tier's."""
+    """Return the tier's targets for this prompt, with the request's own in their place."""
     slo = tier.slo
     if submit.HasField("ttft_s"):
         slo = replace(slo, ttft_s=submit.ttft_s, ttft_slowdown=None)
@@ -63,13 +63,13 @@ def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Target
 
 
 def less(targets: Targets, delivery_s: float) -> Targets:
-    """What the engine has of these targets. A pace is the same on the way as at the engine."""
+    """Return the targets that the engine must meet. Delivery delays each token alike, so TPOT stays."""
     ttft_s = None if targets.ttft_s is None else targets.ttft_s - delivery_s
     e2e_s = None if targets.e2e_s is None else targets.e2e_s - delivery_s
     return replace(targets, ttft_s=ttft_s, e2e_s=e2e_s)
 
 
 def _output_bound(body: ClientBody, prompt_tokens: int, context_tokens: int) -> int:
-    """Most tokens that one answer can have: the client's bound, within what the context leaves."""
+    """Return the most tokens of one answer: the client's bound, within what the context leaves."""
     left = max(context_tokens - prompt_tokens, 1) if context_tokens else NO_BOUND_TOKENS
     return left if body.max_tokens is None else min(body.max_tokens, left)

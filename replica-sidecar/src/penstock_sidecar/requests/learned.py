@@ -1,6 +1,6 @@
-"""What this replica has learned from its engine: how fast it is, how long prompts and answers are.
+"""What this replica has learned from its engine: its speed, lengths of prompts and answers.
 
-Holds the values; how each learns is core's. All of it is sane before anything has been seen.
+Holds the state; how each part learns is in core. Every part has a prior, so all are usable from the start.
 """
 
 from penstock_core.domain.request import Job, Request
@@ -13,10 +13,10 @@ from penstock_sidecar.requests.client_body import ClientBody
 
 
 class Learned:
-    """Beliefs, corrected as the engine is observed.
+    """Estimates, corrected as the engine is observed.
 
-    fitted: the time model as the pool names it. Slowdowns are of it: a promise does not move with the engine.
-    model: what to plan with: corrected, with a margin for iterations that take longer.
+    fitted: the time model as the pool names it. Slowdowns refer to it: targets do not move with the engine.
+    model: the time model to plan with: corrected, with a margin for iterations that take longer.
     """
 
     def __init__(self, fitted: TimeModel) -> None:
@@ -27,13 +27,13 @@ class Learned:
         self.model = self._expected = fitted
 
     def step(self, work: BatchWork, seconds: float) -> float:
-        """An iteration was measured. Returns how far it was from the mean prediction, as a share of it."""
+        """Learn from a measured iteration. Returns its relative error against the mean prediction."""
         predicted_s = self._expected.seconds(work)
         self._correct(observe(self._correction, self.fitted, work, seconds))
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
 
     def rest(self, seconds: float) -> None:
-        """The engine has had nothing to do for so long."""
+        """Age the correction: the engine has been idle for so long."""
         self._correct(rested(self._correction, seconds))
 
     def _correct(self, correction: Correction) -> None:
@@ -42,31 +42,31 @@ class Learned:
         self._expected = expected(self.fitted, correction)
 
     def prompt_tokens(self, body: ClientBody) -> int:
-        """Tokens of a prompt: counted where it came as ids, else estimated."""
+        """Return a prompt's tokens: counted if it came as ids, else estimated."""
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
         return self._prompts.estimate(body.text_bytes, body.messages)
 
     def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
-        """How long a prompt really was."""
+        """Learn from a prompt's true length."""
         if body.prompt_token_ids is None:
             self._prompts = self._prompts.observe(body.text_bytes, body.messages, prompt_tokens)
 
     def output_tokens(self, request: Request, generated_tokens: int) -> int:
-        """The length to plan an answer with, when so much of it is there."""
+        """Return the length to plan an answer with, of which so much is generated."""
         return self._lengths.predict(
             request.tier, request.prompt_tokens, generated_tokens, request.max_output_tokens
         )
 
     def sure_tokens(self, request: Request) -> int:
-        """`Job.sure_tokens`."""
+        """Return a request's `Job.sure_tokens`."""
         return self._lengths.sure(request)
 
     def longer(self, job: Job) -> int:
-        """The length to plan with for a job that has outrun its prediction."""
+        """Return the length to plan with for a job that has outrun its prediction."""
         return self.output_tokens(job.request, job.generated_tokens)
 
     def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
-        """How long an answer was, and its prompt."""
+        """Learn from the length of a whole answer."""
         cut_short = output_tokens >= request.max_output_tokens
         self._lengths.observe(request.tier, prompt_tokens, output_tokens, cut_short=cut_short)

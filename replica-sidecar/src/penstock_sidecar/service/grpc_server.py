@@ -21,7 +21,7 @@ GOODBYE_S = 1.0
 async def grpc_serving(
     service: ReplicaService, health: Health, wanted: Address, tls: Tls | None
 ) -> AsyncIterator[Address]:
-    """Serve inside the block, on the address that it gives. Raises StartError."""
+    """Serve within the block. Yields the address. Raises StartError."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     replica_pb2_grpc.add_ReplicaServicer_to_server(service, server)
     health.add_to(server)
@@ -34,7 +34,7 @@ async def grpc_serving(
 
 
 def _bind(server: "grpc.aio.Server", wanted: Address, tls: Tls | None) -> Address:
-    """Bind the server. The address is tried first, because gRPC's own error tells no cause."""
+    """Bind the server. The address is tried first, because gRPC's error has no cause."""
     listen(wanted.host, wanted.port).close()
     try:
         if tls is None:

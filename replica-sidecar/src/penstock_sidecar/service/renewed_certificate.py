@@ -1,7 +1,6 @@
-"""The server's certificate, taken up again when its files have been renewed in place.
+"""The server's certificate, reloaded when its files are renewed in place.
 
-gRPC asks at every handshake, from threads of its own. Connections that stand go on with what they began with;
-a new one is shown what is in the files by then.
+gRPC asks for it at every handshake, from threads of its own. Open connections keep theirs.
 """
 
 import grpc
@@ -11,7 +10,7 @@ from penstock_sidecar.options import Tls
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Credentials that follow the files. Raises OSError where they cannot be read now."""
+    """Return credentials that follow the files. Raises OSError where they cannot be read now."""
     parts = (tls.cert, tls.key, *([tls.client_ca] if tls.client_ca else []))
     files = RenewedFiles(parts, lambda: _read(tls))
     return grpc.dynamic_ssl_server_credentials(

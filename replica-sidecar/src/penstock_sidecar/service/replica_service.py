@@ -1,4 +1,4 @@
-"""The replica as a gRPC service: a few lines around each call."""
+"""The calls of `penstock.v1.Replica`."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ from penstock_sidecar.requests.learned import Learned
 log = structlog.get_logger()
 
 LAST_WORD_S = 1.0
-"""For a router that has fallen behind to take the status that ends its session."""
+"""Time for a router that has fallen behind to take the status that ends its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a replica says it is."""
+    """How a replica describes itself."""
 
     name: str
     model: str
@@ -52,7 +52,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         request_iterator: AsyncIterator[wire.RouterFrame],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
-        """Carry one router's requests until it ends the session."""
+        """Serve one router until it ends the session."""
         session = self._replica.open_session()
         try:
             await session.run(request_iterator, context.write)
@@ -66,7 +66,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Describe(
         self, request: wire.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DescribeReply:
-        """What this replica is."""
+        """Describe this replica."""
         return wire.DescribeReply(
             replica=self._identity.name,
             model=self._identity.model,
@@ -82,18 +82,18 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Drain(
         self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DrainReply:
-        """Admit nothing more; answer when what was admitted has ended, or the deadline has passed."""
-        await _only_from_here(context)
+        """Admit nothing more. Answer when all accepted requests have ended, or the deadline has passed."""
+        await _require_local(context)
         unfinished = await self._replica.drain(request.deadline_s or None)
         return wire.DrainReply(unfinished=unfinished)
 
     async def Resume(
         self, request: wire.ResumeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.ResumeReply:
-        """Take new work again."""
-        await _only_from_here(context)
+        """Admit requests again."""
+        await _require_local(context)
         if self._replica.state.stopping:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica stops")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica is stopping")
         self._replica.resume()
         return wire.ResumeReply()
 
@@ -107,8 +107,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
                 )
 
 
-async def _only_from_here(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Abort the call unless its peer is on this machine: no router may take a replica out of service."""
+async def _require_local(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Abort the call unless its peer is on this machine: a router must not take replicas out of service."""
     if not is_local(context.peer()):
         log.warning("drain or resume refused", peer=context.peer())
         await context.abort(

@@ -1,1 +1,1 @@
-"""Step reports of an engine: the socket, the reports themselves, what is missing from them."""
+"""Step reports of an engine: the socket, the reports themselves, gaps in them."""

@@ -1,9 +1,8 @@
 """Step reports from the engine, over a Unix datagram socket that the sidecar owns.
 
-The engine sends one report an iteration and never waits, so the sidecar reads all that are there whenever it
-gets to it. Each report is the whole state: of several that waited, only the last is a picture of now, but
-each measured an iteration. A gap in their numbers tells how many were lost; a changed instance, that the
-engine is another process than before.
+The engine sends one report an iteration and never waits; the sidecar reads all that have arrived. Each report
+is the whole state, so of several only the last one shows the present, but each measures an iteration. A gap
+in their numbers shows how many were lost, a changed instance that the engine has been restarted.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ DATAGRAM_BYTES = 1 << 20
 """Longest report read. Four thousand requests take about 100 KB."""
 
 BUFFER_BYTES = 4 << 20
-"""Kernel's buffer for reports that wait; it caps it at net.core.rmem_max."""
+"""Kernel buffer for waiting reports, capped at net.core.rmem_max."""
 
 TOGETHER = 64
-"""Most reports read before other work gets its turn."""
+"""Most reports read within one turn of the event loop."""
 
 
 log = structlog.get_logger()
@@ -34,53 +33,53 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Continuity:
-    """Whether reports follow on one another."""
+    """The last report's engine instance and number."""
 
     instance: str = ""
     sequence: int = 0
 
     def lost_before(self, report: StepReport) -> int:
-        """Reports that never came, between the one before and this."""
+        """Return how many reports were lost between the last one and this."""
         same, before = report.engine_instance == self.instance, self.sequence
         self.instance, self.sequence = report.engine_instance, report.sequence
         return max(report.sequence - before - 1, 0) if same else 0
 
 
 class TelemetrySocket:
-    """Receives while open. `receive` gets the reports that came since the last time, oldest first."""
+    """Receives while open. `receive` gets the reports that have arrived, oldest first."""
 
     def __init__(self, path: Path, receive: Callable[[Sequence[StepReport]], None]) -> None:
         self._path, self._receive = path, receive
         self._buffer = bytearray(DATAGRAM_BYTES)
-        self._socket, self._said = _bind(path), ""
+        self._socket, self._logged = _bind(path), ""
         self._inode = path.stat().st_ino
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Stop receiving; the path is free again."""
+        """Stop receiving, and free the path."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         if _is_at(self._path, self._inode):
             self._path.unlink(missing_ok=True)
 
     def renew(self) -> None:
-        """Bind again where the path has gone or is somebody else's: no engine could find it any more.
+        """Bind again where the path is gone or another process has it: engines could not find the socket.
 
-        Where that fails it is said once, and those who found it before are still received.
+        A failure is logged once; engines that are connected to the old socket are still received.
         """
         if _is_at(self._path, self._inode):
             return
         try:
             renewed = _bind(self._path)
         except StartError as error:
-            if str(error) != self._said:
+            if str(error) != self._logged:
                 log.warning("telemetry socket lost", cause=str(error))
-            self._said = str(error)
+            self._logged = str(error)
             return
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self._socket, self._inode, self._said = renewed, self._path.stat().st_ino, ""
+        self._socket, self._inode, self._logged = renewed, self._path.stat().st_ino, ""
         self._loop.add_reader(self._socket, self._read)
         log.warning("telemetry socket was gone and is bound again", path=str(self._path))
 
@@ -89,14 +88,14 @@ class TelemetrySocket:
         with contextlib.suppress(BlockingIOError):
             while len(reports) < TOGETHER:
                 size = self._socket.recv_into(self._buffer)
-                with contextlib.suppress(DecodeError):  # no report: its number is missed, and counted as lost
+                with contextlib.suppress(DecodeError):  # its number will be missing, and counts as lost
                     reports.append(StepReport.FromString(bytes(self._buffer[:size])))
         if reports:
             self._receive(reports)
 
 
 def _bind(path: Path) -> socket.socket:
-    """The socket, bound. A path left behind by a dead process is taken over, a living one's is not."""
+    """Return a bound socket. The path of a dead process is taken over; one in use raises StartError."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiver.setblocking(False)
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

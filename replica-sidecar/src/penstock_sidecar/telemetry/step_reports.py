@@ -1,4 +1,4 @@
-"""What is done with the engine's step reports: measure, look, count what is missing."""
+"""Step reports taken in: the time model learns from them, the mirror follows them, gaps are counted."""
 
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -19,14 +19,14 @@ from penstock_sidecar.telemetry.whole_reports import WholeReports
 log = structlog.get_logger()
 
 SILENT_S = 30.0
-"""An engine that serves and has not reported for so long is worth a line."""
+"""An engine that serves and has not reported for this long is logged."""
 
 
 class StepReports:
-    """Feeds reports to what learns from them and to the mirror.
+    """Feeds reports to `learned` and to the mirror.
 
-    path: of the socket that they come by, for people.
-    prompt_known: called with a request's key and its prompt's tokens, once the engine has revealed them.
+    path: of their socket, for the log.
+    prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class StepReports:
         self._prompt_known = prompt_known
         self._now_s = monotonic
         self._continuity = Continuity()
-        self._heard_s, self._silent = monotonic(), False
+        self._received_s, self._silent = monotonic(), False
         self._faults = Faults(metrics.faults)
         self._wholes, self._policy_faults = WholeReports(), PolicyFaults(metrics.policy_faults)
 
     def receive(self, reports: Sequence[StepReport]) -> None:
-        """Reports that came since the last time, oldest first. Each measures a step; the last is now."""
+        """Take in reports, oldest first. Each measures a step; the last one is the present state."""
         sound = list(filter(is_sound, reports))
         self._metrics.malformed.inc(len(reports) - len(sound))
         if sound:
@@ -55,29 +55,29 @@ class StepReports:
                 self._receive(sound)
 
     def _receive(self, reports: Sequence[StepReport]) -> None:
-        self._heard_s = self._now_s()
+        self._received_s = self._now_s()
         if self._silent:
             self._silent = False
             log.info("engine reports again")
         for report in reports:
             self._follow(report)
             self._measure(report)
-        whole = self._wholes.of(reports[-1])
-        if whole is None:  # the one that it goes on from is lost: the next that is whole says all
+        whole = self._wholes.restored(reports[-1])
+        if whole is None:  # the report with its columns is lost: the next one with columns is complete
             self._metrics.lost.inc()
             return
         for key, prompt_tokens in self._mirror.apply(whole, self._now_s()):
             self._prompt_known(key, prompt_tokens)
 
-    def look(self, engine_ready: bool) -> None:
-        """Say once that an engine serves and does not report. Called every second or so.
+    def check_silence(self, engine_ready: bool) -> None:
+        """Log once that an engine serves and does not report. Called every second or so.
 
         An idle engine reports too. One that computes a long step is late by that step.
         """
         now_s = self._now_s()
         if not engine_ready:
-            self._heard_s = now_s
-        elif not self._silent and now_s - self._heard_s > SILENT_S:
+            self._received_s = now_s
+        elif not self._silent and now_s - self._received_s > SILENT_S:
             self._silent = True
             log.warning(
                 "engine does not report: planning by the tokens that pass; vLLM has to be started with "
@@ -91,8 +91,8 @@ class StepReports:
         lost = self._continuity.lost_before(report)
         self._metrics.reports.inc()
         self._metrics.lost.inc(lost)
-        self._wholes.see(report)
-        self._policy_faults.follow(report)
+        self._wholes.keep(report)
+        self._policy_faults.add(report)
         if known and known != report.engine_instance:
             self._metrics.engine_restarts.inc()
             log.warning(
@@ -100,8 +100,8 @@ class StepReports:
                 instance=report.engine_instance,
                 kv_tokens=report.kv_blocks_total * report.block_tokens,
                 block_tokens=report.block_tokens,
-                most_running=report.most_running or "not told",
-                most_batch_tokens=report.most_batch_tokens or "not told",
+                most_running=report.most_running or "unknown",
+                most_batch_tokens=report.most_batch_tokens or "unknown",
             )
 
     def _measure(self, report: StepReport) -> None:

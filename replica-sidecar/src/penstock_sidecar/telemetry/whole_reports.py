@@ -1,25 +1,25 @@
-"""Step reports with the requests' columns, also where the engine has left them out.
+"""Step reports completed with the columns that the engine left out.
 
-Where an engine's requests are those of an earlier report, each running one some tokens further, it says just
-that. The earlier report's columns and this one's numbers make the report that it stands for.
+If an engine's requests are those of an earlier report, and each running one has advanced by the same number
+of tokens, its report has that number instead of columns. Here they are restored from the earlier report.
 """
 
 from penstock_proto.telemetry_pb2 import StepReport
 
 
 class WholeReports:
-    """Remembers the last report that came with columns."""
+    """Keeps the last report with columns."""
 
     def __init__(self) -> None:
         self._base = StepReport()
 
-    def see(self, report: StepReport) -> None:
-        """A report has come."""
+    def keep(self, report: StepReport) -> None:
+        """Keep a report that has columns."""
         if not report.since:
             self._base = report
 
-    def of(self, report: StepReport) -> StepReport | None:
-        """The report with its columns; None where those it names never came."""
+    def restored(self, report: StepReport) -> StepReport | None:
+        """Return a report with its columns; None where the report that has them was lost."""
         base, running = self._base, report.running
         if not report.since:
             return report
