@@ -161,7 +161,7 @@ def step(asked_s: float = 0.0, foreseen_s: float = 0.5, tokens: int = 1) -> Unde
 
 def test_the_next_step_begins_when_those_before_it_end() -> None:
     line = Pipeline()
-    assert (line.free_s(3.0, MODEL), line.left_s(3.0)) == (3.0, 0.0)
+    assert (line.free_s(0.5, MODEL), line.left_s(0.5)) == (0.5, 0.0)
     first, second = step(1.0, 0.5, 10), step(1.25, 0.25, 20)
     line.begin(first)
     line.begin(second)

@@ -71,7 +71,10 @@ def test_a_policy_rehearses_newcomers_chunks_decodes_and_both() -> None:
     rehearse(few, Limits(512, 100), MODEL, None)
     assert len(few.seen[0][0].waiting) == 8
     assert [job.best_effort for job in few.seen[0][0].waiting] == [True, False, False, False] * 2
-    assert [job.request.tier for job in few.seen[0][0].waiting] == ["batch", "chat"] * 4
+    kinds = [(job.request.tier, job.request.targets.e2e_s) for job in few.seen[0][0].waiting]
+    assert kinds == [("batch", 10.0), ("chat", None)] * 4
+    assert {job.request.arrival_s for job in both} == {0.0}
+    assert {job.anchor for job in views[2].running} == {(0.1, 1)}
 
 
 def test_a_policy_that_cannot_be_rehearsed_starts_no_engine() -> None:

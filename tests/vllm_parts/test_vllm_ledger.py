@@ -41,6 +41,11 @@ def of_jobs(jobs: tuple[Job, ...]) -> list[str]:
     return [job.request.id for job in jobs]
 
 
+def has_come_out(held: Held, tokens: int) -> None:
+    request: Any = held.request
+    request.num_output_tokens = tokens
+
+
 def test_a_request_is_noted_by_what_rides_in_it() -> None:
     ledger = Ledger()
     held = ledger.add(asked("cmpl-1", sampling_params=fields("r", spent_s=0.25)), 10.0, blocked=False)
@@ -175,7 +180,7 @@ def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
     ledger.advance(["a", "gone"], 2.0)
     assert (held.job.computed_tokens, held.job.generated_tokens) == (60, 0)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 101, 1
-    held.request.num_output_tokens = 1
+    has_come_out(held, 1)
     ledger.advance(["a"], 2.5)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (100, 1, (2.5, 1))
     assert (other.job.computed_tokens, ledger.turns, ledger.roster) == (0, before + 2, 4)
@@ -188,12 +193,13 @@ def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
 def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
     ledger = Ledger()
     (session,) = started(ledger, asked("s", resumable=True))
-    session.request.num_computed_tokens, session.request.num_output_tokens = 101, 2
+    session.request.num_computed_tokens = 101
+    has_come_out(session, 2)
     ledger.advance(["s"], 2.0)
     assert (session.job.computed_tokens, session.job.generated_tokens, session.job.anchor) == (101, 2, None)
     (held,) = started(ledger, asked("a", num_computed_tokens=100))
     ledger.preempt(held)
-    held.request.num_output_tokens = 1
+    has_come_out(held, 1)
     assert of_jobs(ledger.ready) == ["a"]
     ledger.advance(["a"], 3.0)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (0, 1, (3.0, 1))
@@ -224,7 +230,7 @@ def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
     known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))
     ledger.leave_to_vllm(known)
     known.request.num_computed_tokens = 101
-    known.request.num_output_tokens = 1
+    has_come_out(known, 1)
     back = asked("back", num_computed_tokens=50, num_output_tokens=0)
     turns = ledger.turns
     ledger.restore(
@@ -256,7 +262,7 @@ def test_noted_anew_a_job_may_stand_behind_where_it_was_taken_to_be() -> None:
     ledger = Ledger()
     (held,) = started(ledger, asked(num_computed_tokens=103))
     held.job = held.job._replace(generated_tokens=5)
-    held.request.num_output_tokens = 3
+    has_come_out(held, 3)
     ledger.restore([held.request], [], {}, lambda one: True, 4.0)
     job = ledger.by_id["a"].job
     assert (job.computed_tokens, job.generated_tokens) == (103, 3)

@@ -50,15 +50,21 @@ def test_newcomers_behind_everybody_are_all_that_is_carried_out() -> None:
 
 @pytest.mark.parametrize(
     "tokens",
-    [{"b": 1, "a": 1, "x": 100}, {"a": 1, "x": 100}, {"a": 1, "x": 100, "b": 1}, {"x": 100}],
-    ids=["another order", "one rests", "a newcomer first", "only a newcomer"],
+    [
+        {"b": 1, "a": 1},
+        {"b": 1, "a": 1, "x": 100},
+        {"a": 1, "x": 100},
+        {"a": 1, "x": 100, "b": 1},
+        {"x": 100},
+    ],
+    ids=["in another order", "another order", "one rests", "a newcomer first", "only a newcomer"],
 )
 def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
     here = held()
     plan = plan_of(Step(tokens), VIEW, here)
     assert plan.order == tuple([here[name] for name in tokens if name in EVERYBODY])
-    assert plan.start == (here["x"],)
-    assert plan.caps == {f"engine-{name}": tokens.get(name, 0) for name in (*EVERYBODY, "x")}
+    assert plan.start == tuple([here[name] for name in tokens if name not in EVERYBODY])
+    assert plan.caps == {f"engine-{name}": tokens.get(name, 0) for name in {**EVERYBODY, **tokens}}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,7 @@ def test_drafts_count_for_the_batch_of_everybody_and_newcomers_too() -> None:
         Step({"a": 1}, promote=("nobody",)),
         Step({"a": 1, "x": 5}, drafts={"b": 1}),
         Step({"b": 1, "a": 2}),
+        Step({"a": 2, "b": 1}),
     ],
     ids=str,
 )
@@ -128,7 +135,7 @@ def test_drafts_of_everybody_are_carried_out_without_a_word_of_order() -> None:
 def test_a_prompt_under_way_is_no_decode_of_everybody() -> None:
     begun = job("p", decodes=False)._replace(computed_tokens=40)
     view = replace(VIEW, running=(*RUNNING, begun))
-    here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}  # type: ignore[arg-type]
+    here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}
     plan = plan_of(Step({**EVERYBODY, "p": 60}), view, here)
     assert plan.caps == {"engine-a": 1, "engine-b": 1, "engine-p": 60}
     with pytest.raises(ImpossibleStep, match="p cannot draft 1 tokens"):

@@ -29,14 +29,10 @@ class Pipeline:
 
     def free_s(self, now_s: float, model: TimeModel) -> float:
         """When the next step can begin, as far as can be foreseen by what is known of the engine now."""
-        if not self.steps:
-            return now_s
         return max(self._began_s + sum([model.seconds(step.work) for step in self.steps]), now_s)
 
     def left_s(self, now_s: float) -> float:
         """Time until all steps have ended, as was foreseen when they were planned."""
-        if not self.steps:
-            return 0.0
         return max(self._began_s + sum([step.foreseen_s for step in self.steps]) - now_s, 0.0)
 
     def begin(self, step: UnderWay) -> None:

@@ -1,0 +1,231 @@
+"""Step reports as they are made: what each says, which may be short, and when all requests are told again."""
+
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.request import Job, advance
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
+from penstock_proto.report_socket import ReportSocket
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_vllm.ledger import Held, Ledger
+from penstock_vllm.pipeline import Measured
+from penstock_vllm.report_thread import ReportThread
+from penstock_vllm.reports import (
+    MOST_BEHIND,
+    WHOLE_EVERY_S,
+    Boundary,
+    Further,
+    Reports,
+    Rows,
+    Teller,
+    report_of,
+    rows_of,
+)
+from penstock_vllm.under_way import UnderWay
+from penstock_vllm.view import Bounds, Memory
+
+
+def job(name: str, computed: int = 0, generated: int = 0, *, best_effort: bool = True) -> Job:
+    made = from_fields({}, engine_id=name, prompt_tokens=10, max_output_tokens=100, now_s=0.0)
+    made = advance(made, 0, generated, 0.0) if generated else made
+    return made._replace(computed_tokens=computed, best_effort=best_effort)
+
+
+ROWS = Rows([job("a", 12, 3, best_effort=False), job("b", 4)], {1: 4})
+MEMORY = Memory(100, 41, 16)
+NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, turns=5, moves=7, rows=ROWS)
+
+
+class Wire(ReportSocket):
+    """Keeps a copy of whatever is sent; takes it or not, as told."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), lambda *_: None)
+        self.sent: list[StepReport] = []
+        self.takes, self.closed = True, False
+
+    def send(self, report: StepReport) -> bool:
+        self.sent.append(StepReport.FromString(report.SerializeToString()))
+        return self.takes
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
+    wire = Wire()
+    ended = Measured(BatchWork(9, 80, 7.0, 2), 0.5)
+    Reports(wire, Bounds(512, 16, 4096)).send(NOW._replace(ended=ended, preemptions=3))
+    (report,) = wire.sent
+    assert (report.sequence, len(report.engine_instance)) == (1, 32)
+    assert (report.tokens, report.context_tokens, report.prefill_work, report.spec_steps) == (9, 80, 7.0, 2)
+    assert (report.duration_s, report.next_duration_s) == (0.5, 0.25)
+    assert (report.kv_blocks_total, report.kv_blocks_free, report.block_tokens) == (100, 41, 16)
+    assert (report.running, report.waiting, report.preemptions) == (1, 1, 3)
+    assert (report.most_batch_tokens, report.most_running) == (512, 16)
+    assert list(report.request_ids) == ["a", "b"]
+    assert (list(report.computed_tokens), list(report.generated_tokens)) == ([12, 4], [3, 0])
+    assert (list(report.best_effort), list(report.prefilling), list(report.chunk_tokens)) == (
+        [False, True],
+        [1],
+        [4],
+    )
+    assert not report.HasField("policy_faults") and not report.HasField("drafting")
+
+
+def test_a_block_is_one_for_every_group_of_layers_and_faults_and_drafts_are_told() -> None:
+    told = Speculation(3, 0.5, {"chat": 0.75})
+    report = report_of(NOW._replace(memory=Memory(100, 41, 16, 2), faults={"raised": 2}, speculation=told))
+    assert (report.kv_blocks_total, report.kv_blocks_free) == (50, 20)
+    assert report.policy_faults.raised == 2
+    assert (report.drafting.max_tokens, report.drafting.acceptance) == (3, 0.5)
+    assert dict(report.drafting.by_tier) == {"chat": 0.75}
+    assert (report.duration_s, report.tokens) == (0.0, 0)
+
+
+def test_a_short_report_names_the_last_that_had_all_requests() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    reports.send(NOW)
+    reports.send(NOW._replace(moves=9, rows=None))
+    reports.send(Further(None, Memory(100, 40, 16), 0.125, 10))
+    first, second, third = wire.sent
+    assert (second.since, second.further_tokens, list(second.request_ids)) == (first.sequence, 2, [])
+    assert (third.since, third.further_tokens, third.kv_blocks_free) == (first.sequence, 3, 40)
+    assert (third.next_duration_s, third.running, third.waiting) == (0.125, 1, 1)
+    assert [report.sequence for report in wire.sent] == [1, 2, 3]
+    assert not reports.broken
+
+
+def test_without_one_to_build_on_nothing_is_sent_and_all_requests_are_wanted() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    assert not reports.broken
+    reports.send(NOW._replace(rows=None))
+    assert (wire.sent, reports.broken) == ([], True)
+    reports.send(NOW, skipped=3)
+    assert wire.sent[0].sequence == 5
+    reports.broken = False
+    reports.send(NOW._replace(turns=6, rows=None))
+    assert (len(wire.sent), reports.broken) == (1, True)
+    reports.send(NOW)
+    assert wire.sent[1].sequence == 7
+
+
+def test_after_a_report_that_nobody_took_all_requests_are_wanted() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    wire.takes = False
+    reports.send(NOW)
+    assert reports.broken
+    wire.takes, reports.broken = True, False
+    reports.send(NOW._replace(moves=8, rows=None))
+    assert (len(wire.sent), reports.broken) == (1, True)
+
+
+def test_an_idle_engine_is_told_again_and_nothing_builds_on_it() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    reports.repeat()
+    assert not wire.sent
+    reports.send(NOW._replace(left_s=0.0, ended=Measured(BatchWork(3), 0.5)))
+    reports.repeat()
+    first, again = wire.sent
+    assert (again.sequence, again.duration_s, first.duration_s) == (2, 0.0, 0.5)
+    assert list(again.request_ids) == ["a", "b"]
+    reports.send(NOW._replace(moves=8, rows=None))
+    assert (len(wire.sent), reports.broken) == (2, True)
+    reports.send(NOW)
+    reports.repeat()
+    assert len(wire.sent) == 3
+
+
+def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_process_up() -> None:
+    wire, queue = Wire(), SimpleQueue[Boundary | Further | None]()
+    reports = Reports(wire)
+    thread = ReportThread(reports, queue, Teller(reports, queue))
+    assert thread._thread.daemon
+    thread.stop()
+    assert wire.closed
+
+
+def teller(turns: int = 5, now_s: float = 1000.0) -> tuple[Teller, Reports, Any]:
+    queue = SimpleQueue[Boundary | Further | None]()
+    reports = Reports(Wire())
+    told = Teller(reports, queue)
+    told.tell(NOW._replace(turns=turns), now_s)
+    return told, reports, queue
+
+
+GOES_ON = Further(None, MEMORY, 0.25, 8)
+
+
+@pytest.mark.parametrize(
+    ("turns", "later_s", "broken", "goes_on"),
+    [
+        (5, WHOLE_EVERY_S - 0.001, False, True),
+        (5, WHOLE_EVERY_S, False, False),
+        (6, 0.0, False, False),
+        (5, 0.0, True, False),
+    ],
+)
+def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
+    turns: int, later_s: float, broken: bool, goes_on: bool
+) -> None:
+    told, reports, queue = teller()
+    reports.broken = broken
+    assert told.knows(turns, (), 1000.0 + later_s) is goes_on
+    assert told.go_on(turns, GOES_ON, 1000.0 + later_s) is goes_on
+    assert queue.qsize() == (2 if goes_on else 1)
+    chunk: Any = SimpleNamespace(chunks={"a": 5})
+    assert not told.knows(5, (chunk,), 1000.0)
+
+
+def test_nothing_is_known_before_anything_was_told() -> None:
+    reports = Reports(Wire())
+    assert not Teller(reports, SimpleQueue()).knows(0, (), 0.0)
+    assert not Teller(reports, SimpleQueue()).go_on(0, GOES_ON, 0.0)
+
+
+def test_boundaries_past_those_that_may_wait_are_counted() -> None:
+    told, _, queue = teller()
+    for _ in range(MOST_BEHIND - 1):
+        assert told.go_on(5, GOES_ON, 1000.0)
+    assert not told.go_on(5, GOES_ON, 1000.0)
+    assert (queue.qsize(), told.skipped) == (MOST_BEHIND, 0)
+    told.tell(NOW, 1000.0)
+    assert (queue.qsize(), told.skipped) == (MOST_BEHIND, 1)
+    assert not told.knows(5, (), 1000.0)
+
+
+def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not() -> None:
+    told, reports, _ = teller()
+    reports.broken = True
+    told.tell(NOW._replace(rows=None), 1000.0)
+    assert reports.broken
+    told.tell(NOW, 1000.0)
+    assert not reports.broken
+
+
+def test_rows_are_those_who_run_then_those_who_wait_with_what_is_prefilled() -> None:
+    ledger = Ledger()
+    waiting: Any = SimpleNamespace(
+        request_id="w", num_prompt_tokens=5, max_tokens=9, resumable=False, sampling_params=None
+    )
+    ledger.add(waiting, 1.0, blocked=False)
+    running = [Held(SimpleNamespace(request_id=f"engine-{name}"), job(name)) for name in "ab"]
+
+    def step(**chunks: int) -> UnderWay:
+        output: Any = None
+        named = {name.replace("_", "-"): tokens for name, tokens in chunks.items()}
+        return UnderWay(output, 0.0, BatchWork(1), 0.0, named)
+
+    rows = rows_of(running, ledger, [step(engine_b=5), step(engine_b=7, engine_gone=3)])
+    assert [one.request.id for one in rows.jobs] == ["a", "b", "w"]
+    assert rows.chunks == {1: 12}
+    assert rows_of(running, ledger, [step()]).chunks == {}
