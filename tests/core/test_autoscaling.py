@@ -76,6 +76,9 @@ TABLE = [
     ("as much is refused as may be", seen(chat(100, refused=5), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
     ("two of four are refused", seen(chat(4, refused=2), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
     ("a third is late", seen(chat(60, late=20), HALF), None, (4, Reason.MISSED)),
+    ("two of twenty are late", seen(chat(20, late=2), pool_of(2, 0.8)), None, (2, Reason.STEADY)),
+    ("three of twenty are late", seen(chat(20, late=3), pool_of(2, 0.8)), None, (3, Reason.MISSED)),
+    ("nothing was ever counted", seen({}, pool_of(1, 0.0), elapsed_s=0.0), 0.1, (1, Reason.STEADY)),
     ("late on idle replicas", seen(chat(60, late=20), pool_of(2, 0.2)), 3.0, (2, Reason.STEADY)),
     ("all are late", seen(chat(60, late=60), HALF), None, (5, Reason.MISSED)),
     ("promises fill what there is", seen(chat(60), pool_of(2, 1.0)), None, (3, Reason.FILLED)),
@@ -198,6 +201,16 @@ def test_what_the_window_saw_stays_in_the_message() -> None:
 
 
 # To zero, and back.
+
+
+def test_a_pool_is_idle_from_its_last_request_or_from_the_first_look() -> None:
+    def busy_s(memory: Memory, demand: Demand) -> float | None:
+        return decide_replicas(ZERO, demand, memory, NOW_S)[1].busy_s
+
+    idle, working = seen({}, pool_of(1, running=0)), seen({}, pool_of(1, running=1))
+    assert busy_s(Memory(), idle) == busy_s(Memory(), working) == NOW_S
+    assert busy_s(remembering(1), working) == NOW_S
+    assert busy_s(remembering(1), idle) == NOW_S - PERIOD_S
 
 
 def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:

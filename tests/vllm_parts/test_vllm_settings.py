@@ -170,4 +170,7 @@ def test_a_measured_model_that_is_none_is_said_and_waited_for(
     awaited = AwaitedModel(telemetry)
     assert (awaited.look(0.0), awaited.look(LOOK_S)) == (None, None)
     (said,) = caplog.messages
+    Path(measured_model_file(str(telemetry))).write_text("{")
+    assert awaited.look(2 * LOOK_S) is None
+    assert len(caplog.messages) == 2
     assert said.endswith("steps stay vLLM's own until it is right")
