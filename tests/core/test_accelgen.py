@@ -293,6 +293,9 @@ def test_best_effort_gives_way_whatever_it_holds(block: int) -> None:
     assert (step.tokens.get("a"), step.preempt) == (100, ("o",))
     step = step_of(replica([decode("d", context=160, tpot_s=0.06), offline], [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"d": 1}, ("o",))
+    waits = prompt("w", 500, best_effort=True, targets=Targets())
+    step = step_of(replica([decode("d", context=160, tpot_s=0.06)], [waits], free_blocks=0))
+    assert "w" not in step.preempt
     patient = prompt("p", 500, done=block, targets=Targets(50.0))
     step = step_of(replica([decode("d", context=160, tpot_s=0.06), patient], [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"d": 1}, ("p",))

@@ -10,8 +10,8 @@ from penstock_core.policies.fluidserve import FluidServe
 from penstock_core.timing.speculation import Speculation, tokens_expected
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
-MODEL = TimeModel("reading", (Term(2**-10, 2**-6),), 2**-16)
-"""A millisecond a token, 16 a batch, and 15 us for each token of context; sums of such are exact."""
+MODEL = TimeModel("reading", (Term(2**-10, 2**-6),), 2**-16, 2**-30)
+"""A millisecond a token, 16 a batch, 15 us for each token of context, 1 ns a pair; sums of such are exact."""
 
 
 def job(name: str, tokens: int, pace_s: float | None = 0.5, left: int = 20) -> Job:

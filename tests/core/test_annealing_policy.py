@@ -191,6 +191,12 @@ def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     assert seen(memory, replica([], [prompt("c")])).open
 
 
+def test_an_answer_of_twice_its_one_predicted_token_teaches_so() -> None:
+    memory = seen(Remembered(), replica([], [prompt("a", answer=1)]))
+    memory = seen(seen(memory, replica([decode("a", answer=1)], [])), replica([], []))
+    assert memory.share("tier").mean == pytest.approx((1.0 + 2.0) / 2)
+
+
 def test_answers_that_finish_together_teach_in_the_order_of_their_jobs() -> None:
     jobs = [decode(f"job {place}", answer=7 * place + 3) for place in range(40)]
     together = seen(seen(Remembered(), replica(jobs, [])), replica([], []))
@@ -269,6 +275,18 @@ def test_room_ends_where_the_first_running_one_would_be_late() -> None:
     assert (free.beside.running, free.beside.met) == (2, 2)
     assert list(free.beside.latency_s) == sorted(free.beside.latency_s)
     assert room(LATENCY, running, asks, 10.0, 10).places > free.places
+
+
+def test_whoever_runs_may_just_keep_its_target_and_nobody_makes_it_late() -> None:
+    chunk = advance(prompt("a", tokens=500), 100, 0, 0.0)
+    prefill_s, decode_s = LATENCY.prefill_s(1.0, 400.0), LATENCY.decode_s(1.0, 400.0, 10.0)
+    for target in (
+        {"ttft_s": 2.0 + prefill_s},
+        {"e2e_s": 2.0 + prefill_s + decode_s},
+        {"tpot_s": decode_s / 10},
+    ):
+        free = room(LATENCY, [chunk], [Ask(400, 10, 2.0, **target)], 300.0, 3)
+        assert (free.places, free.beside.met) == (0, 1), target
 
 
 def test_room_minds_first_tokens_and_paces_of_prompts_under_way() -> None:

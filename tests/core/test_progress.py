@@ -29,6 +29,7 @@ def test_an_answer_in_one_piece_may_be_silent_until_its_end() -> None:
 
 def test_of_best_effort_nothing_is_forecast() -> None:
     assert longest_silence_s(BestEffort(), 1) == WITHOUT_FORECAST_S + SLOWEST_TOKEN_S
+    assert longest_silence_s(BestEffort(), 100) == WITHOUT_FORECAST_S + 100 * SLOWEST_TOKEN_S
 
 
 @pytest.mark.parametrize("forecast_s", [nan, inf, -inf])

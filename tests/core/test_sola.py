@@ -297,6 +297,7 @@ def test_gamma_follows_measured_over_predicted_by_kind_of_iteration() -> None:
     last = Sent(NOW_S - 0.03, "decode", 0.02, {"a": 1})
     assert learned(Gammas(), last, here) == pytest.approx((1, 0.9 * 1 + 0.1 * 1.5, 1))
     assert learned(Gammas(), last._replace(kind="mixed"), here).mixed == pytest.approx(1.05)
+    assert learned(Gammas(decode=1.2), last, here).decode == pytest.approx(0.9 * 1.2 + 0.1 * 1.5)
 
 
 def test_gamma_learns_nothing_across_a_pause_and_little_of_a_stall() -> None:

@@ -112,6 +112,11 @@ def test_no_history_makes_a_model_that_cannot_plan(ratios: list[float]) -> None:
     assert correction.observed == len(ratios)
 
 
+def test_a_stall_counts_as_an_error_of_its_whole_time() -> None:
+    assert after([1000.0]).error == pytest.approx(0.05 + 0.05 * (1.0 - 0.05))
+    assert after([1.6]).error == pytest.approx(0.05 + 0.05 * (0.6 - 0.05))
+
+
 def test_an_empty_iteration_teaches_nothing() -> None:
     assert observe(Correction(), MODEL, BatchWork(0), 0.5) == Correction()
 

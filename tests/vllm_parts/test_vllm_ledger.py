@@ -223,6 +223,9 @@ def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None
     ledger.all_move(running, 3.0)
     ledger.drop(running[0])
     assert running[1].job.generated_tokens == 4
+    ledger.all_move(running[1:], 3.5)
+    ledger.advance(["other"], 4.0)
+    assert running[1].job.generated_tokens == 5
 
 
 def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
