@@ -9,12 +9,12 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
-from penstock_core.forecast.decode_load import Pacing
-from penstock_core.policies.slos_serve.admission import MOST_NEWCOMERS, decide, way_around
+from penstock_core.policies.slos_serve.choose import MOST_CANDIDATES
+from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, feasible
+from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
-PACING = Pacing()
 
 
 def asks(
@@ -54,7 +54,7 @@ def replica(
 
 
 def answer(view: ReplicaView, *new: Job) -> list[Verdict]:
-    return decide(view, new, PACING, oldest_waiting_too_long(view, 30.0))
+    return SlosServe(aging_s=30.0).admit(view, new)
 
 
 def reason(verdict: Verdict) -> Reason:
@@ -203,10 +203,10 @@ def test_requests_without_targets_are_admitted_and_cost_capacity() -> None:
 
 
 def test_more_than_one_group_is_decided_by_deadline() -> None:
-    crowd = [asks(f"{i:03d}", 200, 20, ttft_s=20.0) for i in range(MOST_NEWCOMERS + 8)]
+    crowd = [asks(f"{i:03d}", 200, 20, ttft_s=20.0) for i in range(MOST_CANDIDATES + 8)]
     assert admitted(answer(replica(), *crowd)) == len(crowd)
     verdicts = answer(replica(kv_tokens=6400), *crowd)
-    assert 8 <= admitted(verdicts) < MOST_NEWCOMERS
+    assert 8 <= admitted(verdicts) < MOST_CANDIDATES
 
 
 def test_a_pace_the_engine_cannot_keep_any_more_binds_nobody() -> None:
@@ -263,9 +263,9 @@ def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
     assert protected is not None
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
-    assert way_around(replica(waiting=(offline, loose), now_s=100.0), protected)
-    assert not way_around(replica(waiting=(offline, tight), now_s=100.0), protected)
-    assert not way_around(replica(waiting=(offline, loose), now_s=100.0, kv_tokens=3200), protected)
+    for waiting, kv_tokens, first in ((loose, 43296, True), (tight, 43296, False), (loose, 3200, False)):
+        crowded = replica(waiting=(offline, waiting), now_s=100.0, kv_tokens=kv_tokens)
+        assert isinstance(feasible(crowded, AdmittedSet.of(crowded, protected), []), Feasible) is first
 
 
 def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:

@@ -142,23 +142,6 @@ def test_loose_decodes_run_where_prompts_leave_room() -> None:
     assert len(batch(running, [prompt("p", 200, due_in_s=last_s)]).tokens) == 4
 
 
-@pytest.mark.parametrize(("judge", "run"), [(Judge.MEAN, 30), (Judge.WINDOW, 30), (Judge.MAX, 0)])
-def test_decodes_that_wait_take_what_the_prompts_leave_unless_that_costs_their_lead(
-    judge: Judge, run: int
-) -> None:
-    """60 wait for the prompt, and 30 more tokens would be in time. Where each token is judged from the one
-    before, the next would then be due sooner than was counted on."""
-    requests = [
-        Request(f"loose{i}", "tier", NOW_S - 1, 500, 4096, Targets(1.0, 0.1, None, judge)) for i in range(60)
-    ]
-    loose = [advance(new_job(request, 100, False), 500, 1, NOW_S) for request in requests]
-    tight = [decode(f"tight{i}", due_in_s=0.05, tpot_s=0.05) for i in range(3)]
-    due_in_s = MODEL.prefill_seconds(3 + 200 + 30)
-    step = batch([*tight, *loose], [prompt("p", 200, due_in_s=due_in_s)], free_blocks=9000)
-    assert {"tight0", "tight1", "tight2", "p"} <= step.tokens.keys()
-    assert len(step.tokens) == 4 + run
-
-
 def test_loose_decodes_do_not_wait_while_they_hold_blocks_others_count_on() -> None:
     step = batch(crowd(), [prompt("p", 3000, due_in_s=0.46)], free_blocks=199)
     assert len([name for name in step.tokens if name.startswith("loose")]) == 60

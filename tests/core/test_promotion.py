@@ -5,9 +5,9 @@ from dataclasses import replace
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.policies.slos_serve.feasibility import Fit, Promised, fit
+from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, feasible
 from penstock_core.policies.slos_serve.policy import SlosServe
-from penstock_core.policies.slos_serve.promotion import promotable, with_promoted
+from penstock_core.policies.slos_serve.promotion import to_promote, with_promoted
 from penstock_core.timing.builtin_models import time_model
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
@@ -24,33 +24,58 @@ def replica(
     return ReplicaView(now_s, now_s, running, waiting, KvCache(blocks, blocks - held, 16), Limits(), OPT)
 
 
-def test_the_cheapest_whose_targets_fit_is_promoted() -> None:
-    chosen = promotable(replica(asks("long", 1500), asks("short", 300)))
-    assert chosen is not None
-    assert (chosen.request.id, chosen.best_effort) == ("short", False)
+def promotes(view: ReplicaView) -> set[str]:
+    return set(SlosServe().step(view, None)[0].promote)
+
+
+def test_of_those_that_fit_the_cheapest_is_promoted() -> None:
+    assert promotes(replica(asks("a", 900), asks("b", 300))) == {"b"}
+
+
+def test_the_cheapest_of_the_most_valuable_set_is_promoted() -> None:
+    """There is time for one of them. The small one costs less for its value, and is worth less."""
+    small, large = asks("small", 6000, 1.2), asks("large", 11_500, 1.2)
+    large = large._replace(request=replace(large.request, value=1.5))
+    assert promotes(replica(small, large)) == {"large"}
+    assert promotes(replica(small)) == {"small"}
+
+
+def test_what_the_program_chooses_is_promoted_only_where_a_plan_confirms_it() -> None:
+    """The fluid of the program knows no price: `large` would fit, and is too dear beside short requests."""
+    queue = [asks(f"w{i}", 400, 0.9, best_effort=False) for i in range(16)]
+    small, large = asks("small", 500, 1.0), asks("large", 3000, 1.0)
+    large = large._replace(request=replace(large.request, value=1.2))
+    assert promotes(replica(*queue, small, large)) == {"small"}
+
+
+def test_nobody_is_promoted_where_the_cheapest_does_not_fit() -> None:
+    queue = [asks(f"a{i}", 2500, 0.64, best_effort=False) for i in range(3)]
+    patient = asks("patient", 1000, 9.0)
+    assert promotes(replica(*queue, patient)) == {"patient"}
+    assert promotes(replica(*queue, asks("cheap", 900, 0.3), patient)) == set()
 
 
 def test_nobody_is_promoted_who_has_no_targets_or_no_time_left_or_has_begun_to_answer() -> None:
-    assert promotable(replica()) is None
-    assert promotable(replica(asks("free", ttft_s=None))) is None
-    assert promotable(replica(asks("late"), now_s=0.99)) is None
-    assert promotable(replica(running=(advance(asks("begun"), 500, 1, 0.1),))) is None
-    assert promotable(replica(asks("promised", best_effort=False))) is None
+    assert to_promote(replica()) is None
+    assert to_promote(replica(asks("free", ttft_s=None))) is None
+    assert to_promote(replica(asks("late"), now_s=0.99)) is None
+    assert to_promote(replica(running=(advance(asks("begun"), 500, 1, 0.1),))) is None
+    assert to_promote(replica(asks("admitted", best_effort=False))) is None
 
 
 def test_who_has_begun_its_prompt_can_still_be_promoted() -> None:
-    chosen = promotable(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
+    chosen = to_promote(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
     assert chosen is not None
-    assert chosen.computed_tokens == 200
+    assert (chosen.computed_tokens, chosen.best_effort) == (200, False)
 
 
 def test_nobody_is_promoted_past_what_fits() -> None:
     crowd = [asks(f"a{i}", 2500, best_effort=False) for i in range(4)]
     for count in range(5):
         view = replica(*crowd[:count], asks("b", 2500))
-        fits = isinstance(fit(view, Promised.of(crowd[:count]), [asks("b", 2500)]), Fit)
-        assert (promotable(view) is not None) == fits
-    assert promotable(replica(asks("b", 2500), blocks=100)) is None
+        fits = isinstance(feasible(view, AdmittedSet.of(view), [asks("b", 2500)]), Feasible)
+        assert (promotes(view) == {"b"}) == fits
+    assert promotes(replica(asks("b", 2500), blocks=100)) == set()
 
 
 def test_the_step_says_whom_it_promotes_and_serves_it_as_admitted() -> None:
@@ -62,9 +87,8 @@ def test_the_step_says_whom_it_promotes_and_serves_it_as_admitted() -> None:
     assert step.promote == ()
 
 
-def test_only_the_one_changes_in_the_view() -> None:
+def test_only_the_promoted_changes_in_the_view() -> None:
     view = replica(asks("b"), asks("c"), running=(advance(asks("r"), 500, 1, 0.1),))
-    chosen = promotable(view)
+    chosen = to_promote(view)
     assert chosen is not None
-    after = with_promoted(view, chosen)
-    assert after == replace(view, waiting=(chosen, view.waiting[1]))
+    assert with_promoted(view, chosen) == replace(view, waiting=(chosen, view.waiting[1]))

@@ -1,4 +1,4 @@
-"""What is foreseen is what happens: batches formed one after the other keep what a course keeps."""
+"""What is planned is what happens: batches formed one after the other meet the deadlines of a plan."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Judge, Targets, judged_tpot_s
 from penstock_core.policies.slos_serve.batch_formation import form_batch
-from penstock_core.policies.slos_serve.batching_rules import way
+from penstock_core.policies.slos_serve.batch_plan import InitialState, best_plan, rules
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
@@ -32,18 +32,18 @@ def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge], long
     return new_job(Request(name, "tier", now_s, prompt, 4096, targets), answer, False, answer)
 
 
-def kept_and_steady(view: ReplicaView, newcomer: Job) -> bool:
+def is_feasible(view: ReplicaView, new: Job) -> bool:
     jobs = [job for job in (*view.running, *view.waiting) if not job.best_effort]
     decodes = [job for job in jobs if job.decoding]
-    prompts = sorted([*(job for job in jobs if not job.decoding), newcomer], key=lambda job: job.due_s)
-    foreseen = way(view, decodes, prompts).course
-    alone_s = view.model.seconds(BatchWork(newcomer.pending_tokens))
-    return foreseen.keeps and foreseen.steady and view.now_s + alone_s <= newcomer.due_s
+    prompts = sorted([*(job for job in jobs if not job.decoding), new], key=lambda job: job.due_s)
+    plan = best_plan(InitialState.of(view, decodes, prompts), rules(view, [*decodes, *prompts]))
+    alone_s = view.model.seconds(BatchWork(new.pending_tokens))
+    return plan.feasible and view.now_s + alone_s <= new.due_s
 
 
 @dataclass
 class Served:
-    """An engine that is given every newcomer with whom a course keeps all promises.
+    """An engine that is given every request with which a plan is feasible.
 
     refused: whether it is given the others too, as best effort.
     longest: most tokens of an answer.
@@ -66,7 +66,7 @@ class Served:
                 come += 1
                 job = drawn(random, f"{come:02d}", now_s, self.judges, self.longest)
                 view = engine.view(now_s, now_s, OPT, self.speculation)
-                if kept_and_steady(view, job):
+                if is_feasible(view, job):
                     engine.add(job, job.output_tokens)
                     self.jobs[job.request.id] = job
                 elif self.refused:
@@ -94,7 +94,7 @@ class Served:
 
 @examples(30)
 @given(st.integers(0, 1 << 20))
-def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
+def test_the_deadlines_of_a_feasible_plan_are_met(seed: int) -> None:
     served = Served(seed, None)
     served.run()
     assert served.jobs
@@ -103,8 +103,8 @@ def test_a_course_that_keeps_every_promise_is_kept(seed: int) -> None:
 
 @examples(30)
 @given(st.integers(0, 1 << 20))
-def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
-    """But for windows, which accepted drafts can fill early: see `course`."""
+def test_they_are_met_however_many_drafts_are_accepted(seed: int) -> None:
+    """But for windows, which accepted drafts can fill early: see `batch_plan`."""
     served = Served(seed, Speculation(8, 0.7), (Judge.MEAN, Judge.MAX))
     served.run()
     assert served.jobs
@@ -113,10 +113,10 @@ def test_it_is_kept_however_many_drafts_are_accepted(seed: int) -> None:
 
 @examples(5)
 @given(st.integers(0, 1 << 20))
-@example(9)  # promises made without the reserve, which no course with it keeps
+@example(9)
 @example(45)
-def test_it_is_kept_while_a_reserve_comes_and_goes(seed: int) -> None:
-    """Refused requests are served beside, at times more of them than promised ones: `reserve`."""
+def test_they_are_met_beside_best_effort(seed: int) -> None:
+    """Rejected requests are served beside, at times more of them than admitted ones."""
     served = Served(seed, None, (Judge.MEAN, Judge.WINDOW), refused=True, longest=3000)
     served.run()
     assert served.jobs

@@ -150,14 +150,14 @@ def test_no_admitted_request_misses(load: Load, seed: int) -> None:
 
 
 def test_decodes_that_draft_keep_nearly_every_promise() -> None:
-    """Its acceptance is measured and what comes of drafts is chance; courses count on one token a batch."""
+    """Its acceptance is measured and what comes of drafts is chance; plans count on one token a batch."""
     load = Load(OPT, ("chat", "coder", "summary"), 6.0, 43296, speculation=Speculation(10, 0.7))
     kept, missed = 0, 0
-    for seed in range(4):
+    for seed in range(8):
         outcomes = load.serve(320, seed)
         kept, missed = kept + len(of(FirstVerdict.ADMITTED, outcomes)), missed + len(misses(outcomes))
-    assert kept > 1000
-    assert 1000 * missed <= kept
+    assert kept > 2000
+    assert 500 * missed <= kept, "one or two in a thousand end a window early at the worst moment"
 
 
 def test_hops_find_room_that_the_first_replica_has_not() -> None:

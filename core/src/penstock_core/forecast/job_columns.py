@@ -5,7 +5,7 @@ Transposing tuples reads them several times faster than asking each job for one 
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,16 +49,20 @@ class JobColumns(NamedTuple):
         return decoding
 
 
+def transposed(jobs: Sequence[Job]) -> Any:
+    """Return a `Job` whose every field is a tuple: that field of all these jobs."""
+    return Job._make(zip(*jobs, strict=True) if jobs else len(Job._fields) * [()])
+
+
 def columns(jobs: Sequence[Job]) -> JobColumns:
     """The columns of these jobs, in their order."""
-    requests, computed, generated, output, due_s, pace_s, *_ = zip(*jobs, strict=True) if jobs else [()] * 9
-    count = len(jobs)
-    done = np.fromiter(generated, np.int64, count)
+    of, count = transposed(jobs), len(jobs)
+    generated = np.fromiter(of.generated_tokens, np.int64, count)
     return JobColumns(
-        np.fromiter([request.prompt_tokens for request in requests], np.int64, count) + done,
-        np.fromiter(computed, np.int64, count),
-        done,
-        np.maximum(np.fromiter(output, np.int64, count) - done, 1),
-        np.fromiter(due_s, np.float64, count),
-        np.fromiter([inf if pace is None else pace for pace in pace_s], np.float64, count),
+        np.fromiter([request.prompt_tokens for request in of.request], np.int64, count) + generated,
+        np.fromiter(of.computed_tokens, np.int64, count),
+        generated,
+        np.maximum(np.fromiter(of.output_tokens, np.int64, count) - generated, 1),
+        np.fromiter(of.due_s, np.float64, count),
+        np.fromiter([inf if pace is None else pace for pace in of.pace_s], np.float64, count),
     )

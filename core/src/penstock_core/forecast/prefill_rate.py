@@ -26,7 +26,9 @@ class PrefillRate(NamedTuple):
         return attention_s + (tokens / self.tokens_s if self.tokens_s else inf)
 
 
-def prefill_rate(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> PrefillRate:
+def prefill_rate(
+    view: ReplicaView, decodes: BatchWork, tightest_s: float, ordinary_s: float = ORDINARY_BATCH_S
+) -> PrefillRate:
     """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets."""
     model, drafts, generated = view.model, 0, 1.0
     told = view.speculation
@@ -36,6 +38,6 @@ def prefill_rate(view: ReplicaView, decodes: BatchWork, tightest_s: float) -> Pr
         generated = tokens_expected(acceptance, drafts)
     tokens = decodes.tokens * (1 + drafts)
     alone_s = model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))
-    period_s = min(tightest_s * generated, longest_batch_s(ORDINARY_BATCH_S, alone_s))
+    period_s = min(tightest_s * generated, longest_batch_s(ordinary_s, alone_s))
     fitting = model.tokens_within(period_s, decodes.context_tokens, 0.0, drafts)
     return PrefillRate(period_s, max(min(fitting, view.limits.batch_tokens) - tokens, 0) / period_s)

@@ -18,7 +18,7 @@ from penstock_core.policies.vllm_legacy import VllmLegacy
 
 
 def _slos_serve(knobs: Knobs) -> Policy[Any]:
-    """Imported where it is built: its courses are compiled, and numba takes half a second to import."""
+    """Imported where it is built: its batch plans are compiled, and numba takes half a second to import."""
     from penstock_core.policies.slos_serve.policy import SlosServe
 
     return SlosServe(aging_s=knobs.aging_s)

@@ -1,143 +1,187 @@
-"""The course of a replica: its batches from now on, one by one, until every prompt there is computed.
+"""Batch plans: the future batches of a replica, one by one, until every prompt there is computed.
 
-Admission and the engine look at the same course. Admission accepts a newcomer only if in some `Mode` the
-course with it keeps every promise; the engine then computes the first batch of such a course, so what was
-foreseen is what happens [plans of several batches, SLOs-Serve, §3.2]. A batch is formed as the paper's
-Algorithm 2 does it: decodes first, then prefills by deadline into what is left of the longest batch that
-makes no token late.
+Admission and the engine make the same plans. Admission accepts a candidate only if the plan with it meets
+every deadline; the engine then computes the first batch of such a plan, so what was planned is what happens
+[plans of several batches, SLOs-Serve, §3.2]. A batch is formed as in the paper's Algorithm 2: decodes
+first, then prefills by deadline into what is left of the longest batch that makes no token late.
 
-How long that is. A pace is judged over windows, so a decode need not keep it token by token: it must reach
-its next milestone, the window's end, in time. With r tokens to go until then, a batch may last until the
-milestone less what the r - 1 other tokens take in batches that do nothing else. Where nobody knows that the
-answer will last until the window's end (`Job.sure_tokens`), the milestone is the next token. In overload,
-long answers lend a little less (`overload_margin`).
+**How long a batch may be.** TPOT is judged over windows, so a decode need not meet it token by token: it
+must reach the end of its window in time. With r tokens to go until then, a batch may last until that
+deadline less what the r - 1 other tokens take in batches that do nothing else. Where the answer may end
+before its window does (`Job.sure_tokens`), the next token counts. A batch also lasts at most four of the
+shortest, 60 ms, or twice what its decodes take: it cannot be interrupted, so it is what an arrival waits.
 
-Acceptance is chance, so a course counts on one token a batch of every decode, whatever it drafts; what comes
-beyond that makes milestones easier, for batches that then can be longer. The paper counts on the average. One
-thing accepted drafts make harder: a window that they fill early ends early, and what it was ahead by is lost.
-So a window that drafts is taken to stand where they can have left it at worst, but for the answer's own end:
-counting on that to come early too would cost a quarter of what is admitted at predicted lengths. There a
-promise can break in spite of its course; fewer than one in a thousand does.
+**Drafts.** Acceptance is chance, so a plan counts on one token of every decode in every batch, whatever it
+drafts; what is accepted beyond that gives later batches time. The paper counts on the average. One thing
+accepted drafts make harder: a window that they fill early ends early, and its lead is lost. So a window
+that drafts is taken to stand where they can have left it at worst, except that an answer is not taken to
+end early as well: that would cost a quarter of what is admitted at predicted lengths, and one or two
+admitted requests in a thousand miss their SLO by it.
 
-Thinking that has a pace of its own may end with any token. Its last window is judged then, however short, so
-no more of it surely comes; and the answer's pace counts from there, so the token after any of them is due
-at that pace too, however far thinking was ahead.
+**Thinking** that has a TPOT target of its own may end with any token. Its last window is judged then,
+however short, so no more of it surely comes; and the answer's target counts from there, so the token after
+any of them is due by that target too, however far thinking was ahead.
 
-Why promises hold. All is known: tokens of each batch, its duration, who decodes in it.
-If the engine computes the first batch of a course that keeps every promise, the rest of that course is one
-for the moment after it. Requests that end early or are aborted only leave room: a batch as long as before
-computes more, so that by the end of every batch at least as much is done. And whoever joins was admitted
-with such a course of its own.
+**Why admitted requests keep their SLO.** Everything in a plan is known: tokens of each batch, its duration,
+which requests decode in it. If the engine computes the first batch of a plan that meets every deadline, the
+rest of that plan is one for the moment after it. Requests that end early or are cancelled only leave room:
+a batch as long as before computes more, so at the end of every batch at least as much is done. And every
+new request was admitted with such a plan of its own.
 
-One thing does not hold still: milestones count on batches of all that are there. When one leaves, those are
-faster, so batches before them may last longer, and once in ten thousand requests the longer ones fit a
-deadline worse. The engine then tries shorter ones (`batching_rules.engines_way`). And when thinking ends,
-its dues are later than foreseen, so others may wait in a batch than those that were to: of promises made to
-thinkers in overload, fewer than one in a thousand breaks by that.
+One thing changes: deadlines of windows count on batches of all that are there. When a request leaves, those
+are faster, so batches before them may last longer, and once in ten thousand requests the longer ones meet a
+deadline worse. And when thinking ends, its deadlines are later than planned.
 """
 
 from collections.abc import Collection, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock_core.compilation.arrays import Ints
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId
 from penstock_core.domain.slo import NO_ANCHOR
-from penstock_core.policies.slos_serve.kernel import (
-    Engine,
-    Prompts,
-    Rows,
-    Rules,
-    Worst,
-    carry_out,
+from penstock_core.forecast.job_columns import transposed
+from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
+from penstock_core.policies.slos_serve.overload_margin import MARGIN, overload_margin
+from penstock_core.policies.slos_serve.speculation import (
+    NO_SPECULATION,
+    SpeculationLengths,
+    speculation_lengths,
 )
-from penstock_core.policies.slos_serve.speculation_length import NO_DRAFTS, Drafting
+from penstock_core.timing.batch_length import ORDINARY_BATCH_S
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
-LEISURE_S = 1e9
-"""The pace of whoever was promised none, or one that by now not even a batch of one token keeps."""
+SHORTEST_BATCHES = 4.0
+"""A batch may last so many of the shortest: its fixed cost is then a quarter."""
 
-_NOBODY = np.zeros(0)
-_NO_WORST = Worst(*4 * [_NOBODY])
+LENGTHS = (1.0, 4.0)
+"""Batches tried, as multiples of that: longer ones waste less where ordinary ones would be late. Without them
+Summarizer attains 1.5 points less near capacity (`bench/results/ablations.md`)."""
+
+NO_TARGET_S = 1e9
+"""The TPOT target of requests that have none, or one that by now not even a batch of one token meets."""
 
 
-class Mode(NamedTuple):
-    """What batches are allowed.
+class BatchingRule(NamedTuple):
+    """How batches of a plan are formed.
 
-    longest_s: of a batch in which some prompt is computed, unless `longest_batch_s` allows more.
-    drafting: of the decodes.
-    skips: decodes that can wait may be left out of a batch, for the prompts in it.
-    reserve: what batches have to spare beside long answers, of their own time (`overload_margin`).
+    longest_s: of a batch with prefill in it, unless its decodes allow more (`longest_batch_s`).
+    speculation: draft tokens of decodes, by tier.
+    skips: decodes that are in time without it may be left out of a batch, for the prefill in it.
+    margin: of batches beside long answers (`overload_margin`).
     """
 
     longest_s: float
-    drafting: Drafting = NO_DRAFTS
+    speculation: SpeculationLengths = NO_SPECULATION
     skips: bool = False
-    reserve: float = 0.0
+    margin: float = 0.0
 
 
-class Course(NamedTuple):
-    """What comes.
+class BatchPlan(NamedTuple):
+    """What a simulation of the future found.
 
-    keeps: whether every promise is kept that can be.
+    in_time: whether every deadline is met that still can be.
+    sustainable: whether decodes then meet their TPOT targets.
     limit_s: longest that the first batch may be. skipped: places of decodes that it leaves out.
-    done_s: when each prompt's first token is out, in their order. batches: how many it takes until then.
-    steady: whether they can then all decode together.
+    first_token_s: when each prompt's first token is generated, in their order. batches: after how many.
     """
 
-    keeps: bool
+    rule: BatchingRule
+    in_time: bool
+    sustainable: bool
     limit_s: float
     skipped: frozenset[int]
-    done_s: Sequence[float]
+    first_token_s: Sequence[float]
     batches: Sequence[int]
-    steady: bool
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it meets every deadline, and decodes stay in time after it."""
+        return self.in_time and self.sustainable
 
 
-class Outset(NamedTuple):
-    """Where courses start: when the engine is free, with accepted decodes and prompts (by deadline) alone.
-
-    It is the same for every mode, and read from the jobs once.
-    """
+class InitialState(NamedTuple):
+    """Where plans begin: when the engine is free, with admitted decodes and prompts (by deadline) alone."""
 
     engine: Engine
     rows: Rows
     prompts: Prompts
     tiers: Sequence[str]
-    free_s: float
+    start_s: float
 
     @staticmethod
-    def of(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> "Outset":
-        """Of these jobs, at the end of the batch under way."""
-        free_s, jobs = max(view.now_s, view.busy_until_s), [*decodes, *prompts]
+    def of(view: ReplicaView, decodes: Sequence[Job], prompts: Sequence[Job]) -> "InitialState":
+        """Return the state at the end of the batch that runs now."""
+        start_s, jobs = max(view.now_s, view.busy_until_s), [*decodes, *prompts]
         rows = _rows(jobs, len(decodes), view.model)
         if view.busy_until_s > view.now_s:
-            rows = rows._replace(under_way=_under_way(jobs, rows.live, free_s, view.resting))
-        return Outset(
-            _engine(view.model, view.limits.batch_tokens),
-            rows,
-            _prompts(prompts, view.model, free_s),
-            [job.request.tier for job in jobs],
-            free_s,
-        )
+            rows = rows._replace(in_batch=_in_batch(jobs, rows.decoding, start_s, view.resting))
+        engine = _engine(view.model, view.limits.batch_tokens)
+        tiers = [job.request.tier for job in jobs]
+        return InitialState(engine, rows, _prompts(prompts, view.model, start_s), tiers, start_s)
 
 
-def course(outset: Outset, mode: Mode) -> Course:
-    """The course in this mode."""
-    drafts = np.zeros(len(outset.tiers))
-    if mode.drafting:
-        drafts[:] = [mode.drafting.get(tier, 0) for tier in outset.tiers]
-    keeps, steady, limit_s, first, done_s, batches = carry_out(
-        outset.engine,
-        outset.rows,
-        outset.prompts,
-        Rules(mode.longest_s, int(mode.skips), mode.reserve, drafts),
-        outset.free_s,
+def ordinary_batch_s(model: TimeModel) -> float:
+    """Return how long a batch may be that arrivals wait for."""
+    return max(ORDINARY_BATCH_S, SHORTEST_BATCHES * model.seconds(BatchWork(1)))
+
+
+def rules(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
+    """Return the rules that admission tries: ordinary batches, longer ones, and some without all decodes."""
+    fastest = speculation_lengths(view.speculation, view.model, jobs)
+    ordinary_s, margin = ordinary_batch_s(view.model), overload_margin(view, len(jobs))
+    lengths = [BatchingRule(ordinary_s * factor, margin=margin) for factor in LENGTHS]
+    if _may_wait(view, jobs):
+        lengths.append(BatchingRule(ordinary_s, skips=True, margin=margin))
+    speculations = (fastest, NO_SPECULATION) if fastest else (NO_SPECULATION,)
+    return [rule._replace(speculation=speculation) for rule in lengths for speculation in speculations]
+
+
+def engine_rules(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
+    """Return those that the engine tries: the margin may have changed since requests were admitted."""
+    tried = rules(view, jobs)
+    return [*tried, *[rule._replace(margin=MARGIN - rule.margin) for rule in tried]]
+
+
+def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
+    """Whether some decode needs no token in every batch, and waiting, which holds blocks, costs no memory.
+
+    Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`).
+    """
+    targets_s = [job.pace_s for job in jobs if job.pace_s is not None]
+    if not targets_s or max(targets_s) < 2 * min(targets_s):
+        return False
+    peaks = [
+        view.kv.blocks_for(job.request.prompt_tokens + job.generated_tokens + job.output_tokens_left)
+        for job in jobs
+    ]
+    return sum(peaks) <= view.kv.total_blocks
+
+
+def best_plan(state: InitialState, tried: Sequence[BatchingRule]) -> BatchPlan:
+    """Return the first feasible plan by these rules; where none is, the last one in which no decode waits."""
+    for rule in tried:
+        found = plan(state, rule)
+        if found.feasible:
+            return found
+        if not rule.skips:
+            last = found
+    return last
+
+
+def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
+    """Simulate batches from this state by this rule."""
+    drafts = np.array([rule.speculation.get(tier, 0) for tier in state.tiers], np.float64)
+    rows = state.rows._replace(drafts=drafts)
+    in_time, sustainable, limit_s, chosen, first_token_s, batches = simulate(
+        state.engine, rows, state.prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
     )
-    skipped = np.flatnonzero(outset.rows.live > first).tolist() if mode.skips else ()
-    return Course(bool(keeps), limit_s, frozenset(skipped), done_s.tolist(), batches.tolist(), bool(steady))
+    skipped = frozenset(np.flatnonzero(rows.decoding > chosen).tolist() if rule.skips else ())
+    first_s, after = first_token_s.tolist(), batches.tolist()
+    return BatchPlan(rule, bool(in_time), bool(sustainable), limit_s, skipped, first_s, after)
 
 
 def _engine(model: TimeModel, batch_tokens: int) -> Engine:
@@ -152,48 +196,53 @@ def _engine(model: TimeModel, batch_tokens: int) -> Engine:
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
-    """Nobody of them in the batch under way."""
-    columns = zip(*jobs, strict=True) if jobs else 10 * [()]
-    requests, _, generated, output, due_s, pace_s, anchors, _, sure, came_s = columns
-    paces_s = np.array([LEISURE_S if pace is None else pace for pace in pace_s], np.float64)
-    tokens, targets = np.array(generated, np.float64), [request.targets for request in requests]
-    live = np.zeros(len(jobs), np.int64)
-    live[:decodes] = 1
-    # each token may be the last of its thinking: its lead is lost then, and the answer's pace counts
-    gaps_s = np.array([target.answer_tpot_s or inf for target in targets], np.float64)
+    """The requests as columns, none of them in the batch that runs now."""
+    of = transposed(jobs)
+    targets = [request.targets for request in of.request]
+    tpot_s = _floats([NO_TARGET_S if tpot_s is None else tpot_s for tpot_s in of.pace_s])
+    tokens = _floats(of.generated_tokens)
+    # each token may be the last of its thinking: its lead is lost then, and the answer's target counts
+    gap_s = _floats([target.answer_tpot_s or inf for target in targets])
+    since = tokens - _floats([0 if anchor is None else anchor.tokens for anchor in of.anchor])
+    decoding = np.zeros(len(jobs), np.int64)
+    decoding[:decodes] = 1
     return Rows(
-        live=live,
-        under_way=np.zeros_like(live),
+        decoding=decoding,
+        in_batch=np.zeros_like(decoding),
         window=np.array([target.judge.window for target in targets], np.int64),
-        due_s=np.array(due_s, np.float64),
-        pace_s=np.where(paces_s < model.seconds(BatchWork(1)), LEISURE_S, paces_s),
-        gap_s=gaps_s,
-        again_s=np.array(came_s, np.float64) + gaps_s,
-        since=tokens - np.array([0 if anchor is None else anchor.tokens for anchor in anchors], np.float64),
-        sure=np.array(sure, np.float64) - tokens,
-        left=np.maximum(np.array(output, np.float64) - tokens, 1.0),
-        context=tokens + np.array([request.prompt_tokens for request in requests], np.float64),
-        drafts=_NOBODY,
-        worst=_NO_WORST,
+        deadline_s=_floats(of.due_s),
+        tpot_s=np.where(tpot_s < model.seconds(BatchWork(1)), NO_TARGET_S, tpot_s),
+        gap_s=gap_s,
+        gap_ends_s=_floats(of.came_s) + gap_s,
+        since=since,
+        most=since,
+        sure=_floats(of.sure_tokens) - tokens,
+        left=np.maximum(_floats(of.output_tokens) - tokens, 1.0),
+        context=tokens + _floats([request.prompt_tokens for request in of.request]),
+        drafts=np.zeros(len(jobs)),
     )
 
 
-def _under_way(jobs: Sequence[Job], live: Ints, free_s: float, resting: Collection[RequestId]) -> Ints:
-    """Decodes that have a token in the batch which ends at `free_s`."""
-    computed = [(job.anchor or NO_ANCHOR).at_s < free_s and job.request.id not in resting for job in jobs]
-    return live * np.array(computed, np.int64)
+def _floats(values: Sequence[Any]) -> Floats:
+    return np.array(values, np.float64)
 
 
-def _prompts(prompts: Sequence[Job], model: TimeModel, free_s: float) -> Prompts:
+def _in_batch(jobs: Sequence[Job], decoding: Ints, start_s: float, resting: Collection[RequestId]) -> Ints:
+    """Decodes that have a token in the batch which ends at `start_s`."""
+    runs = [(job.anchor or NO_ANCHOR).at_s < start_s and job.request.id not in resting for job in jobs]
+    return decoding * np.array(runs, np.int64)
+
+
+def _prompts(prompts: Sequence[Job], model: TimeModel, start_s: float) -> Prompts:
     return Prompts(
         pending=np.array([job.pending_tokens for job in prompts], np.int64),
         computed=np.array([job.computed_tokens for job in prompts], np.int64),
-        due_s=np.array([_due_s(job, model, free_s) for job in prompts], np.float64),
+        due_s=np.array([_due_s(job, model, start_s) for job in prompts], np.float64),
     )
 
 
-def _due_s(job: Job, model: TimeModel, free_s: float) -> float:
-    """A prompt's deadline, unless not even the next batch could keep it."""
+def _due_s(job: Job, model: TimeModel, start_s: float) -> float:
+    """A prompt's deadline, unless not even the next batch could meet it."""
     pending, done = job.pending_tokens, job.computed_tokens
     alone_s = model.seconds(BatchWork(pending, 0, chunk_work(pending, done)))
-    return job.due_s if free_s + alone_s <= job.due_s else inf
+    return job.due_s if start_s + alone_s <= job.due_s else inf

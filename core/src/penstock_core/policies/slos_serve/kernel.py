@@ -1,8 +1,8 @@
-"""The batches of a course, one after the other: the loops of `batch_plan`, where what they mean is said.
+"""The compiled loop of a batch plan: one batch after the other. `batch_plan` says what it means.
 
-Compiled, since a course has dozens of batches of hundreds of rows, and several courses are tried for every
-batch and every newcomer. Results do not depend on that. The time model's functions are compiled along with
-the loops that call them.
+A plan has dozens of batches of hundreds of requests, and one is made for every batch and every candidate. The
+functions of the time model and of windows are compiled along with the loop that calls them. Results are the
+same as in Python.
 """
 
 from math import ceil, inf
@@ -13,7 +13,6 @@ import numpy as np
 from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.compilation.jit import FLOAT, FLOATS, INT, INTS, TABLE, compiled, part, record, results
 from penstock_core.domain.token_window import WINDOW_TOKENS, closed_tokens, tokens_until_judged
-from penstock_core.policies.slos_serve.overload_margin import LONG_ANSWER_TOKENS
 from penstock_core.timing.batch_length import longest_batch_s
 from penstock_core.timing.time_model import (
     BatchWork,
@@ -30,10 +29,13 @@ for rule in (closed_tokens, tokens_until_judged, longest_batch_s):
     part(rule)
 
 TIME_ERROR_S = 1e-9
-"""Due times are sums of floats; two that are meant to be equal may differ by this."""
+"""Deadlines are sums of floats; two that are meant to be equal may differ by this."""
 
 MOST_BATCHES = 256
-"""A course that needs more keeps nothing: nobody's first token can wait so long."""
+"""A plan that needs more is infeasible: no first token can wait so long."""
+
+LONG_ANSWER_TOKENS = 100.0 * WINDOW_TOKENS
+"""Still to come of an answer that is long (`overload_margin`)."""
 
 MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
 """Batches in a row without a token of any prompt, after which there will never be one."""
@@ -53,250 +55,211 @@ class Engine(NamedTuple):
     batch_tokens: int
 
 
-class Worst(NamedTuple):
-    """Where windows stand that accepted drafts fill at the worst moments: columns as in `Rows`.
-
-    most: tokens that may have come since its window began, at most.
-    """
-
-    due_s: Floats
-    since: Floats
-    sure: Floats
-    most: Floats
-
-
 class Rows(NamedTuple):
-    """Decodes, then prompts, which decode once they are done.
+    """One row per request: decodes, then prompts, which decode once they are computed.
 
-    live: 1 for who decodes. under_way: 1 for who has a token in the batch that the engine computes now.
-    window: of its judge (`token_window`).
-    due_s: of the row's next token, `since` tokens after its window began.
-    gap_s: a token has to come so soon after the one before, whatever its lead; infinite for most.
-    again_s: when the next one has to, for that.
+    decoding: 1 for decodes. in_batch: 1 for those with a token in the batch that runs now.
+    window: over which TPOT is judged (`token_window`). since: tokens after its window began.
+    deadline_s: of the next token by the TPOT target.
+    gap_s: longest time between two tokens, however far ahead they are; infinite for most.
+    gap_ends_s: when the next token is due, for that.
     sure, left: tokens still to come, at least and by prediction.
-    drafts: verified beside it in every batch. worst: of windowed rows that draft, what can have become of
-    them. Both are the mode's, and empty until it is known (`_in_mode`).
+    drafts: verified beside the token in every batch. most: tokens since its window began if all drafts were
+    accepted.
     """
 
-    live: Ints
-    under_way: Ints
+    decoding: Ints
+    in_batch: Ints
     window: Ints
-    due_s: Floats
-    pace_s: Floats
+    deadline_s: Floats
+    tpot_s: Floats
     gap_s: Floats
-    again_s: Floats
+    gap_ends_s: Floats
     since: Floats
+    most: Floats
     sure: Floats
     left: Floats
     context: Floats
     drafts: Floats
-    worst: Worst
 
 
 class Prompts(NamedTuple):
-    """What is still to be computed, in the order of the rows' end.
-
-    due_s: infinite where it is late whatever is done.
-    """
+    """What is still to be computed, in the order of the last rows. due_s: infinite where it is late."""
 
     pending: Ints
     computed: Ints
     due_s: Floats
 
 
-class Rules(NamedTuple):
-    """A mode, in numbers. drafts: of each row."""
+class Rule(NamedTuple):
+    """A batching rule in numbers: longest batch, 1 where decodes may wait, and the margin of long answers."""
 
     longest_s: float
     skips: int
-    reserve: float
-    drafts: Floats
+    margin: float
 
 
-class Bounds(NamedTuple):
-    """What the mode says of all batches, and how long one of all decodes takes."""
-
-    longest_s: float
-    skips: int
-    reserve: float
-    together_s: float
-
-
-class Turn(NamedTuple):
-    """A batch about to be filled: its start, its longest, and the first prompt that is not done."""
+class Time(NamedTuple):
+    """When a batch begins, and its longest duration."""
 
     now_s: float
     limit_s: float
-    todo: int
 
 
 @part
-def _decoding(rows: Rows, chosen: Ints) -> BatchWork:
+def _decodes(rows: Rows, chosen: Ints) -> BatchWork:
     """A batch of these rows' decodes alone."""
-    drafts, contexts = rows.drafts, rows.context
     tokens, context, steps = 0, 0, 0
     for row in range(len(chosen)):
         if chosen[row]:
-            tokens += 1 + int(drafts[row])
-            context += int(contexts[row])
-            steps = max(steps, int(drafts[row]))
+            tokens += 1 + int(rows.drafts[row])
+            context += int(rows.context[row])
+            steps = max(steps, int(rows.drafts[row]))
     return BatchWork(tokens, context, 0.0, steps)
 
 
 @part
-def _lent_s(window: int, since: float, sure: float, pace_s: float, catch_up_s: float) -> float:
-    """From when its next token is due, how much later a batch may end for a row to reach its window's end."""
-    others = max(tokens_until_judged(window, since, sure), 1.0) - 1.0 if window else 0.0
-    lent_s: float = others * max(pace_s - catch_up_s, 0.0)
+def _catch_up_s(engine: Engine, rows: Rows) -> float:
+    """Duration of a batch of all rows' decodes, also when they are a window further."""
+    together = _decodes(rows, np.ones(len(rows.decoding), np.int64))
+    grown = together.context_tokens + WINDOW_TOKENS * len(rows.decoding)
+    return iteration_seconds(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
+
+
+@part
+def _lent_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
+    """How much later than its next deadline a batch may end for a row to reach its window's end in time."""
+    if rows.window[row] == 0:
+        return 0.0
+    others = max(tokens_until_judged(rows.window[row], since, rows.sure[row]), 1.0) - 1.0
+    lent_s: float = others * max(rows.tpot_s[row] - catch_up_s, 0.0)
     return lent_s
 
 
 @part
-def _latest_ends_s(rows: Rows, catch_up_s: float) -> Floats:
-    """When a batch may end for each row to reach its milestone, its other tokens taking so long each."""
-    window, drafts, pace_s, again_s, worst = rows.window, rows.drafts, rows.pace_s, rows.again_s, rows.worst
-    since, sure, worst_due_s, worst_since, worst_sure = (
-        rows.since,
-        rows.sure,
-        worst.due_s,
-        worst.since,
-        worst.sure,
-    )
-    ends_s = rows.due_s.copy()
-    for row in range(len(ends_s)):
-        if drafts[row] == 0.0 or window[row] <= 1:
-            ends_s[row] += _lent_s(window[row], since[row], sure[row], pace_s[row], catch_up_s)
-        else:
-            lent_s = _lent_s(window[row], worst_since[row], worst_sure[row], pace_s[row], catch_up_s)
-            ends_s[row] = worst_due_s[row] + lent_s
-        ends_s[row] = min(ends_s[row], again_s[row])
-    return ends_s
+def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
+    """When a batch may end for the row to be in time, if its other tokens then take `catch_up_s` each."""
+    end_s: float = rows.deadline_s[row] + _lent_s(rows, row, rows.since[row], catch_up_s)
+    return min(end_s, float(rows.gap_ends_s[row]))
 
 
 @part
-def _bring_out(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
-    """A token of each of these rows, of the batch that ends now."""
-    live, window, due_s, pace_s, again_s = rows.live, rows.window, rows.due_s, rows.pace_s, rows.again_s
-    gap_s, since, sure, left, context = rows.gap_s, rows.since, rows.sure, rows.left, rows.context
+def _begin_window(rows: Rows, row: int, now_s: float, since: float) -> None:
+    rows.since[row] = since
+    rows.deadline_s[row] = now_s + (since + 1.0) * rows.tpot_s[row]
+
+
+@part
+def _generate(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
+    """One token for each of these rows, of the batch that ends now."""
     for row in range(len(chosen)):
         if not chosen[row]:
             continue
-        due_s[row] += pace_s[row]
-        again_s[row] = now_s + gap_s[row]
-        since[row] += 1.0
-        sure[row] -= 1.0
-        left[row] -= 1.0
-        context[row] += 1.0
-        closed = closed_tokens(window[row], since[row])
-        if closed > 0.0:
-            since[row] -= closed
-            due_s[row] = now_s + (since[row] + 1.0) * pace_s[row]
-        if left[row] <= 0:
-            live[row] = 0
-    _fill_early(rows, chosen, now_s, catch_up_s)
+        rows.deadline_s[row] += rows.tpot_s[row]
+        rows.gap_ends_s[row] = now_s + rows.gap_s[row]
+        rows.since[row] += 1.0
+        rows.most[row] += 1.0 + rows.drafts[row]
+        rows.sure[row] -= 1.0
+        rows.left[row] -= 1.0
+        rows.context[row] += 1.0
+        if rows.window[row] > 1 and rows.drafts[row] > 0.0:
+            _end_window_early(rows, row, now_s, catch_up_s)
+        else:
+            closed = closed_tokens(rows.window[row], rows.since[row])
+            if closed > 0.0:
+                _begin_window(rows, row, now_s, rows.since[row] - closed)
+        if rows.left[row] <= 0:
+            rows.decoding[row] = 0
 
 
 @part
-def _fill_early(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
-    """The worst that can have come of rows that draft: one token, or as many as end their window just now.
+def _end_window_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
+    """The worst that drafts can have done: nothing, or end the window just now, and with it the lead.
 
     `sure` counts one token all the same: an answer that is nearly over is hardly ever ahead by much.
     """
-    window, drafts, pace_s, again_s, worst = rows.window, rows.drafts, rows.pace_s, rows.again_s, rows.worst
-    due_s, since, sure, most = worst.due_s, worst.since, worst.sure, worst.most
-    for row in range(len(chosen)):
-        if not chosen[row] or window[row] <= 1 or drafts[row] == 0.0:
-            continue
-        due_s[row] += pace_s[row]
-        since[row] += 1.0
-        sure[row] -= 1.0
-        most[row] += 1.0 + drafts[row]
-        if most[row] < window[row]:
-            continue
-        ended_s = now_s + pace_s[row]
-        early_s = ended_s + _lent_s(window[row], 0.0, sure[row], pace_s[row], catch_up_s)
-        lent_s = _lent_s(window[row], since[row], sure[row], pace_s[row], catch_up_s)
-        end_s = min(due_s[row] + lent_s, again_s[row])
-        if since[row] >= window[row] or early_s < end_s:
-            due_s[row], since[row] = ended_s, 0.0
+    if rows.most[row] < rows.window[row]:
+        return
+    early_s = now_s + rows.tpot_s[row] + _lent_s(rows, row, 0.0, catch_up_s)
+    if rows.since[row] >= rows.window[row] or early_s < _latest_end_s(rows, row, catch_up_s):
+        _begin_window(rows, row, now_s, 0.0)
 
 
 @part
 def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
-    """Decodes that are late, whatever comes, get half of what a period leaves until they are not.
+    """Decodes that are late anyway get half of what a period leaves until they are on time again.
 
-    Whoever has no due time is left out of that: it may be a job that is only here if it makes nobody late.
-    A gap that decodes alone exceed is not kept any longer.
+    Rows without a deadline are left out of that: they must not make anybody late. A gap that decodes alone
+    exceed is not kept any longer.
     """
-    live, due_s, pace_s, gap_s, worst_due_s = rows.live, rows.due_s, rows.pace_s, rows.gap_s, rows.worst.due_s
     count, context, tightest_s = 0, 0, inf
-    for row in range(len(live)):
-        if live[row] and due_s[row] < inf:
+    for row in range(len(rows.decoding)):
+        if rows.decoding[row] and rows.deadline_s[row] < inf:
             count += 1
             context += int(rows.context[row])
-            tightest_s = min(tightest_s, pace_s[row])
+            tightest_s = min(tightest_s, rows.tpot_s[row])
     decodes_s = iteration_seconds(engine, BatchWork(count, context, 0.0, 0))
     spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
-    ends_s = _latest_ends_s(rows, decodes_s)
-    for row in range(len(live)):
-        if live[row]:
-            behind_s = now_s + decodes_s - ends_s[row]
+    for row in range(len(rows.decoding)):
+        if rows.decoding[row]:
+            behind_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
             if behind_s > TIME_ERROR_S:
-                due_s[row] += behind_s + spare_s
-                worst_due_s[row] += behind_s + spare_s
-            if decodes_s > gap_s[row]:
-                gap_s[row] = rows.again_s[row] = inf
+                rows.deadline_s[row] += behind_s + spare_s
+            if decodes_s > rows.gap_s[row]:
+                rows.gap_s[row] = rows.gap_ends_s[row] = inf
 
 
 @part
-def _limit(engine: Engine, rows: Rows, bounds: Bounds, now_s: float, decoding: Ints) -> tuple[bool, float]:
-    """Whether no decode is late, and how long the next batch may be; `decoding` takes who is in it."""
-    decoding[:] = rows.live
-    decodes_s = iteration_seconds(engine, _decoding(rows, rows.live))
+def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: float) -> tuple[bool, Time]:
+    """Whether no decode is late, and how long the batch that begins now may be."""
+    decodes_s = iteration_seconds(engine, _decodes(rows, rows.decoding))
     if decodes_s == 0.0:
-        return True, bounds.longest_s
-    ends_s, slack_s, lent_s = _latest_ends_s(rows, bounds.together_s), inf, inf
-    for row in range(len(decoding)):
-        if decoding[row]:
-            left_s = ends_s[row] - now_s
+        return True, Time(now_s, rule.longest_s)
+    slack_s, lent_s = inf, inf
+    for row in range(len(rows.decoding)):
+        if rows.decoding[row]:
+            left_s = _latest_end_s(rows, row, catch_up_s) - now_s
             slack_s = min(slack_s, left_s)
-            reserve = bounds.reserve if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
-            lent_s = min(lent_s, left_s / (1.0 + reserve))
-    limit_s = min(longest_batch_s(bounds.longest_s, decodes_s), max(lent_s, decodes_s))
-    if slack_s < decodes_s - TIME_ERROR_S:
-        return False, limit_s
-    if bounds.skips:
-        again_s = now_s + limit_s + bounds.together_s - TIME_ERROR_S
-        for row in range(len(decoding)):
-            if decoding[row] and ends_s[row] >= again_s:
-                decoding[row] = 0
-    return True, limit_s
+            margin = rule.margin if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
+            lent_s = min(lent_s, left_s / (1.0 + margin))
+    limit_s = min(longest_batch_s(rule.longest_s, decodes_s), max(lent_s, decodes_s))
+    return slack_s >= decodes_s - TIME_ERROR_S, Time(now_s, limit_s)
+
+
+@part
+def _chosen(rows: Rows, skips: int, time: Time, catch_up_s: float) -> Ints:
+    """Decodes in a batch: all, or those that would be late with their token in the batch after it."""
+    chosen = rows.decoding.copy()
+    if skips:
+        next_end_s = time.now_s + time.limit_s + catch_up_s - TIME_ERROR_S
+        for row in range(len(chosen)):
+            if chosen[row] and _latest_end_s(rows, row, catch_up_s) >= next_end_s:
+                chosen[row] = 0
+    return chosen
 
 
 @part
 def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
-    """A prompt is done. One that was preempted before goes on from its old anchor."""
+    """A prompt is computed. A request that was preempted before goes on from its old window."""
     rows.left[row] -= 1.0
     rows.sure[row] -= 1.0
-    rows.live[row] = 1 if rows.left[row] > 0 else 0
+    rows.decoding[row] = 1 if rows.left[row] > 0 else 0
+    rows.gap_ends_s[row] = now_s + rows.gap_s[row]
     if rows.since[row] > 0 and rows.window[row] != 1:
-        rows.due_s[row] += rows.pace_s[row]
+        rows.deadline_s[row] += rows.tpot_s[row]
         rows.since[row] += 1.0
     else:
-        rows.due_s[row] = now_s + rows.pace_s[row]
-        rows.since[row] = 0.0
-    rows.again_s[row] = now_s + rows.gap_s[row]
-    rows.worst.due_s[row], rows.worst.since[row] = rows.due_s[row], rows.since[row]
-    rows.worst.sure[row], rows.worst.most[row] = rows.sure[row], rows.since[row]
+        _begin_window(rows, row, now_s, 0.0)
+    rows.most[row] = rows.since[row]
 
 
 @part
-def _compute(engine: Engine, prompts: Prompts, work: BatchWork, turn: Turn) -> tuple[float, int]:
-    """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not done then.
+def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: int) -> tuple[float, int]:
+    """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not computed then.
 
     -1 where one that it finishes is late, or another has to be.
     """
-    now_s, limit_s, todo = turn
+    now_s, limit_s = time.now_s, time.limit_s
     while todo < len(prompts.pending):
         due_in_s = prompts.due_s[todo] - now_s
         if due_in_s < 0:
@@ -318,92 +281,82 @@ def _compute(engine: Engine, prompts: Prompts, work: BatchWork, turn: Turn) -> t
 
 
 @part
-def _steady(engine: Engine, rows: Rows, skips: int) -> bool:
-    """Whether decodes keep their paces when nothing but them is computed."""
-    work = _decoding(rows, rows.live)
-    tightest_s = inf
-    for row in range(len(rows.live)):
-        if rows.live[row]:
-            tightest_s = min(tightest_s, rows.pace_s[row])
-    if skips and work.tokens > 0:
-        share, count = 0.0, 0.0
-        for row in range(len(rows.live)):
-            if rows.live[row]:
-                share += tightest_s / rows.pace_s[row]
-                count += 1.0
-        work = BatchWork(ceil(work.tokens * (share / count)), work.context_tokens, 0.0, work.spec_steps)
+def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
+    """Whether decodes meet their TPOT targets when nothing but them is computed."""
+    tightest_s, share, count = inf, 0.0, 0
+    for row in range(len(rows.decoding)):
+        if rows.decoding[row]:
+            tightest_s = min(tightest_s, rows.tpot_s[row])
+            count += 1
+    work = _decodes(rows, rows.decoding)
+    if skips and count > 0:  # each has a token in so many batches as its target asks for
+        for row in range(len(rows.decoding)):
+            if rows.decoding[row]:
+                share += tightest_s / rows.tpot_s[row] / count
+        work = BatchWork(ceil(work.tokens * share), work.context_tokens, 0.0, work.spec_steps)
     return iteration_seconds(engine, work) <= tightest_s
 
 
 @part
-def _in_mode(rows: Rows, drafts: Floats) -> Rows:
-    """The rows with so many drafts, to be changed in place."""
+def _copy(rows: Rows) -> Rows:
+    """The rows, to be changed in place."""
     return Rows(
-        rows.live.copy(),
-        rows.under_way,
+        rows.decoding.copy(),
+        rows.in_batch,
         rows.window,
-        rows.due_s.copy(),
-        rows.pace_s,
+        rows.deadline_s.copy(),
+        rows.tpot_s,
         rows.gap_s.copy(),
-        rows.again_s.copy(),
+        rows.gap_ends_s.copy(),
         rows.since.copy(),
+        rows.most.copy(),
         rows.sure.copy(),
         rows.left.copy(),
         rows.context.copy(),
-        drafts,
-        Worst(rows.due_s.copy(), rows.since.copy(), rows.sure.copy(), rows.since.copy()),
+        rows.drafts,
     )
-
-
-@part
-def _together_s(engine: Engine, rows: Rows) -> float:
-    """A batch of all rows' decodes, also when they have come a window further."""
-    together = _decoding(rows, np.ones(len(rows.live), np.int64))
-    grown = together.context_tokens + WINDOW_TOKENS * len(rows.live)
-    return iteration_seconds(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
 
 
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
     record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT),
-    record(Rows, INTS, INTS, INTS, *(9 * [FLOATS]), record(Worst, FLOATS, FLOATS, FLOATS, FLOATS)),
+    record(Rows, INTS, INTS, INTS, *(10 * [FLOATS])),
     record(Prompts, INTS, INTS, FLOATS),
-    record(Rules, FLOAT, INT, FLOAT, FLOATS),
+    record(Rule, FLOAT, INT, FLOAT),
     FLOAT,
 )
-def carry_out(
-    engine: Engine, rows: Rows, prompts: Prompts, rules: Rules, free_s: float
+def simulate(
+    engine: Engine, rows: Rows, prompts: Prompts, rule: Rule, start_s: float
 ) -> tuple[int, int, float, Ints, Floats, Ints]:
-    """Batch after batch from `free_s` on, until no prompt is left or a promise is broken.
+    """Simulate batch after batch until no prompt is left or a deadline is missed.
 
-    Whether all is kept, and whether it is steady then (1 or 0); the first batch's limit, and who decodes in
-    it; when each prompt's first token is out, and after how many batches.
+    Return whether every deadline is met and whether the decodes are sustainable then (1 or 0); the longest
+    that the first batch may be, and its decodes; when each prompt's first token is generated, and after how
+    many batches.
     """
-    rows, left, now_s = _in_mode(rows, rules.drafts), len(prompts.pending), free_s
+    rows, left = _copy(rows), len(prompts.pending)
     prompts = Prompts(prompts.pending.copy(), prompts.computed.copy(), prompts.due_s)
-    bounds = Bounds(rules.longest_s, rules.skips, rules.reserve, _together_s(engine, rows))
-    done_s, batches = np.full(left, inf), np.zeros(left, np.int64)
-    _bring_out(rows, rows.under_way, now_s, bounds.together_s)
-    _forgive(engine, rows, now_s, bounds.longest_s)
-    decoding = np.zeros(len(rows.live), np.int64)
-    keeps, limit_s = _limit(engine, rows, bounds, now_s, decoding)
-    first_limit_s, first = limit_s, decoding.copy()
-    todo, batch, idle = 0, 0, 0
-    while todo < left and batch < MOST_BATCHES and idle < MOST_IDLE_BATCHES:
+    first_token_s, batches = np.full(left, inf), np.zeros(left, np.int64)
+    catch_up_s = _catch_up_s(engine, rows)
+    _generate(rows, rows.in_batch, start_s, catch_up_s)
+    _forgive(engine, rows, start_s, rule.longest_s)
+    in_time, time = _limit(engine, rows, rule, start_s, catch_up_s)
+    chosen = _chosen(rows, rule.skips, time, catch_up_s)
+    first_limit_s, first, todo, batch, idle = time.limit_s, chosen, 0, 0, 0
+    while todo < left and in_time and batch < MOST_BATCHES and idle < MOST_IDLE_BATCHES:
         batch += 1
         begun, pending = todo, prompts.pending[todo]
-        batch_s, todo = _compute(engine, prompts, _decoding(rows, decoding), Turn(now_s, limit_s, begun))
+        batch_s, todo = _fill(engine, prompts, _decodes(rows, chosen), time, begun)
         if todo < 0:
             break
-        now_s += batch_s
-        _bring_out(rows, decoding, now_s, bounds.together_s)
+        end_s = time.now_s + batch_s
+        _generate(rows, chosen, end_s, catch_up_s)
         for prompt in range(begun, todo):
-            done_s[prompt], batches[prompt] = now_s, batch
-            _begin_decoding(rows, len(rows.live) - left + prompt, now_s)
-        if not keeps:
-            break
+            first_token_s[prompt], batches[prompt] = end_s, batch
+            _begin_decoding(rows, len(rows.decoding) - left + prompt, end_s)
         idle = idle + 1 if todo == begun and prompts.pending[begun] == pending else 0
         if todo < left:
-            keeps, limit_s = _limit(engine, rows, bounds, now_s, decoding)
-    steady = _steady(engine, rows, bounds.skips)
-    return int(keeps and todo == left), int(steady), first_limit_s, first, done_s, batches
+            in_time, time = _limit(engine, rows, rule, end_s, catch_up_s)
+            chosen = _chosen(rows, rule.skips, time, catch_up_s)
+    sustainable = _sustainable(engine, rows, rule.skips)
+    return int(in_time and todo == left), int(sustainable), first_limit_s, first, first_token_s, batches

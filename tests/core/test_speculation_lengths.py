@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from penstock_core.domain.request import Job, Request, advance, new_job
-from penstock_core.policies.slos_serve.speculation_length import NO_DRAFTS, fastest
+from penstock_core.policies.slos_serve.speculation import NO_SPECULATION, speculation_lengths
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation, tokens_expected
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
@@ -26,12 +26,12 @@ def rate(speculation: Speculation, model: TimeModel, jobs: list[Job], drafts: in
 
 
 def test_without_a_drafter_or_decodes_nothing_is_drafted() -> None:
-    assert fastest(None, OPT, decodes("a", 3)) == NO_DRAFTS
-    assert fastest(Speculation(MOST, 0.7), OPT, []) == NO_DRAFTS
+    assert speculation_lengths(None, OPT, decodes("a", 3)) == NO_SPECULATION
+    assert speculation_lengths(Speculation(MOST, 0.7), OPT, []) == NO_SPECULATION
 
 
 def test_a_drafter_that_is_never_right_is_not_asked() -> None:
-    assert fastest(Speculation(MOST, 0.0), OPT, decodes("a", 3)) == NO_DRAFTS
+    assert speculation_lengths(Speculation(MOST, 0.0), OPT, decodes("a", 3)) == NO_SPECULATION
 
 
 def test_of_one_tier_it_is_the_best_of_all_numbers() -> None:
@@ -45,19 +45,21 @@ def test_of_one_tier_it_is_the_best_of_all_numbers() -> None:
         speculation = Speculation(MOST, random.uniform(0.05, 0.95))
         jobs = decodes("a", random.choice((1, 4, 40, 200)))
         rates = [rate(speculation, model, jobs, drafts) for drafts in range(MOST + 1)]
-        chosen = fastest(speculation, model, jobs).get("a", 0)
+        chosen = speculation_lengths(speculation, model, jobs).get("a", 0)
         assert rates[chosen] == pytest.approx(max(rates), rel=1e-9), seed
 
 
 def test_tiers_share_the_longest_and_trim_it_by_their_own_acceptance() -> None:
     speculation = Speculation(MOST, 0.5, {"code": 0.9, "poem": 0.15})
-    chosen = fastest(speculation, OPT, decodes("code", 20) + decodes("poem", 20))
+    chosen = speculation_lengths(speculation, OPT, decodes("code", 20) + decodes("poem", 20))
     assert chosen["code"] > chosen.get("poem", 0)
     assert max(chosen.values()) <= MOST
 
 
 def test_fewer_drafts_where_more_decode() -> None:
     speculation = Speculation(MOST, 0.7)
-    drafts = [fastest(speculation, OPT, decodes("a", count)).get("a", 0) for count in (1, 30, 200, 2000)]
+    drafts = [
+        speculation_lengths(speculation, OPT, decodes("a", count)).get("a", 0) for count in (1, 30, 200, 2000)
+    ]
     assert drafts == sorted(drafts, reverse=True)
     assert drafts[0] > drafts[-1] == 0

@@ -1,4 +1,4 @@
-"""Courses: what is foreseen, batch by batch."""
+"""Batch plans: the future, batch by batch."""
 
 from dataclasses import replace
 from math import inf
@@ -13,10 +13,22 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.domain.token_window import WINDOW_TOKENS
-from penstock_core.policies.slos_serve.batch_plan import Course, Mode, Outset, course
-from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rules, carry_out
+from penstock_core.policies.slos_serve.batch_plan import (
+    LENGTHS,
+    BatchingRule,
+    BatchPlan,
+    InitialState,
+    best_plan,
+    engine_rules,
+    ordinary_batch_s,
+    plan,
+    rules,
+)
+from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rule, simulate
+from penstock_core.policies.slos_serve.overload_margin import MARGIN
 from penstock_core.timing.builtin_models import time_model
-from penstock_core.timing.time_model import BatchWork, TimeModel
+from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 from examples import examples
 
@@ -24,7 +36,7 @@ OPT = time_model("slos-serve-opt-6.7b-a100")
 LLAMA = time_model("llama-3-8b-a100")
 NOW_S = 10.0
 STEP_S = OPT.prefill_seconds(1)
-ORDINARY = Mode(0.1)
+ORDINARY = BatchingRule(0.1)
 
 
 def prompt(
@@ -67,25 +79,25 @@ def replica(model: TimeModel = OPT, busy_s: float = 0.0, batch_tokens: int = 819
 
 
 def foreseen(
-    decodes: list[Job], prompts: list[Job], mode: Mode = ORDINARY, view: ReplicaView | None = None
-) -> Course:
-    return course(Outset.of(view or replica(), decodes, prompts), mode)
+    decodes: list[Job], prompts: list[Job], rule: BatchingRule = ORDINARY, view: ReplicaView | None = None
+) -> BatchPlan:
+    return plan(InitialState.of(view or replica(), decodes, prompts), rule)
 
 
 def test_nothing_to_do_is_kept() -> None:
-    assert foreseen([], []) == Course(True, 0.1, frozenset(), [], [], True)
+    assert foreseen([], []) == BatchPlan(ORDINARY, True, True, 0.1, frozenset(), [], [])
 
 
 def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
     told = foreseen([], [prompt("p", 500, 1.0)])
-    assert told.keeps
-    assert told.done_s[0] == pytest.approx(NOW_S + OPT.prefill_seconds(500))
+    assert told.in_time
+    assert told.first_token_s[0] == pytest.approx(NOW_S + OPT.prefill_seconds(500))
     assert told.batches == [1]
 
 
 def test_it_starts_when_the_batch_under_way_ends() -> None:
     told = foreseen([], [prompt("p", 500, 1.0)], view=replica(busy_s=0.03))
-    assert told.done_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
+    assert told.first_token_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
 
 
 def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
@@ -97,27 +109,27 @@ def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
 
 
 def test_a_long_prompt_takes_as_many_batches_as_the_mode_makes_of_it() -> None:
-    slow, fast = (foreseen([], [prompt("p", 3000, 9.0)], Mode(longest)) for longest in (0.06, 0.3))
+    slow, fast = (foreseen([], [prompt("p", 3000, 9.0)], BatchingRule(longest)) for longest in (0.06, 0.3))
     assert slow.batches[0] > fast.batches[0] == 1
-    assert slow.done_s[0] > fast.done_s[0]
+    assert slow.first_token_s[0] > fast.first_token_s[0]
 
 
-def test_a_course_that_is_late_keeps_nothing() -> None:
+def test_a_plan_with_a_late_prompt_is_infeasible() -> None:
     pair = [prompt("a", 1500, 0.15), prompt("b", 1500, 0.16)]
-    assert foreseen([], pair[:1], Mode(0.3)).keeps
-    assert not foreseen([], pair, Mode(0.3)).keeps
-    assert not foreseen([], [prompt("a", 3000, 0.24)], Mode(0.06)).keeps
+    assert foreseen([], pair[:1], BatchingRule(0.3)).in_time
+    assert not foreseen([], pair, BatchingRule(0.3)).in_time
+    assert not foreseen([], [prompt("a", 3000, 0.24)], BatchingRule(0.06)).in_time
 
 
 def test_who_is_late_whatever_is_done_is_not_waited_for() -> None:
-    assert foreseen([], [prompt("late", 3000, 0.05), prompt("b", 500, 1.0)]).keeps
+    assert foreseen([], [prompt("late", 3000, 0.05), prompt("b", 500, 1.0)]).in_time
 
 
 def test_a_prompt_due_shortens_the_batch_that_finishes_it() -> None:
     due_s = OPT.prefill_seconds(200) + 0.001
     told = foreseen([], [prompt("a", 200, due_s), prompt("b", 2000, 5.0)])
-    assert told.keeps
-    assert told.done_s[0] <= NOW_S + due_s + 1e-9
+    assert told.in_time
+    assert told.first_token_s[0] <= NOW_S + due_s + 1e-9
 
 
 def test_batches_last_until_the_first_token_due() -> None:
@@ -126,20 +138,20 @@ def test_batches_last_until_the_first_token_due() -> None:
 
 def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
     told = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
-    assert told.keeps
+    assert told.in_time
     assert told.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
 
 
 def test_a_pace_that_no_batch_keeps_binds_nobody() -> None:
     told = foreseen([decode("d", pace_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
-    assert told.keeps
-    assert told.steady
+    assert told.in_time
+    assert told.sustainable
 
 
 def test_windows_lend_what_surely_comes() -> None:
     def limit_s(came: int, sure: int) -> float:
         decodes = [decode("d", came=came, due_in_s=0.05, judge=Judge.WINDOW, sure=sure)]
-        return foreseen(decodes, [prompt("p", 3000, 5.0)], Mode(1.0)).limit_s
+        return foreseen(decodes, [prompt("p", 3000, 5.0)], BatchingRule(1.0)).limit_s
 
     catch_up_s = STEP_S + 0.002
     assert limit_s(1, 60) == pytest.approx(0.05 + 9 * (0.1 - catch_up_s), abs=0.02)
@@ -149,31 +161,31 @@ def test_windows_lend_what_surely_comes() -> None:
     assert limit_s(10, 60) == pytest.approx(0.05)
 
 
-def test_beside_a_long_answer_batches_have_time_in_reserve() -> None:
+def test_beside_a_long_answer_batches_have_a_margin() -> None:
     """The window's end is 0.4 s away."""
 
-    def limit_s(left: int, reserve: float) -> float:
+    def limit_s(left: int, margin: float) -> float:
         ahead = decode("d", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=10 + left)
-        return foreseen([ahead], [prompt("p", 9000, 99.0)], Mode(1.0, reserve=reserve)).limit_s
+        return foreseen([ahead], [prompt("p", 9000, 99.0)], BatchingRule(1.0, margin=margin)).limit_s
 
     assert limit_s(5000, 0.0) == pytest.approx(0.4)
     assert limit_s(5000, 0.25) == limit_s(1000, 0.25) == pytest.approx(0.4 / 1.25)
     assert limit_s(999, 0.25) == limit_s(1, 0.25) == pytest.approx(0.4)
 
 
-def test_a_reserve_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
+def test_a_margin_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
     long = decode("long", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=3000)
     short = decode("short", came=10, due_in_s=0.35, judge=Judge.WINDOW, output=60)
-    mode, coming = Mode(1.0, reserve=0.25), [prompt("p", 9000, 99.0)]
-    assert foreseen([long, short], coming, mode).limit_s == pytest.approx(0.32)
-    assert foreseen([long._replace(due_s=NOW_S + 0.6), short], coming, mode).limit_s == pytest.approx(0.35)
+    rule, coming = BatchingRule(1.0, margin=0.25), [prompt("p", 9000, 99.0)]
+    assert foreseen([long, short], coming, rule).limit_s == pytest.approx(0.32)
+    assert foreseen([long._replace(due_s=NOW_S + 0.6), short], coming, rule).limit_s == pytest.approx(0.35)
 
 
-def test_no_reserve_makes_decodes_late_by_itself() -> None:
+def test_no_margin_makes_decodes_late_by_itself() -> None:
     """Their own batch takes all of their slack: it may, and a course in which it does keeps them."""
     due = decode("d", came=10, due_in_s=STEP_S + 1e-3, judge=Judge.WINDOW, output=5000)
-    told = foreseen([due], [], Mode(1.0, reserve=0.25))
-    assert told.keeps
+    told = foreseen([due], [], BatchingRule(1.0, margin=0.25))
+    assert told.in_time
     assert STEP_S <= told.limit_s <= STEP_S + 1e-3
 
 
@@ -183,7 +195,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
     def limit_s(answer_pace_s: float | None, busy_s: float = 0.0) -> float:
         ahead = decode("d", due_in_s=0.5, came=6, answer_pace_s=answer_pace_s)
         ahead = ahead if answer_pace_s is None else ahead._replace(came_s=NOW_S - 0.1)
-        return foreseen([ahead], [prompt("p", 9000, 9.0)], Mode(1.0), replica(busy_s=busy_s)).limit_s
+        return foreseen([ahead], [prompt("p", 9000, 9.0)], BatchingRule(1.0), replica(busy_s=busy_s)).limit_s
 
     assert limit_s(None) == pytest.approx(0.5)
     assert limit_s(0.25) == pytest.approx(0.15)
@@ -195,53 +207,53 @@ def test_a_job_without_a_pace_makes_nobody_late() -> None:
     """A decode is due just when a batch of its own ends: whoever else is in it has broken its promise."""
     due = decode("d", due_in_s=STEP_S + 1e-4)
     along = [decode(f"free{i}", pace_s=None) for i in range(200)]
-    assert foreseen([due], [prompt("p", 20, 9.0)]).keeps
-    assert not foreseen([due, *along], [prompt("p", 20, 9.0)]).keeps
+    assert foreseen([due], [prompt("p", 20, 9.0)]).in_time
+    assert not foreseen([due, *along], [prompt("p", 20, 9.0)]).in_time
 
 
-def test_a_decode_that_can_wait_is_skipped_where_the_mode_says_so() -> None:
+def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
     decodes = [decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", pace_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
     assert foreseen(decodes, prompts).skipped == frozenset()
-    told = foreseen(decodes, prompts, Mode(0.1, skips=True))
+    told = foreseen(decodes, prompts, BatchingRule(0.1, skips=True))
     assert told.skipped == {1}
-    assert told.keeps
+    assert told.in_time
 
 
 def test_more_decodes_than_a_pace_has_room_for_are_not_steady() -> None:
     many = [decode(f"d{i}", pace_s=0.05, due_in_s=0.05) for i in range(400)]
+    assert not foreseen(many, []).sustainable
     few = many[:1] + [decode(f"l{i}", pace_s=0.5, due_in_s=0.5) for i in range(399)]
-    assert not foreseen(many, []).steady
-    assert not foreseen(few, []).steady
-    assert foreseen(few, [], Mode(0.1, skips=True)).steady
+    assert not foreseen(few, []).sustainable
+    assert foreseen(few, [], BatchingRule(0.1, skips=True)).sustainable
 
 
 def test_drafts_are_in_every_batch() -> None:
     decodes, prompts = [decode(f"d{i}") for i in range(20)], [prompt("p", 3000, 5.0)]
-    plain, drafting = (foreseen(decodes, prompts, Mode(0.1, {"tier": drafts})) for drafts in (0, 4))
-    assert drafting.done_s[0] > plain.done_s[0]
+    plain, drafting = (foreseen(decodes, prompts, BatchingRule(0.1, {"tier": drafts})) for drafts in (0, 4))
+    assert drafting.first_token_s[0] > plain.first_token_s[0]
 
 
 def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
     """It resumes late in its pace, so its next token is due sooner than a new one's would be."""
     gone = preempted(decode("d", came=5, due_in_s=0.3))
     behind, ahead = prompt("p", 1000, 0.6), prompt("p", 1000, 9.0)
-    assert foreseen([], [gone, ahead]).keeps
-    assert foreseen([], sorted([gone, behind], key=deadline_order)).keeps
+    assert foreseen([], [gone, ahead]).in_time
+    assert foreseen([], sorted([gone, behind], key=deadline_order)).in_time
     strict = preempted(decode("d", came=5, due_in_s=0.3, judge=Judge.MAX))
-    assert foreseen([], [strict, ahead]).keeps
+    assert foreseen([], [strict, ahead]).in_time
 
 
 def test_an_answer_of_one_token_never_decodes() -> None:
     told = foreseen([], [prompt("a", 200, 1.0, output=1, pace_s=0.0249), prompt("b", 5000, 9.0)])
-    assert told.keeps
+    assert told.in_time
 
 
 def test_what_would_take_for_ever_keeps_nothing() -> None:
     endless = [prompt("p", 40 * (MOST_BATCHES + 1), inf, pace_s=None)]
-    assert not foreseen([], endless, view=replica(batch_tokens=40)).keeps
+    assert not foreseen([], endless, view=replica(batch_tokens=40)).in_time
     crowd = [decode(f"d{i}", pace_s=None, output=500) for i in range(40)]
-    assert not foreseen(crowd, [prompt("p", 300, inf)], view=replica(batch_tokens=40)).keeps
+    assert not foreseen(crowd, [prompt("p", 300, inf)], view=replica(batch_tokens=40)).in_time
 
 
 def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
@@ -281,25 +293,22 @@ def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
 Numbers = tuple[int, int, float, list[int], list[float], list[int]]
 
 
-def carried_out(outset: Outset, mode: Mode, *, compiled: bool) -> Numbers:
-    run = carry_out if compiled else interpreted(carry_out)
-    drafts = np.full(len(outset.tiers), float(mode.drafting.get("tier", 0)))
-    keeps, steady, limit_s, first, done_s, batches = run(
-        outset.engine,
-        outset.rows,
-        outset.prompts,
-        Rules(mode.longest_s, int(mode.skips), mode.reserve, drafts),
-        outset.free_s,
+def simulated(state: InitialState, rule: BatchingRule, *, compiled: bool) -> Numbers:
+    run = simulate if compiled else interpreted(simulate)
+    drafts = np.full(len(state.tiers), float(rule.speculation.get("tier", 0)))
+    rows = state.rows._replace(drafts=drafts)
+    in_time, sustainable, limit_s, chosen, first_token_s, batches = run(
+        state.engine, rows, state.prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
     )
-    return keeps, steady, limit_s, first.tolist(), done_s.tolist(), batches.tolist()
+    return in_time, sustainable, limit_s, chosen.tolist(), first_token_s.tolist(), batches.tolist()
 
 
-MODES = [
-    Mode(longest_s, drafting, skips, reserve)
+RULES = [
+    BatchingRule(longest_s, speculation, skips, margin)
     for longest_s in (0.1, 0.4)
-    for drafting in ({}, {"tier": 3})
+    for speculation in ({}, {"tier": 3})
     for skips in (False, True)
-    for reserve in (0.0, 0.2)
+    for margin in (0.0, 0.2)
 ]
 
 
@@ -311,7 +320,7 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
         for i in range(count)
     ]
     grown = BatchWork(count, count * (context + 1 + WINDOW_TOKENS))
-    told = foreseen(running, [], Mode(9.0), replica(LLAMA))
+    told = foreseen(running, [], BatchingRule(9.0), replica(LLAMA))
     assert told.limit_s == pytest.approx(
         pace_s + (WINDOW_TOKENS - 1) * (pace_s - LLAMA.seconds(grown)), abs=1e-9
     )
@@ -319,21 +328,23 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_compiled_and_interpreted_courses_are_the_same(seed: int) -> None:
+def test_compiled_and_interpreted_plans_are_the_same(seed: int) -> None:
     random = Random(seed)
-    outset, mode = Outset.of(*any_replica(random)), random.choice(MODES)
-    assert carried_out(outset, mode, compiled=True) == carried_out(outset, mode, compiled=False)
+    state, rule = InitialState.of(*any_replica(random)), random.choice(RULES)
+    assert simulated(state, rule, compiled=True) == simulated(state, rule, compiled=False)
 
 
 @examples(100)
 @given(st.integers(0, 1 << 20))
-def test_what_a_kept_course_foresees_is_in_time(seed: int) -> None:
+def test_first_tokens_of_a_feasible_plan_are_in_time(seed: int) -> None:
     random = Random(seed)
     view, decodes, prompts = any_replica(random)
-    outset = Outset.of(view, decodes, prompts)
-    told = course(outset, random.choice(MODES))
-    due_s = outset.prompts.due_s.tolist()
-    assert not told.keeps or all(done <= due + 1e-6 for done, due in zip(told.done_s, due_s, strict=True))
+    state = InitialState.of(view, decodes, prompts)
+    told = plan(state, random.choice(RULES))
+    due_s = state.prompts.due_s.tolist()
+    assert not told.in_time or all(
+        done <= due + 1e-6 for done, due in zip(told.first_token_s, due_s, strict=True)
+    )
 
 
 @examples(100)
@@ -342,8 +353,83 @@ def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
     """Who leaves only leaves room."""
     random = Random(seed)
     view, _, prompts = any_replica(random)
-    told = foreseen([], prompts, Mode(9.0), replace(view, model=OPT))
-    if told.keeps and max(told.batches, default=1) == 1 and prompts:
+    told = foreseen([], prompts, BatchingRule(9.0), replace(view, model=OPT))
+    if told.in_time and max(told.batches, default=1) == 1 and prompts:
         left = [*prompts]
         left.remove(random.choice(prompts))
-        assert foreseen([], left, Mode(9.0), replace(view, model=OPT)).keeps
+        assert foreseen([], left, BatchingRule(9.0), replace(view, model=OPT)).in_time
+
+
+FAST = time_model("llama-3-8b-h100")
+TIGHT, LOOSE = decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", due_in_s=0.1)
+
+
+def holding(blocks: int, speculation: Speculation | None = None) -> ReplicaView:
+    return replace(replica(), kv=KvCache(blocks, blocks, 16), speculation=speculation)
+
+
+def best(view: ReplicaView, decodes: list[Job], prompts: list[Job]) -> BatchPlan:
+    return best_plan(InitialState.of(view, decodes, prompts), rules(view, [*decodes, *prompts]))
+
+
+def test_an_ordinary_batch_is_four_shortest_ones_and_not_below_60_ms() -> None:
+    assert ordinary_batch_s(OPT) == 4 * OPT.prefill_seconds(1) > 0.060
+    assert ordinary_batch_s(FAST) == 0.060
+
+
+def test_longer_batches_come_later_and_skipping_last() -> None:
+    ordinary_s = ordinary_batch_s(OPT)
+    tried = [(rule.longest_s, rule.skips) for rule in rules(replica(), [TIGHT, LOOSE])]
+    assert tried == [*((ordinary_s * factor, False) for factor in LENGTHS), (ordinary_s, True)]
+
+
+def test_each_rule_is_tried_with_speculation_and_then_without() -> None:
+    tried = rules(holding(10_000, Speculation(5, 0.7)), [TIGHT, LOOSE])
+    assert [bool(rule.speculation) for rule in tried] == [True, False] * (len(LENGTHS) + 1)
+
+
+def test_no_decode_is_skipped_where_targets_are_alike_or_memory_is_short() -> None:
+    close = decode("close", pace_s=0.09, due_in_s=0.09)
+    assert not any(rule.skips for rule in rules(replica(), [TIGHT, close]))
+    assert not any(rule.skips for rule in rules(replica(), [decode("free", pace_s=None)]))
+    full_blocks = 2 * -(-360 // 16)
+    assert any(rule.skips for rule in rules(holding(full_blocks), [TIGHT, LOOSE]))
+    assert not any(rule.skips for rule in rules(holding(full_blocks - 1), [TIGHT, LOOSE]))
+
+
+def test_the_first_feasible_plan_is_taken() -> None:
+    ordinary_s, just_s = ordinary_batch_s(OPT), OPT.prefill_seconds(3000) + 0.001
+    assert best(replica(), [], [prompt("p", 3000, 3.0)]).rule.longest_s == ordinary_s
+    assert best(replica(), [], [prompt("p", 3000, just_s)]).rule.longest_s == LENGTHS[-1] * ordinary_s
+    assert best(holding(10_000, Speculation(5, 0.7)), [TIGHT], [prompt("p", 900, 3.0)]).rule.speculation
+
+
+def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> None:
+    told = best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)])
+    assert not told.feasible
+    assert (told.rule.longest_s, told.rule.skips) == (LENGTHS[-1] * ordinary_batch_s(OPT), False)
+
+
+def overloaded(count: int) -> ReplicaView:
+    """Beside so many rejected requests that are served best effort."""
+    rejected = [prompt(f"r{i}", 100, 1.0)._replace(best_effort=True) for i in range(count)]
+    return replace(replica(), waiting=tuple(rejected))
+
+
+def test_rules_have_a_margin_while_more_were_rejected_than_admitted() -> None:
+    jobs = [TIGHT, prompt("p", 900, 3.0)]
+    margins = [{rule.margin for rule in rules(overloaded(count), jobs)} for count in (0, 2, 3)]
+    assert margins == [{0.0}, {0.0}, {MARGIN}]
+
+
+def test_what_was_admitted_without_the_margin_the_engine_plans_without_it() -> None:
+    """A long answer 0.4 s ahead, and a prompt that takes nearly all of that and is due then."""
+    ahead = decode("ahead", due_in_s=0.4, output=5000)
+    hurried = prompt("p", 4700, OPT.seconds(BatchWork(4701, 301, chunk_work(4700, 0))) + 0.005)
+    view = overloaded(3)
+    assert best(replica(), [ahead], [hurried]).feasible
+    assert not best(view, [ahead], [hurried]).feasible
+    state = InitialState.of(view, [ahead], [hurried])
+    told = best_plan(state, engine_rules(view, [ahead, hurried]))
+    assert told.feasible
+    assert told.rule.margin == 0.0

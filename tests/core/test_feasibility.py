@@ -1,4 +1,4 @@
-"""Whether newcomers fit: courses, blocks, seats and the price."""
+"""Whether candidates fit: a plan, KV blocks, slots and the price."""
 
 from dataclasses import replace
 from math import inf
@@ -11,7 +11,8 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Reason
-from penstock_core.policies.slos_serve.feasibility import FEW_REQUESTS, Fit, Misfit, Promised, fit
+from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, Infeasible, feasible
+from penstock_core.policies.slos_serve.price import FEW_REQUESTS
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 
@@ -31,9 +32,8 @@ def decodes(count: int, prompt: int = 300, output: int = 60) -> list[Job]:
     return [advance(asks(f"d{i}", prompt, output), prompt, 1, 0.0) for i in range(count)]
 
 
-def at_pace(job: Job, pace_s: float) -> Job:
-    """A decode with another pace, its next token due accordingly."""
-    return job._replace(pace_s=pace_s, due_s=pace_s)
+def admitted(jobs: list[Job]) -> AdmittedSet:
+    return AdmittedSet((), ()).beside(jobs)
 
 
 def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
@@ -42,8 +42,8 @@ def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s:
 
 
 def test_who_fits_is_told_when_its_first_token_is_out() -> None:
-    answer = fit(replica(busy_s=0.02), Promised.of([]), [asks("a")])
-    assert isinstance(answer, Fit)
+    answer = feasible(replica(busy_s=0.02), admitted([]), [asks("a")])
+    assert isinstance(answer, Feasible)
     assert answer.first_token_s == {"a": pytest.approx(0.02 + OPT.prefill_seconds(500))}
     assert answer.step_s == pytest.approx(OPT.prefill_seconds(1))
 
@@ -66,11 +66,11 @@ def test_who_fits_is_told_when_its_first_token_is_out() -> None:
     ],
 )
 def test_what_stands_in_the_way(view: ReplicaView, there: list[Job], new: Job, reason: Reason | None) -> None:
-    answer = fit(view, Promised.of(there), [new])
+    answer = feasible(view, admitted(there), [new])
     if reason is None:
-        assert isinstance(answer, Fit)
+        assert isinstance(answer, Feasible)
     else:
-        assert isinstance(answer, Misfit)
+        assert isinstance(answer, Infeasible)
         assert answer.reason is reason
         assert answer.earliest_s is not None
         assert 0 < answer.earliest_s < inf
@@ -79,9 +79,9 @@ def test_what_stands_in_the_way(view: ReplicaView, there: list[Job], new: Job, r
 def test_a_price_is_asked_only_where_it_is_known_what_is_usual() -> None:
     costly = asks("a", 1000, 3000)
     few, many = decodes(FEW_REQUESTS - 1), decodes(FEW_REQUESTS)
-    assert isinstance(fit(replica(400), Promised.of(few), [costly]), Fit)
-    answer = fit(replica(400), Promised.of(many), [costly])
-    assert isinstance(answer, Misfit)
+    assert isinstance(feasible(replica(400), admitted(few), [costly]), Feasible)
+    answer = feasible(replica(400), admitted(many), [costly])
+    assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.KV_MEMORY
 
 
@@ -90,37 +90,24 @@ def test_a_long_prompt_is_taken_only_where_it_is_soon_done_or_worth_much() -> No
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
     for value, taken in ((1.0, False), (9.0, True)):
         long = asks("long", 2500, 20, 1.0, value)
-        assert isinstance(fit(replica(), Promised.of(queue), [long]), Fit) is taken
-    assert isinstance(fit(replica(), Promised.of(queue), [asks("short", 400, 20)]), Fit)
+        assert isinstance(feasible(replica(), admitted(queue), [long]), Feasible) is taken
+    assert isinstance(feasible(replica(), admitted(queue), [asks("short", 400, 20)]), Feasible)
 
 
 def test_a_long_answer_costs_as_a_long_prompt_does() -> None:
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
-    answer = fit(replica(), Promised.of(queue), [asks("talks", 400, 2120)])
-    assert isinstance(answer, Misfit)
+    answer = feasible(replica(), admitted(queue), [asks("talks", 400, 2120)])
+    assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.PREFILL_BUDGET
-
-
-def test_a_prompt_that_decodes_wait_for_needs_half_a_step_to_spare() -> None:
-    paces_s = [0.05] + 150 * [0.2]
-    waiting = [at_pace(job, pace_s) for job, pace_s in zip(decodes(151), paces_s, strict=True)]
-    promised = Promised.of(waiting)
-    answer = fit(replica(), promised, [asks("loose", 300, ttft_s=0.09)])
-    assert isinstance(answer, Fit)
-    assert answer.way.mode.skips
-    done_s = answer.first_token_s["loose"]
-    for spare_steps, taken in ((0.4, False), (0.6, True)):
-        tight = asks("tight", 300, ttft_s=done_s + spare_steps * answer.step_s)
-        assert isinstance(fit(replica(), promised, [tight]), Fit) is taken
 
 
 def test_drafts_of_the_way_count_in_the_peak() -> None:
     """A decode that drafts holds blocks for tokens that may be thrown away."""
     view = replace(replica(40), speculation=Speculation(9, 0.9))
     grown = [advance(asks("d", 300, 20), 300, 1, 0.0)]
-    assert isinstance(fit(replica(40), Promised.of(grown), [asks("a", 300, 20)]), Fit)
-    answer = fit(view, Promised.of(grown), [asks("a", 300, 20)])
-    assert isinstance(answer, Misfit)
+    assert isinstance(feasible(replica(40), admitted(grown), [asks("a", 300, 20)]), Feasible)
+    answer = feasible(view, admitted(grown), [asks("a", 300, 20)])
+    assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.KV_MEMORY
 
 
@@ -140,10 +127,10 @@ def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
     random = Random(seed)
     promised, new = few_requests(random)
     blocks, seats = random.randint(20, 600), random.randint(1, 8)
-    if isinstance(fit(replica(blocks, seats=seats), Promised.of(promised), new), Fit):
+    if isinstance(feasible(replica(blocks, seats=seats), admitted(promised), new), Feasible):
         for more, at_more in ((random.randint(1, 900), 0), (0, 1)):
             view = replica(blocks + more, seats=seats + at_more)
-            assert isinstance(fit(view, Promised.of(promised), new), Fit)
+            assert isinstance(feasible(view, admitted(promised), new), Feasible)
 
 
 @examples(150)
@@ -152,8 +139,8 @@ def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> N
     random = Random(seed)
     _, new = few_requests(random)
     busy_s = random.uniform(0.0, 0.4)
-    if isinstance(fit(replica(busy_s=busy_s), Promised.of([]), new), Fit):
-        assert isinstance(fit(replica(busy_s=busy_s * random.random()), Promised.of([]), new), Fit)
+    if isinstance(feasible(replica(busy_s=busy_s), admitted([]), new), Feasible):
+        assert isinstance(feasible(replica(busy_s=busy_s * random.random()), admitted([]), new), Feasible)
 
 
 @examples(150)
@@ -162,18 +149,18 @@ def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
     random = Random(seed)
     promised, new = few_requests(random)
     scale = random.uniform(0.5, 2.0)
-    if isinstance(fit(replica(scale=scale), Promised.of(promised), new), Fit):
+    if isinstance(feasible(replica(scale=scale), admitted(promised), new), Feasible):
         faster = replica(scale=scale * random.uniform(0.3, 1.0))
-        assert isinstance(fit(faster, Promised.of(promised), new), Fit)
+        assert isinstance(feasible(faster, admitted(promised), new), Feasible)
 
 
-def true_peak_blocks(view: ReplicaView, answer: Fit, together: Promised, random: Random) -> int:
+def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet, random: Random) -> int:
     """Most blocks held while all live as foreseen, and all drafts of a batch are as good as one another.
 
     Prompts hold their blocks from the beginning. Until its prompt is computed a request brings nothing.
     """
-    drafts = max(answer.way.mode.drafting.values(), default=0)
-    starts = [0] * len(together.decodes) + list(answer.way.course.batches)
+    drafts = max(answer.plan.rule.speculation.values(), default=0)
+    starts = [0] * len(together.decodes) + list(answer.plan.batches)
     lives = [
         [job.request.prompt_tokens + job.generated_tokens, job.output_tokens_left] for job in together.jobs
     ]
@@ -192,9 +179,9 @@ def true_peak_blocks(view: ReplicaView, answer: Fit, together: Promised, random:
 @given(st.integers(0, 1 << 20))
 def test_memory_suffices_for_whoever_fits_whatever_drafts_are_worth(seed: int) -> None:
     random = Random(seed)
-    promised = Promised.of(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
+    promised = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
     view = replace(replica(random.randint(100, 900)), speculation=Speculation(random.choice((0, 3, 9)), 0.9))
-    answer = fit(view, promised, new)
-    if isinstance(answer, Fit):
+    answer = feasible(view, promised, new)
+    if isinstance(answer, Feasible):
         assert true_peak_blocks(view, answer, promised.beside(new), random) <= view.kv.total_blocks

@@ -1,0 +1,244 @@
+"""What each part of slos-serve is worth: one part is removed at a time, on the same requests.
+
+    .venv/bin/python bench/ablations.py [--only PART,PART] [--loads L,L] [--scenarios S,S] [--seeds N]
+
+One replica in virtual time, predicted lengths, measured step times, in every scenario under four loads: near
+its capacity, at three times that, in bursts (near capacity, but all requests of two seconds arrive together),
+and with unequal values (at three times capacity every other request is worth three). Printed are the
+differences that a removal makes, in points: of attainment (the value of requests that met every target, as a
+share of all), and of admitted requests that met theirs. Seeds begin where no constant was chosen.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from typing import Any, NamedTuple
+
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.policies.slos_serve import (
+    admission,
+    batch_plan,
+    feasibility,
+    policy,
+    price,
+    promotion,
+)
+from penstock_core.policies.slos_serve.batch_plan import BatchingRule, rules
+from penstock_simulator.arrival import Arrival
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.scenarios import arrivals, scenario
+from penstock_simulator.simulation import FirstVerdict, Fleet, LengthKnowledge, simulate
+from scenario_fleet import fleet_of
+
+FIRST_SEED = 40
+"""Samples before this one chose constants, or were looked at while something was designed."""
+
+NEAR_CAPACITY_RPS = {
+    "chatbot": 7.0,
+    "coder": 2.0,
+    "summarizer": 4.1,
+    "toolllm": 0.134,
+    "reasoning": 0.275,
+    "mixed": 4.3,
+}
+OVERLOAD = 3.0
+BURST_S = 2.0
+HIGH_VALUE = 3.0
+HIGH = "-high"
+"""What the tier of a request that is worth more is called after its own."""
+
+
+class Part(NamedTuple):
+    """What is removed: attributes of modules, and what stands there instead."""
+
+    module: Any
+    name: str
+    instead: Any
+
+
+def _only(cost: price.Cost) -> Callable[..., bool]:
+    """The price by this cost alone."""
+    affordable = price.affordable
+    return lambda admitted, asked, *rest: asked is not cost or affordable(admitted, asked, *rest)
+
+
+def _speculating(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
+    """The rules with speculation alone, where there is any."""
+    found = rules(view, jobs)
+    return [rule for rule in found if rule.speculation] or found
+
+
+def _in_both(modules: Sequence[Any], name: str, instead: Any) -> list[Part]:
+    return [Part(module, name, instead) for module in modules]
+
+
+PARTS: Mapping[str, Sequence[Part]] = {
+    "dynamic program (greedy instead)": _in_both((admission, promotion), "propose", lambda *asked: []),
+    "candidates tried beside its set": [Part(admission, "MOST_TRIED", 0)],
+    "longer batches": [Part(batch_plan, "LENGTHS", (1.0,))],
+    "plans without speculation": [
+        Part(batch_plan, "rules", _speculating),
+        Part(feasibility, "rules", _speculating),
+    ],
+    "margin beside long answers": [
+        Part(batch_plan, "overload_margin", lambda view, admitted: 0.0),
+        Part(batch_plan, "MARGIN", 0.0),
+    ],
+    "decodes that wait": [Part(batch_plan, "_may_wait", lambda view, jobs: False)],
+    "price of memory": [Part(price, "affordable", _only(price.work))],
+    "price of time": [Part(price, "affordable", _only(price.memory))],
+    "both prices": [Part(price, "affordable", lambda *asked: True)],
+    "prices from the first request": [Part(price, "FEW_REQUESTS", 1)],
+    "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
+    "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],
+    "promotion": [Part(policy, "to_promote", lambda view: None)],
+}
+
+
+class Load(NamedTuple):
+    """How requests come: at a multiple of the rate near capacity, and how else they differ."""
+
+    factor: float
+    burst_s: float = 0.0
+    values: bool = False
+
+
+LOADS = {
+    "near": Load(1.0),
+    "3x": Load(OVERLOAD),
+    "bursts": Load(1.0, BURST_S),
+    "values": Load(OVERLOAD, 0.0, values=True),
+}
+
+
+class Trial(NamedTuple):
+    """A sample of a scenario under a load, without a part; all there where `without` is empty."""
+
+    scenario: str
+    load: str
+    seed: int
+    requests: int
+    without: str
+
+
+class Tally(NamedTuple):
+    """What became of it. arrived, met: in value."""
+
+    arrived: float
+    met: float
+    admitted: int
+    kept: int
+
+
+def coming(trial: Trial) -> Iterator[Arrival]:
+    """Its requests."""
+    load = LOADS[trial.load]
+    rate_rps = NEAR_CAPACITY_RPS[trial.scenario] * load.factor
+    sample = islice(arrivals(scenario(trial.scenario), rate_rps, trial.seed), trial.requests)
+    for number, arrival in enumerate(sample):
+        together_s = arrival.arrival_s // load.burst_s * load.burst_s if load.burst_s else arrival.arrival_s
+        tier = arrival.tier + HIGH if load.values and number % 2 else arrival.tier
+        yield arrival._replace(arrival_s=together_s, tier=tier)
+
+
+def served_by(trial: Trial) -> Fleet:
+    """One replica of the scenario, whose tiers are there once more with a higher value."""
+    fleet = fleet_of(scenario(trial.scenario), "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
+    more = {
+        name + HIGH: replace(tier, name=name + HIGH, value=HIGH_VALUE * tier.value)
+        for name, tier in fleet.tiers.items()
+    }
+    return replace(fleet, tiers={**fleet.tiers, **more})
+
+
+def run(trial: Trial) -> Tally:
+    """Simulate it."""
+    removed = PARTS.get(trial.without, ())
+    before = [getattr(part.module, part.name) for part in removed]
+    for part in removed:
+        setattr(part.module, part.name, part.instead)
+    try:
+        return _run(trial)
+    finally:
+        for part, value in zip(removed, before, strict=True):
+            setattr(part.module, part.name, value)
+
+
+def _run(trial: Trial) -> Tally:
+    fleet = served_by(trial)
+    arrived = met = 0.0
+    admitted = kept = 0
+    for outcome in simulate(fleet, coming(trial), trial.seed):
+        value = fleet.tiers[outcome.tier].value
+        arrived += value
+        met += value * outcome.met
+        if outcome.verdict is FirstVerdict.ADMITTED:
+            admitted += 1
+            kept += outcome.met
+    return Tally(arrived, met, admitted, kept)
+
+
+def added(tallies: Sequence[Tally]) -> Tally:
+    """Of all samples."""
+    return Tally(*[sum(column) for column in zip(*tallies, strict=True)])
+
+
+def points(tally: Tally) -> tuple[float, float]:
+    """Attainment, and admitted requests that met their targets, in percent."""
+    return 100 * tally.met / tally.arrived, 100 * tally.kept / max(tally.admitted, 1)
+
+
+def table(load: str, scenarios: Sequence[str], parts: Sequence[str], found: Callable[..., Tally]) -> str:
+    """A Markdown table: a row for each part, attainment and kept for each scenario."""
+    base = {here: points(found(here, load, "")) for here in scenarios}
+    lines = [f"| {load}: without | " + " | ".join(scenarios) + " | worst |"]
+    lines.append("|---|" + "--:|" * (len(scenarios) + 1))
+    lines.append("| nothing | " + " | ".join(f"{a:.1f}, {k:.2f}" for a, k in base.values()) + " | |")
+    for part in parts:
+        cells, worst = [], inf
+        for here in scenarios:
+            met, kept = points(found(here, load, part))
+            gained, more_kept = met - base[here][0], kept - base[here][1]
+            worst = min(worst, gained, more_kept)
+            cells.append(f"{gained:+.1f}, {more_kept:+.2f}")
+        lines.append(f"| {part} | {' | '.join(cells)} | {worst:+.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma separated (default all)")
+    parser.add_argument("--loads", default=",".join(LOADS), help="comma separated (default all)")
+    parser.add_argument("--scenarios", default=",".join(NEAR_CAPACITY_RPS), help="comma separated")
+    parser.add_argument("--seeds", type=int, default=4, help="samples of each (default 4)")
+    parser.add_argument("--requests", type=int, default=400, help="of each sample (default 400)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    options = parser.parse_args()
+    parts, loads, scenarios = (of.split(",") for of in (options.only, options.loads, options.scenarios))
+    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    print(f"{options.seeds} samples of {options.requests} requests; differences in points: attained, kept\n")
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for load in loads:
+            trials = [
+                Trial(here, load, seed, options.requests, part)
+                for part in ("", *parts)
+                for here in scenarios
+                for seed in seeds
+            ]
+            tallies = dict(zip(trials, pool.map(run, trials), strict=True))
+
+            def found(here: str, load: str, part: str, tallies: Mapping[Trial, Tally] = tallies) -> Tally:
+                return added([tallies[Trial(here, load, seed, options.requests, part)] for seed in seeds])
+
+            print(table(load, scenarios, parts, found), flush=True)
+            print(flush=True)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Which candidates to admit where not all fit: the dynamic program of SLOs-Serve [§3.2.1, App. C].
+
+Prefills are done in the order of their deadlines: those of admitted requests, which are forced, and those
+of candidates, which are optional. The state is how many candidates were chosen so far and the tightest TPOT
+target that now runs. Stored is the earliest time C by which the prefills chosen so far are done (the
+paper's dual: it stores the budget that is left). Choosing a prefill moves C to
+
+    C' = C + its seconds at the prefill rate of the state           feasible if C' + period <= deadline
+
+and leaving it out leaves C alone. The paper's state counts requests per TPOT class, because its decodes of
+looser classes skip batches; here every decode has a token in every batch, so a count and the tightest
+suffice. With equal values and memory to spare the earliest C of a state is all that matters. Values and KV
+blocks are kept beside it where they differ or bind: every set up to `EXACT_CANDIDATES`, and a beam beyond.
+
+The program sees batches as a fluid. `feasibility` confirms its set by a batch plan.
+
+A forced prefill binds candidates up to its deadline, or up to when it would be done without any of them,
+whichever is later: a request that is late already is not made later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_core.compilation.arrays import Bools, Floats, Ints
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, deadline_order
+from penstock_core.forecast.job_columns import columns
+from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
+from penstock_core.forecast.prefill_rate import prefill_rate
+from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
+from penstock_core.timing.time_model import BatchWork, chunk_work
+
+EXACT_CANDIDATES = 10
+"""Candidates up to which every set is kept: the program is exact."""
+
+BEAM = 64
+"""Sets kept beyond that."""
+
+
+MOST_CANDIDATES = 32
+"""Candidates that the program sees, by deadline."""
+
+
+class Prefill(NamedTuple):
+    """One prefill to be done.
+
+    attention_s: of its duration, whatever the rate. candidate: its number, or None where it is forced.
+    tpot_class: index of its TPOT target.
+    """
+
+    due_s: float
+    tokens: int
+    attention_s: float
+    candidate: int | None = None
+    tpot_class: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One choice to make.
+
+    start_s: when the engine is free. prefills: by deadline. period_s, tokens_s: prefill rates by candidates
+    chosen (rows) and tightest TPOT class (columns); a rate of 0
+        is an infeasible state.
+    tightest: class that runs already.
+    values: of each candidate. claims: KV blocks of each per bucket of steps. room: blocks left per bucket.
+    """
+
+    start_s: float
+    prefills: Sequence[Prefill]
+    period_s: Floats
+    tokens_s: Floats
+    tightest: int
+    values: Sequence[float]
+    claims: Ints
+    room: Ints
+
+
+class Sets(NamedTuple):
+    """Sets of candidates still in the running, one row each.
+
+    chosen: how many. tightest: TPOT class that runs with them. members: as bits. blocks: per binding bucket.
+    """
+
+    chosen: Ints
+    tightest: Ints
+    members: Ints
+    value: Floats
+    done_s: Floats
+    blocks: Ints
+
+    def rows(self, kept: Ints | Bools) -> "Sets":
+        """Some of the sets."""
+        return Sets._make([column[kept] for column in self])
+
+    def beside(self, more: "Sets") -> "Sets":
+        """These sets and others."""
+        return Sets._make([np.concatenate(both) for both in zip(self, more, strict=True)])
+
+
+def propose(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[Job]) -> list[Job]:
+    """Return the candidates (by deadline) worth most together beside the admitted requests, as a fluid."""
+    among = candidates[:MOST_CANDIDATES]
+    return [among[i] for i in best_set(program_of(view, admitted, among))]
+
+
+def best_set(program: Program) -> list[int]:
+    """Return the candidates worth most together; of equally good sets the one whose prefills end first."""
+    candidates = len(program.values)
+    binding = program.claims.sum(axis=0) > program.room
+    claims, room = program.claims[:, binding], program.room[binding]
+    most = BEAM if candidates > EXACT_CANDIDATES else 1 << EXACT_CANDIDATES
+    sets = _nobody(program, len(room))
+    for prefill, alone_s in zip(program.prefills, without_candidates(program), strict=True):
+        then_s = sets.done_s + _seconds(program, sets, prefill)
+        in_time = then_s + program.period_s[sets.chosen, sets.tightest] <= prefill.due_s
+        if prefill.candidate is None:
+            sets = sets._replace(done_s=then_s).rows(in_time | (then_s <= alone_s))
+            continue
+        with_it = Sets(
+            sets.chosen + 1,
+            np.minimum(sets.tightest, prefill.tpot_class),
+            sets.members | (1 << prefill.candidate),
+            sets.value + program.values[prefill.candidate],
+            then_s,
+            sets.blocks + claims[prefill.candidate],
+        )
+        able = in_time & (then_s < inf) & (program.tokens_s[with_it.chosen, with_it.tightest] > 0)
+        sets = sets.beside(with_it.rows(able & (with_it.blocks <= room).all(axis=1)))
+        if len(sets.value) > most:
+            sets = sets.rows(_beam(sets, room, most))
+    members = int(sets.members[np.lexsort((sets.done_s, -sets.value))[0]])
+    return [i for i in range(candidates) if members >> i & 1]
+
+
+def without_candidates(program: Program) -> list[float]:
+    """Return when each prefill is passed if no candidate is chosen."""
+    nobody, now_s, passed = _nobody(program, 0), program.start_s, []
+    for prefill in program.prefills:
+        if prefill.candidate is None:
+            now_s += float(_seconds(program, nobody, prefill)[0])
+        passed.append(now_s)
+    return passed
+
+
+def _nobody(program: Program, buckets: int) -> Sets:
+    zero = np.zeros(1, np.int64)
+    start_s = np.array([program.start_s])
+    return Sets(zero, zero + program.tightest, zero, np.zeros(1), start_s, np.zeros((1, buckets), np.int64))
+
+
+def _seconds(program: Program, sets: Sets, prefill: Prefill) -> Floats:
+    """Return how long it takes beside each set; infinite where decodes leave nothing."""
+    tokens_s = program.tokens_s[sets.chosen, sets.tightest]
+    beside_s = np.full_like(tokens_s, inf)
+    np.divide(prefill.tokens, tokens_s, out=beside_s, where=tokens_s > 0)
+    return beside_s + prefill.attention_s
+
+
+def _beam(sets: Sets, room: Ints, most: int) -> Ints:
+    """Return, for every value, the set done first and the one that fills memory least, best values first."""
+    orders = [sets.done_s]
+    if len(room):
+        orders.append((sets.blocks / np.maximum(room, 1)).max(axis=1))
+    kept = np.zeros(len(sets.value), np.bool_)
+    kept[0] = True  # nobody chosen: always feasible
+    for order in orders:
+        rows = np.lexsort((order, -sets.value))
+        value = sets.value[rows]
+        first = np.concatenate(([True], value[1:] != value[:-1]))
+        kept[rows[first][: most // (2 * len(orders))]] = True
+    return np.flatnonzero(kept)
+
+
+def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[Job]) -> Program:
+    """Return the program that chooses among these candidates (by deadline) beside these admitted requests."""
+    jobs, present = columns([*admitted, *candidates]), len(admitted)
+    shortest_s = view.model.seconds(BatchWork(1))
+    targets_s = np.where(jobs.pace_s >= shortest_s, jobs.pace_s, inf)  # of tighter ones none can be met
+    classes_s = sorted({*targets_s.tolist(), inf})
+    class_of = np.searchsorted(classes_s, targets_s)
+    context = int((jobs.size_tokens + jobs.output_tokens_left).sum())
+    ordinary_s = ordinary_batch_s(view.model)
+    rates = [
+        [prefill_rate(view, BatchWork(present + count, context), tpot_s, ordinary_s) for tpot_s in classes_s]
+        for count in range(min(len(candidates), max(view.limits.running - present, 0)) + 1)
+    ]
+    tokens_s = np.zeros((len(candidates) + 1, len(classes_s)))
+    tokens_s[: len(rates)] = [[rate.tokens_s for rate in row] for row in rates]
+    period_s = np.full_like(tokens_s, inf)
+    period_s[: len(rates)] = [[rate.period_s for rate in row] for row in rates]
+    start_s = max(view.now_s, view.busy_until_s)
+    waiting = ~jobs.decoding
+    waiting[present:] = True
+    steps = np.ceil((jobs.due_s - start_s) / period_s[0, 0])
+    steps = np.where(np.isfinite(steps), np.clip(steps, 0, UNKNOWN_DELAY_STEPS), UNKNOWN_DELAY_STEPS)
+    delay = np.where(waiting, steps, 0).astype(np.int64)
+    blocks = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay).blocks
+    prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
+    prefills += [_prefill(view, job, i, int(class_of[present + i])) for i, job in enumerate(candidates)]
+    return Program(
+        start_s,
+        sorted(prefills, key=lambda prefill: prefill.due_s),
+        period_s,
+        tokens_s,
+        int(class_of[:present].min(initial=len(classes_s) - 1)),
+        [job.request.value for job in candidates],
+        blocks[present:],
+        np.maximum(view.kv.total_blocks - blocks[:present].sum(axis=0), 0),
+    )
+
+
+def _prefill(view: ReplicaView, job: Job, candidate: int | None = None, tpot_class: int = 0) -> Prefill:
+    attention = chunk_work(job.pending_tokens, job.computed_tokens)
+    attention_s = view.model.scale * view.model.prefill_work_s * attention
+    return Prefill(job.due_s, job.pending_tokens, attention_s, candidate, tpot_class)

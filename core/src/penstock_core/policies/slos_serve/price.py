@@ -1,0 +1,48 @@
+"""What a candidate may cost, the fuller a replica is.
+
+A replica that fills up must not admit whatever fits: one long request now may cost several short ones a
+moment later. So the more of a resource is promised, the cheaper a candidate has to be beside the admitted
+requests and for its value: the exponential price of online admission [Awerbuch, Azar and Plotkin, FOCS
+1993]. A candidate may cost as much as is usual when everything is promised, and `e^(steepness * free
+share)` times that before.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import exp
+
+from penstock_core.domain.request import Job
+
+MEMORY_STEEPNESS, TIME_STEEPNESS = 9.0, 4.0
+"""Without the prices attainment falls by up to 2 points near capacity and 4.5 at three times that
+(`bench/results/ablations.md`)."""
+
+FEW_REQUESTS = 4
+"""Admitted requests below which it is not known what is usual."""
+
+Cost = Callable[[Job], float]
+
+
+def affordable(
+    admitted: Sequence[Job], cost: Cost, steepness: float, spent: Iterable[tuple[Job, float]]
+) -> bool:
+    """Return whether every candidate is cheap enough for the share of the resource that is spent with it."""
+    if len(admitted) < FEW_REQUESTS:
+        return True
+    usual = sum([cost(job) for job in admitted]) / len(admitted)
+    return all([cost(job) <= usual * exp(steepness * (1.0 - share)) for job, share in spent])
+
+
+def work(job: Job) -> float:
+    """Return its tokens, of prompt and answer, for its value."""
+    return (job.request.prompt_tokens + job.output_tokens) / job.request.value
+
+
+def memory(job: Job) -> float:
+    """Return the token-steps of KV cache that it takes in its whole life, for its value."""
+    answer = job.output_tokens
+    return answer * (job.request.prompt_tokens + answer / 2) / job.request.value
+
+
+def work_left(job: Job) -> float:
+    """Return its tokens that are still to be computed, for its value."""
+    return (job.pending_tokens + job.output_tokens_left) / job.request.value

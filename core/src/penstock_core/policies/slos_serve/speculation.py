@@ -1,0 +1,54 @@
+"""Speculation length of each tier [SLO-adaptive speculation, SLOs-Serve, §3.2.3, App. D].
+
+An iteration costs a fixed time however little is in it, so a decode that generates several tokens in one
+saves iterations. Each draft token costs a token's computation, and the longest draft of the batch a drafter
+step each; the acceptance rate of a tier says what it brings. The best lengths are those with which decodes
+generate most tokens a second. Where memory is what limits a replica, that is also what frees it soonest.
+
+The search takes one length for all tiers, the one with the highest rate, and then trims each tier to the
+draft tokens that still raise that rate: a tier whose drafts are seldom accepted drafts less.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from penstock_core.domain.request import Job
+from penstock_core.timing.speculation import Speculation, fastest_length, tokens_expected
+from penstock_core.timing.time_model import BatchWork, TimeModel
+
+SpeculationLengths = Mapping[str, int]
+"""Draft tokens of each decode, by tier."""
+
+NO_SPECULATION: SpeculationLengths = {}
+
+
+def speculation_lengths(
+    speculation: Speculation | None, model: TimeModel, decodes: Sequence[Job]
+) -> SpeculationLengths:
+    """Return the lengths with which these decodes generate most tokens a second; none without a drafter."""
+    if speculation is None or not decodes:
+        return NO_SPECULATION
+    tiers = Counter([job.request.tier for job in decodes])
+    context = sum([job.computed_tokens for job in decodes]) + len(decodes)
+    longest, rate = fastest_length(
+        model,
+        BatchWork(len(decodes), context),
+        speculation.max_tokens,
+        lambda drafts: sum(
+            [n * tokens_expected(speculation.acceptance_of(tier), drafts) for tier, n in tiers.items()]
+        ),
+    )
+    token_s = model.seconds(BatchWork(2, context)) - model.seconds(BatchWork(1, context))
+    return {
+        tier: drafts
+        for tier in tiers
+        if (drafts := _worth(speculation.acceptance_of(tier), longest, rate * token_s))
+    }
+
+
+def _worth(acceptance: float, most: int, least_tokens: float) -> int:
+    """Draft tokens of which even the last brings as many tokens as its time is worth."""
+    drafts = most
+    while drafts and acceptance**drafts < least_tokens:
+        drafts -= 1
+    return drafts
