@@ -222,6 +222,11 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def pause_reading(self) -> None:
+        """Nothing is read from it."""
+
+    resume_reading = pause_reading
+
 
 async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
     """In a full buffer, however slowly: only one that takes none between two looks is."""
@@ -285,3 +290,17 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
         uvloop.run(story())
     finally:
         gc.enable()
+
+
+async def test_a_connection_lost_under_two_requests_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """The first is being answered, the second waits its turn; neither raises where nobody reads."""
+    app = App()
+    async with served(app) as (server, _):
+        transport = FakeTransport()
+        connection = BoundedHttp(server.config, server.server_state, {})
+        connection.connection_made(transport)
+        connection.data_received(post("/echo", b"hello") * 2)
+        transport.closed = True
+        connection.connection_lost(ConnectionResetError())
+        await none_left(server)
+    assert not [line for line in caplog.records if line.levelname == "ERROR" and line.exc_info]

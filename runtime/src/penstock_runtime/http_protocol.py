@@ -17,6 +17,7 @@ import http
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -56,12 +57,15 @@ class HttpBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    """The transport as a response writes to it. close: after the last response of a connection."""
+class _Transport:
+    """The transport as uvicorn has it. close: closes it, or half of it while its client still sends."""
 
     write: Callable[[bytes], None]
     is_closing: Callable[[], bool]
     close: Callable[[], None]
+    pause_reading: Callable[[], None]
+    resume_reading: Callable[[], None]
+    get_extra_info: Callable[..., Any]
 
 
 class BoundedConfig(uvicorn.Config):
@@ -77,6 +81,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _receiving = False
+    _half_closed = False
     _refused = False
     _linger_bytes = 0
     _linger_timer: asyncio.TimerHandle | None = None
@@ -88,10 +93,17 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head."""
-        super().connection_made(transport)
-        self._client = ClientConnection(transport)
+        self._wire, self._client = transport, ClientConnection(transport)
         self._extensions = {CLIENT: self._client}
-        self._output = _Output(self._write, transport.is_closing, self._close_after_request)
+        seen = _Transport(
+            self._write,
+            transport.is_closing,
+            self._close_after_request,
+            transport.pause_reading,
+            transport.resume_reading,
+            transport.get_extra_info,
+        )
+        super().connection_made(seen)  # type: ignore[arg-type]
         if len(self.connections) > self.config.bounds.connections:
             full = ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
             transport.write(_response(full))
@@ -111,15 +123,16 @@ class BoundedHttp(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         self._client.lost()
-        del self.parser, self._output
+        self.transport = self._wire  # an app that is not done asks it whether it is closing
+        del self.parser, self.flow
         self.cycle = None  # type: ignore[assignment]  # as before the first request
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep our side open for a moment, if an answer is due. TLS has no half-closed connections."""
-        if self._idle or self._refused or self.transport.get_extra_info("sslcontext") is not None:
+        if self._idle or self._refused or self._wire.get_extra_info("sslcontext") is not None:
             return False
-        self.cycle.keep_alive = False
-        self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self.transport.close)
+        super().shutdown()
+        self._closing = self.loop.call_later(self.config.bounds.half_closed_s, self._wire.close)
         return True
 
     def shutdown(self) -> None:
@@ -131,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head or the rest of an answered request has grown past its bound."""
-        if self.transport.is_closing():
+        if self._wire.is_closing():
             return
         if (self._refused or self._linger_timer is not None) and not self._lingers_for(len(data)):
             return
@@ -168,7 +181,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._receiving = False, 0, True
         self._disarm()
         super().on_headers_complete()
-        self.cycle.transport = self._output  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """Expect the next head, or close where the answer was the connection's last."""
@@ -177,18 +189,18 @@ class BoundedHttp(HttpToolsProtocol):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer, self._linger_bytes = None, 0
-            if self.cycle.keep_alive:
+            if not self._half_closed:
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
             else:
-                self.transport.close()
+                self._wire.close()
 
     def on_response_complete(self) -> None:
         """Read what is left of the request, and watch whether the client reads what is left of the answer."""
         if self._answered_early:
             self._linger()
-        if self.transport.get_write_buffer_size():
+        if self._wire.get_write_buffer_size():
             self._watch_writes()
         super().on_response_complete()
 
@@ -207,7 +219,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _close_idle(self) -> None:
         if self._idle and self._head_bytes == 0:
-            self.transport.close()
+            self._wire.close()
 
     def _head_too_large(self) -> ApiError:
         return ApiError(
@@ -217,47 +229,48 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer, and drop what else comes. An answer that has begun is the connection's last."""
         self._disarm()
-        if self._refused or self.transport.is_closing():
+        if self._refused or self._wire.is_closing():
             return
         self._refused = True
         if not self._idle:
-            self.cycle.keep_alive = False
+            super().shutdown()
             if self.cycle.response_started or not self._receiving:
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_response(error))
+        self._wire.write(_response(error))
         self._half_close()
         self._linger()
         self._watch_writes()
 
     def _write(self, data: bytes) -> None:
         """Write, unless the client has gone: of that the app hears later, and uvloop would raise here."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        if not self._wire.is_closing():
+            self._wire.write(data)
 
     def _close_after_request(self) -> None:
         """Close, at once where all of the request has been read."""
         if self._answered_early:
             self._half_close()
         else:
-            self.transport.close()
+            self._wire.close()
 
     def _half_close(self) -> None:
         """Tell the client that nothing follows, where the transport can (TLS cannot)."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._half_closed = True
+        if self._wire.can_write_eof():
+            self._wire.write_eof()
 
     def _linger(self) -> None:
         """Read on for a while, so that the client is not reset before it has read its answer."""
         if self._linger_timer is None:
-            self._linger_timer = self.loop.call_later(self.config.bounds.linger_s, self.transport.abort)
+            self._linger_timer = self.loop.call_later(self.config.bounds.linger_s, self._wire.abort)
 
     def _lingers_for(self, more_bytes: int) -> bool:
         """Return whether bytes of an answered request are to be parsed: none past the bound or a refusal."""
         self._linger_bytes += more_bytes
         if self._linger_bytes > self.config.bounds.linger_bytes:
-            self.transport.abort()
+            self._wire.abort()
             return False
         return not self._refused
 
@@ -270,7 +283,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _look_at_writes(self) -> None:
         """Abort where the client has taken nothing. While more may be written, a full buffer tells of it."""
         self._write_timer = None
-        waiting_bytes = self.transport.get_write_buffer_size()
+        waiting_bytes = self._wire.get_write_buffer_size()
         if not waiting_bytes or not (self.flow.write_paused or self._idle or self._refused):
             return
         if waiting_bytes < self._unread_bytes:
@@ -289,7 +302,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_late(self) -> None:
         if self._head_bytes == 0:
-            self.transport.close()
+            self._wire.close()
             return
         head_s = self.config.bounds.head_s
         self._refuse(
