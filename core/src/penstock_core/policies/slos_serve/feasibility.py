@@ -42,6 +42,16 @@ class AdmittedSet:
         """All of them."""
         return self.decodes + self.prompts
 
+    @cached_property
+    def usual_memory(self) -> float:
+        """Their memory cost, on average."""
+        return price.usual(self.jobs, price.memory)
+
+    @cached_property
+    def usual_work(self) -> float:
+        """Their work, on average."""
+        return price.usual(self.jobs, price.work)
+
 
 class Feasible(NamedTuple):
     """They fit.
@@ -79,11 +89,11 @@ def feasible(view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job]) -> Fe
     peak, first_token_s = _Peak.of(view.kv, state, found), _first_tokens_s(together, found)
     promised = [(job, peak.share) for job in new]
     if peak.share > 1.0 or not price.affordable(
-        admitted.jobs, price.memory, price.MEMORY_STEEPNESS, promised
+        admitted.usual_memory, price.memory, price.MEMORY_STEEPNESS, promised
     ):
         return Infeasible(Reason.KV_MEMORY, peak.over_in_steps * step_s)
     spent = [(job, (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s)) for job in new]
-    if not price.affordable(admitted.jobs, price.work, price.TIME_STEEPNESS, spent):
+    if not price.affordable(admitted.usual_work, price.work, price.TIME_STEEPNESS, spent):
         return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
     return Feasible(found, first_token_s, step_s)
 

@@ -8,7 +8,7 @@ share)` times that before.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import exp
+from math import exp, inf
 
 from penstock_core.domain.request import Job
 
@@ -22,14 +22,16 @@ FEW_REQUESTS = 4
 Cost = Callable[[Job], float]
 
 
-def affordable(
-    admitted: Sequence[Job], cost: Cost, steepness: float, spent: Iterable[tuple[Job, float]]
-) -> bool:
-    """Return whether every candidate is cheap enough for the share of the resource that is spent with it."""
+def usual(admitted: Sequence[Job], cost: Cost) -> float:
+    """Return what admitted requests cost on average; infinite where there are too few to tell."""
     if len(admitted) < FEW_REQUESTS:
-        return True
-    usual = sum([cost(job) for job in admitted]) / len(admitted)
-    return all([cost(job) <= usual * exp(steepness * (1.0 - share)) for job, share in spent])
+        return inf
+    return sum([cost(job) for job in admitted]) / len(admitted)
+
+
+def affordable(usual_cost: float, cost: Cost, steepness: float, spent: Iterable[tuple[Job, float]]) -> bool:
+    """Return whether every candidate is cheap enough for the share of the resource that is spent with it."""
+    return all([cost(job) <= usual_cost * exp(steepness * (1.0 - share)) for job, share in spent])
 
 
 def work(job: Job) -> float:
