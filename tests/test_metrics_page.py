@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from penstock_operator.metrics import Metrics as OperatorMetrics
+from penstock_operator.metrics import OperatorMetrics
 from penstock_router.observability.metrics import Metrics as RouterMetrics
 from penstock_router.replicas.replica_link import ReplicaLink
 from penstock_router.replicas.replica_set import ReplicaSet

@@ -26,11 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock_operator.manifests.manifest import Owner
+from penstock_operator.manifests.manifest import PoolOwner
 from penstock_operator.objects.containers import TELEMETRY_FOLDER, TELEMETRY_SOCKET
-from penstock_operator.objects.engine_container import CACHE_FOLDER, PLUGIN_FOLDER, Engine, engine
-from penstock_operator.objects.render_context import Facts, RenderContext
-from penstock_operator.settings import Settings
+from penstock_operator.objects.engine_container import CACHE_FOLDER, PLUGIN_FOLDER, EngineContainer, engine
+from penstock_operator.objects.render_context import RenderContext, RenderFacts
+from penstock_operator.settings import OperatorSettings
 from penstock_pool import Pool, load_pool
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.serving import listen
@@ -79,9 +79,9 @@ def inputs(pool: Pool) -> RenderContext:
     """Of the operator, for a pool with a built-in time model: nothing measures one here."""
     told = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
     spec = pool.spec.model_copy(update={"engine": told})
-    settings = Settings("router", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False)
-    owner = Owner(pool.metadata.name, "default", "uid")
-    return RenderContext(pool.model_copy(update={"spec": spec}), owner, settings, Facts(1, None))
+    settings = OperatorSettings("router", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False)
+    owner = PoolOwner(pool.metadata.name, "default", "uid")
+    return RenderContext(pool.model_copy(update={"spec": spec}), owner, settings, RenderFacts(1, None))
 
 
 def unpacked(folder: Path) -> Path:
@@ -112,7 +112,7 @@ def copied(root: Path, container: Mapping[str, Any]) -> Path:
     return place
 
 
-def serves(folder: Path, plugin: Path, wanted: Engine) -> None:
+def serves(folder: Path, plugin: Path, wanted: EngineContainer) -> None:
     """vLLM with that folder answers and reports. Ends the program where it does not."""
     model, log = folder / "model", folder / "vllm.log"
     subprocess.run(

@@ -1,10 +1,10 @@
 """A pool's own ServiceMonitor and the chart's PodMonitor name pools by the same label, which alerts read."""
 
 from chart.rendered import rendered, the
-from penstock_operator.manifests.manifest import Owner
-from penstock_operator.objects.render_context import Facts, RenderContext
+from penstock_operator.manifests.manifest import PoolOwner
+from penstock_operator.objects.render_context import RenderContext, RenderFacts
 from penstock_operator.objects.service_monitor import service_monitor
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 from penstock_pool import parse_pool
 
 POOL = {
@@ -21,9 +21,11 @@ POOL = {
 
 
 def test_both_say_which_pool_a_metric_is_of() -> None:
-    owner = Owner("demo", "apps", "uid")
-    settings = Settings("router", "sidecar", "simulator", "vllm", "plugin")
-    (monitor,) = service_monitor(RenderContext(parse_pool(POOL, "pool"), owner, settings, Facts(1, None)))
+    owner = PoolOwner("demo", "apps", "uid")
+    settings = OperatorSettings("router", "sidecar", "simulator", "vllm", "plugin")
+    (monitor,) = service_monitor(
+        RenderContext(parse_pool(POOL, "pool"), owner, settings, RenderFacts(1, None))
+    )
     endpoints = (
         monitor["spec"]["endpoints"] + the(rendered("ha"), "PodMonitor")["spec"]["podMetricsEndpoints"]
     )

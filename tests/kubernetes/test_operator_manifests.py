@@ -14,7 +14,7 @@ from penstock_operator.reconcile.actions import decide
 from penstock_operator.reconcile.desired_state import desired_state, owner_of, read
 from penstock_operator.reconcile.reconciler import new_key
 from penstock_operator.settings import read_settings
-from penstock_operator.tls.credentials import Held, renewed
+from penstock_operator.tls.credentials import StoredCredentials, renewed
 from penstock_pool import Pool
 
 OPTIONAL = {"HTTPRoute", "ServiceMonitor", "ScaledObject"}
@@ -67,7 +67,11 @@ async def test_every_object_is_valid_and_comes_back_as_it_was_wanted(
     pool = read(document)
     assert isinstance(pool, Pool), pool
     settings = read_settings(IMAGES | {"PENSTOCK_TLS": tls})
-    keys = renewed(Held(), "chat-replicas.team.svc", datetime.now(UTC), new_key) if tls == "on" else None
+    keys = (
+        renewed(StoredCredentials(), "chat-replicas.team.svc", datetime.now(UTC), new_key)
+        if tls == "on"
+        else None
+    )
     planned = desired_state(pool, document, (), settings, keys)
     assert planned.wanted is not None
     wanted = [manifest for manifest in planned.wanted if manifest["kind"] not in OPTIONAL]

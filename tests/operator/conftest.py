@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
-from penstock_operator.objects.render_context import Facts
-from penstock_operator.settings import Settings
-from penstock_operator.tls.credentials import Credentials, Held, renewed
+from penstock_operator.objects.render_context import RenderFacts
+from penstock_operator.settings import OperatorSettings
+from penstock_operator.tls.credentials import Credentials, StoredCredentials, renewed
 from penstock_pool import Pool, parse_pool
 
 MakePool = Callable[..., Pool]
@@ -35,13 +35,13 @@ def make_pool() -> MakePool:
 
 
 @pytest.fixture(scope="session")
-def owner() -> Owner:
-    return Owner("llama", "apps", "uid-of-llama")
+def owner() -> PoolOwner:
+    return PoolOwner("llama", "apps", "uid-of-llama")
 
 
 @pytest.fixture(scope="session")
-def settings() -> Settings:
-    return Settings(
+def settings() -> OperatorSettings:
+    return OperatorSettings(
         router_image="router:1",
         sidecar_image="sidecar:1",
         simulator_image="simulator:1",
@@ -53,7 +53,7 @@ def settings() -> Settings:
 @pytest.fixture(scope="session")
 def credentials() -> Credentials:
     return renewed(
-        Held(),
+        StoredCredentials(),
         "llama-replicas.apps.svc",
         datetime(2026, 1, 1, tzinfo=UTC),
         lambda: ec.generate_private_key(ec.SECP256R1()),
@@ -61,17 +61,17 @@ def credentials() -> Credentials:
 
 
 @pytest.fixture(scope="session")
-def want(make_pool: MakePool, settings: Settings, credentials: Credentials) -> Want:
+def want(make_pool: MakePool, settings: OperatorSettings, credentials: Credentials) -> Want:
     """Objects of a pool by `Kind/name`. decided: replicas to run, where not as the spec says."""
 
     def wanted(
-        *, name: str = "llama", settings: Settings = settings, decided: int | None = None, **spec: Any
+        *, name: str = "llama", settings: OperatorSettings = settings, decided: int | None = None, **spec: Any
     ) -> dict[str, Manifest]:
         pool = make_pool(name, **spec)
-        facts = Facts(
+        facts = RenderFacts(
             pool.spec.replicas if decided is None else decided, credentials if settings.tls else None
         )
-        manifests = desired(pool, Owner(name, "apps", f"uid-of-{name}"), settings, facts)
+        manifests = desired(pool, PoolOwner(name, "apps", f"uid-of-{name}"), settings, facts)
         return {f"{each['kind']}/{each['metadata']['name']}": each for each in manifests}
 
     return wanted

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from keda.prometheus import prometheus
 from keda.scaler import Keda
-from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
-from penstock_operator.objects.render_context import Facts
-from penstock_operator.settings import Settings
+from penstock_operator.objects.render_context import RenderFacts
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.tls.credentials import Credentials
 from penstock_pool import Pool
 
@@ -128,7 +128,7 @@ Wanted = Callable[..., int]
 
 @pytest.fixture
 def wanted(
-    keda: Keda, make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials
+    keda: Keda, make_pool: Callable[..., Pool], settings: OperatorSettings, credentials: Credentials
 ) -> Wanted:
     """How many replicas KEDA wants of a pool with that past, where there are so many."""
 
@@ -137,9 +137,9 @@ def wanted(
         told |= {"by": "keda", "prometheusUrl": keda.prometheus}
         made = desired(
             make_pool(tiers=TIERS, autoscaling=told),
-            Owner("llama", past, "uid"),
+            PoolOwner("llama", past, "uid"),
             settings,
-            Facts(now, credentials),
+            RenderFacts(now, credentials),
         )
         return keda.replicas(scaled_object(made), now)
 

@@ -4,25 +4,28 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.config_maps import learned_capacity_rps
 from penstock_operator.objects.pool_objects import desired
-from penstock_operator.objects.render_context import Facts
-from penstock_operator.settings import Settings
+from penstock_operator.objects.render_context import RenderFacts
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.tls.credentials import Credentials
 from penstock_pool import Pool
 
 
 def learned(
-    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials, capacity_rps: float | None
+    make_pool: Callable[..., Pool],
+    settings: OperatorSettings,
+    credentials: Credentials,
+    capacity_rps: float | None,
 ) -> list[Manifest]:
-    facts = Facts(2, credentials, capacity_rps)
-    made = desired(make_pool(), Owner("llama", "apps", "uid"), settings, facts)
+    facts = RenderFacts(2, credentials, capacity_rps)
+    made = desired(make_pool(), PoolOwner("llama", "apps", "uid"), settings, facts)
     return [one for one in made if one["metadata"]["name"] == "llama-learned"]
 
 
 def test_a_capacity_is_written_and_read_again(
-    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials
+    make_pool: Callable[..., Pool], settings: OperatorSettings, credentials: Credentials
 ) -> None:
     (made,) = learned(make_pool, settings, credentials, 3.14159)
     assert made["data"] == {"capacityRps": "3.14"}
@@ -30,7 +33,7 @@ def test_a_capacity_is_written_and_read_again(
 
 
 def test_nothing_is_written_before_anything_is_learned(
-    make_pool: Callable[..., Pool], settings: Settings, credentials: Credentials
+    make_pool: Callable[..., Pool], settings: OperatorSettings, credentials: Credentials
 ) -> None:
     assert learned(make_pool, settings, credentials, None) == []
     assert learned_capacity_rps("llama", []) is None

@@ -8,12 +8,12 @@ import pytest
 from clusterless.memory_api import fields_of
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.manifests.manifest import Manifest, Owner, Ref, ref_of
+from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut, decide
 
 Want = Callable[..., dict[str, Manifest]]
-OURS = Owner("llama", "apps", "uid-of-llama")
+OURS = PoolOwner("llama", "apps", "uid-of-llama")
 
 
 def stored(manifest: Manifest, uid: str = "some-uid") -> Manifest:

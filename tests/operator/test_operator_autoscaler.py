@@ -10,7 +10,13 @@ from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState
 from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Decision, Reason
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_operator.autoscaling.autoscaler import CALM_S, Scaler, replicas_now, scales, stepped
+from penstock_operator.autoscaling.autoscaler import (
+    REASON_PERIOD_S,
+    Autoscaler,
+    limit_step,
+    replicas_now,
+    scales,
+)
 from penstock_pool import Pool, parse_pool
 
 from examples import examples
@@ -76,7 +82,7 @@ def test_pool_that_somebody_else_scales_has_what_its_spec_says() -> None:
 
 
 def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
-    scaler = Scaler()
+    scaler = Autoscaler()
     first = scaler.look(pool(), {}, refused(desired=2), now_s=0.0)
     assert "lastScaleTime" not in first
     told = scaler.look(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
@@ -98,18 +104,18 @@ def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
 def test_no_step_is_larger_than_the_pool_allows(
     desired: int, decided: int, steps: dict[str, Any], stepped_to: int
 ) -> None:
-    decision = stepped(pool(**steps), desired, Decision(decided, Reason.REFUSED, "half was refused"))
+    decision = limit_step(pool(**steps), desired, Decision(decided, Reason.REFUSED, "half was refused"))
     assert decision.replicas == stepped_to
     assert ("maxStep" in decision.message) is (stepped_to != decided)
 
 
 def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None:
-    first = Scaler()
+    first = Autoscaler()
     first.look(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
     told = first.look(pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0)
     learned = first.capacity_rps(None)
     assert learned is not None
-    second = Scaler()
+    second = Autoscaler()
     assert second.capacity_rps(learned) == learned
     second.look(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), 1010.0, learned)
     assert second.memory is not None
@@ -131,21 +137,24 @@ def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None
 def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
     written: float | None, known: float | None, kept: float | None
 ) -> None:
-    assert Scaler(memory=Memory(capacity_rps=known)).capacity_rps(written) == kept
+    assert Autoscaler(memory=Memory(capacity_rps=known)).capacity_rps(written) == kept
 
 
 def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
-    scaler = Scaler()
+    scaler = Autoscaler()
     status: dict[str, Any] = {"autoscaling": dict(scaler.look(pool(), {}, quiet(2), now_s=1000.0))}
     before = status["autoscaling"]
     busy = filled(2, 0.7)
     for look in range(1, 6):
         told = scaler.look(pool(), status, busy, now_s=1000.0 + look)
         assert told == before
-    later = scaler.look(pool(), status, busy, now_s=1000.0 + CALM_S)
+    later = scaler.look(pool(), status, busy, now_s=1000.0 + REASON_PERIOD_S)
     assert later["replicas"] == before["replicas"]
     assert later["reason"] != before["reason"]
-    assert scaler.look(pool(), {"autoscaling": dict(later)}, filled(2, 0.69), now_s=1001.0 + CALM_S) == later
+    assert (
+        scaler.look(pool(), {"autoscaling": dict(later)}, filled(2, 0.69), now_s=1001.0 + REASON_PERIOD_S)
+        == later
+    )
 
 
 @given(
@@ -158,7 +167,7 @@ def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
 @examples(30)
 def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]], window: str) -> None:
     scaled = pool(scaleUp={"stabilizationWindow": window}, scaleDown={"stabilizationWindow": window})
-    scaler, now_s = Scaler(), 0.0
+    scaler, now_s = Autoscaler(), 0.0
     told: dict[str, Any] = {}
     for elapsed_s, more, ready in looks:
         now_s += elapsed_s
@@ -171,7 +180,7 @@ def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]
 
 
 def test_other_number_in_the_spec_begins_anew() -> None:
-    scaler = Scaler()
+    scaler = Autoscaler()
     told = scaler.look(pool(), {}, refused(desired=2), now_s=1000.0)
     anew = scaler.look(pool(replicas=3), {"autoscaling": dict(told)}, quiet(3), now_s=1010.0)
     assert anew["startedFrom"] == 3

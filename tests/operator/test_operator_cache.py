@@ -2,14 +2,14 @@
 
 import pytest
 from penstock_operator.cluster.cache import Cache, PoolKey
-from penstock_operator.cluster.kinds import CONFIG_MAP, POOL, Kind
+from penstock_operator.cluster.kinds import CONFIG_MAP, POOL, ResourceKind
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import POOL_LABEL
 
 KEY = PoolKey("team", "chat")
 
 
-def made(kind: Kind, name: str, version: int, uid: str = "", pool: str = "chat") -> Manifest:
+def made(kind: ResourceKind, name: str, version: int, uid: str = "", pool: str = "chat") -> Manifest:
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,

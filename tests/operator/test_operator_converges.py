@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import POOL, WATCHED
-from penstock_operator.manifests.manifest import Manifest, Owner, Ref
-from penstock_operator.metrics import Metrics
+from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref
+from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile.desired_state import desired_state
 from penstock_operator.reconcile.drift import differences
 from penstock_operator.reconcile.reconciler import Reconciler
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import condition
 from penstock_pool import parse_pool
 from prometheus_client import CollectorRegistry
@@ -24,7 +24,7 @@ from virtual_time import now_s, run
 
 KEY = PoolKey("team", "chat")
 REF = Ref(POOL.api_version, POOL.kind, *KEY)
-SETTINGS = Settings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
+SETTINGS = OperatorSettings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
 TROUBLE_S, CALM_S = 40.0, 40.0
 RESYNC_S = 20.0
 
@@ -59,7 +59,7 @@ class Cluster:
         self.api = MemoryApi(chance=self.chance, admit=mirrored if admit else lambda manifest: manifest)
         self.api.store(pool_document(), "kubectl")
         self.cache = Cache()
-        metrics = Metrics(CollectorRegistry())
+        metrics = OperatorMetrics(CollectorRegistry())
         api: Any = self.api
         routers: Any = NoRouters()
         self.reconciler = Reconciler(api, self.cache, routers, SETTINGS, metrics)
@@ -125,7 +125,7 @@ class Cluster:
         metadata = document["metadata"]
         pool = parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
         assert pool.spec.replicas
-        owner = Owner(KEY.name, KEY.namespace, metadata["uid"])
+        owner = PoolOwner(KEY.name, KEY.namespace, metadata["uid"])
         wanted = desired_state(pool, document, (), SETTINGS, None).wanted or ()
         found = []
         for manifest in wanted:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from penstock_core.autoscaling.demand import ReplicaState
-from penstock_operator.autoscaling.demand import Tally, demand_of
+from penstock_operator.autoscaling.demand import DemandTally, demand_of
 from penstock_operator.routers.demand_page import (
     ATTAINMENT,
     COUNTERS,
-    Reading,
+    DemandReading,
     TierCounts,
     counts_of,
     reading_of,
@@ -22,55 +22,55 @@ def page(
     return {"held": held, "since_s": since_s, "tiers": {"chat": tier}, "replicas": replicas or []}
 
 
-def reading(router: str = "a", since_s: float = 100.0, **counts: int) -> Reading:
+def reading(router: str = "a", since_s: float = 100.0, **counts: int) -> DemandReading:
     return reading_of(router, page(since_s, 0, None, **counts))
 
 
-def arrived(tally: Tally, now_s: float, *readings: Reading) -> int:
+def arrived(tally: DemandTally, now_s: float, *readings: DemandReading) -> int:
     return tally.added(readings, now_s)[1].get("chat", {}).get("arrived", 0)
 
 
 def test_first_look_only_begins_to_count() -> None:
-    tally = Tally()
+    tally = DemandTally()
     elapsed_s, added = tally.added([reading(arrived=500)], 1000.0)
     assert elapsed_s == 0
     assert added["chat"]["arrived"] == 0
 
 
 def test_what_was_added_since_the_last_look() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     elapsed_s, added = tally.added([reading(since_s=110, arrived=530)], 1010.0)
     assert (elapsed_s, added["chat"]["arrived"]) == (10.0, 30)
 
 
 def test_router_that_began_anew_has_counted_from_zero() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     assert arrived(tally, 1010.0, reading(since_s=3, arrived=7)) == 7
 
 
 def test_router_that_came_since_adds_all_of_it() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading("a", arrived=500)], 1000.0)
     assert arrived(tally, 1010.0, reading("a", 110, arrived=500), reading("b", 4, arrived=9)) == 9
 
 
 def test_router_that_was_only_silent_until_now_begins_to_count() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading("a")], 1000.0)
     assert arrived(tally, 1010.0, reading("a", 110), reading("b", 5000, arrived=90_000)) == 0
 
 
 def test_router_that_was_silent_once_adds_what_it_missed() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     tally.added([], 1010.0)
     assert arrived(tally, 1020.0, reading(since_s=120, arrived=540)) == 40
 
 
 def test_routers_that_are_gone_are_forgotten() -> None:
-    tally = Tally()
+    tally = DemandTally()
     tally.added([reading("a"), reading("b")], 1000.0)
     tally.keep(["b"])
     assert set(tally.last) == {"b"}
@@ -86,7 +86,7 @@ def test_demand_says_what_routers_and_pods_say() -> None:
     told = reading_of("a", page(held=2, replicas=[row]))
     pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}
     demand = demand_of(
-        Tally(), readings=[told], replicas=pods, desired=2, promises={"chat": False}, now_s=1.0
+        DemandTally(), readings=[told], replicas=pods, desired=2, promises={"chat": False}, now_s=1.0
     )
     assert demand.held == 2
     assert demand.desired == 2
@@ -100,7 +100,7 @@ def test_what_json_cannot_say_is_endless() -> None:
     """A replica whose decodes leave no time for prefills is full, not idle."""
     rows = [{"name": "chat-replica-0", "prefill_wait_s": None, "prefill_slack_s": 0.0}]
     told, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
-    demand = demand_of(Tally(), readings=[told], replicas=pods, desired=1, promises={}, now_s=1.0)
+    demand = demand_of(DemandTally(), readings=[told], replicas=pods, desired=1, promises={}, now_s=1.0)
     assert demand.replicas[0].snapshot.prefill_wait_s == float("inf")
 
 

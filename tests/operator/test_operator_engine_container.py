@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.objects.render_context import UnsupportedPool
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 
 Want = Callable[..., dict[str, Manifest]]
 PodOf = Callable[..., Any]
@@ -251,7 +251,7 @@ def test_engines_that_are_not_told_their_gpus_get_none(pod_of: PodOf, kind: str)
     ids=["spans", "asks", "none", "another device", "simulated", "its own", "removed"],
 )
 def test_replicas_with_gpus_have_the_runtime_class_of_the_installation(
-    want: Want, settings: Settings, engine: dict[str, Any], runtime_class: str | None
+    want: Want, settings: OperatorSettings, engine: dict[str, Any], runtime_class: str | None
 ) -> None:
     told = dataclasses.replace(settings, gpu_runtime_class="nvidia")
     objects = want(settings=told, engine={**TIME, **engine})
@@ -278,7 +278,7 @@ def test_init_container_without_a_name_is_left_to_the_api_server(pod_of: PodOf) 
     assert patched["initContainers"] == [{"image": "fetch:1"}]
 
 
-def test_without_tls_engines_are_the_same(pod_of: PodOf, want: Want, settings: Settings) -> None:
+def test_without_tls_engines_are_the_same(pod_of: PodOf, want: Want, settings: OperatorSettings) -> None:
     plain = want(settings=dataclasses.replace(settings, tls=False))["StatefulSet/llama-replica"]
     assert engine_of(plain["spec"]["template"]["spec"]) == engine_of(pod_of("simulated"))
 

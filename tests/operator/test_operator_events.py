@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock_operator.manifests.manifest import Ref
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
-from penstock_operator.reconcile.events import LONGEST_MESSAGE, News, event_of, news_of
+from penstock_operator.reconcile.events import LONGEST_MESSAGE, PoolEvent, event_manifest, pool_events
 
 
 def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict
 
 
 def told(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> list[tuple[str, str]]:
-    return [(news.type, news.reason) for news in news_of(before, after, actions)]
+    return [(news.type, news.reason) for news in pool_events(before, after, actions)]
 
 
 def service(reason: ActionReason, *drift: str) -> Apply:
@@ -45,9 +45,11 @@ def test_trouble_is_told_once_and_its_end_once() -> None:
 
 
 def test_what_was_put_right_is_told() -> None:
-    (news,) = news_of(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
-    assert news == News("Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants')
-    (unnamed,) = news_of(status(), status(), [service(ActionReason.DRIFTED)])
+    (news,) = pool_events(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
+    assert news == PoolEvent(
+        "Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants'
+    )
+    (unnamed,) = pool_events(status(), status(), [service(ActionReason.DRIFTED)])
     assert unnamed.message == 'Service "chat": fields put back as the pool wants'
     assert told(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
     assert told(status(), status(), service(ActionReason.CHANGED)) == []
@@ -57,8 +59,8 @@ def test_what_was_put_right_is_told() -> None:
 
 def test_scaling_is_told_with_its_reason() -> None:
     was, now = {"replicas": 2}, {"replicas": 4, "message": "60% was refused"}
-    (news,) = news_of(status(autoscaling=was), status(autoscaling=now), ())
-    assert news == News("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
+    (news,) = pool_events(status(autoscaling=was), status(autoscaling=now), ())
+    assert news == PoolEvent("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
     assert told(status(), status(autoscaling=now)) == []
 
 
@@ -68,8 +70,10 @@ def test_same_news_is_the_same_event() -> None:
         "kind": "ServingPool",
         "metadata": {"name": "chat", "namespace": "team", "uid": "1"},
     }
-    first, again = (event_of(pool, News("Warning", "GpuMissing", "no node"), at) for at in ("then", "now"))
-    other = event_of(pool, News("Warning", "GpuMissing", "another"), "now")
+    first, again = (
+        event_manifest(pool, PoolEvent("Warning", "GpuMissing", "no node"), at) for at in ("then", "now")
+    )
+    other = event_manifest(pool, PoolEvent("Warning", "GpuMissing", "another"), "now")
     assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert again["lastTimestamp"] == "now"
 
@@ -80,7 +84,7 @@ def test_an_event_says_of_which_pool_and_by_whom_and_is_never_too_long() -> None
         "kind": "ServingPool",
         "metadata": {"name": "chat", "namespace": "team", "uid": "1"},
     }
-    event = event_of(pool, News("Warning", "GpuMissing", "x" * 3000), "now")
+    event = event_manifest(pool, PoolEvent("Warning", "GpuMissing", "x" * 3000), "now")
     assert event["metadata"]["name"].startswith("chat.")
     assert (event["type"], event["reason"], event["count"]) == ("Warning", "GpuMissing", 1)
     assert len(event["message"]) == LONGEST_MESSAGE

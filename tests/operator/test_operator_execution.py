@@ -8,9 +8,9 @@ from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
-from penstock_operator.metrics import Metrics
+from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
-from penstock_operator.reconcile.execution import carry_out
+from penstock_operator.reconcile.execution import execute
 from penstock_operator.status.diagnosis import Cause, Problem
 from prometheus_client import CollectorRegistry
 
@@ -58,13 +58,13 @@ def drifted(name: str) -> Apply:
     return Apply(made(name), ActionReason.DRIFTED)
 
 
-async def carried_out(api: Api, *actions: Action) -> tuple[tuple[Problem, ...], Cache, Metrics]:
-    cache, metrics = Cache(), Metrics(CollectorRegistry())
+async def carried_out(api: Api, *actions: Action) -> tuple[tuple[Problem, ...], Cache, OperatorMetrics]:
+    cache, metrics = Cache(), OperatorMetrics(CollectorRegistry())
     as_api: Any = api
-    return await carry_out(actions, as_api, cache, metrics), cache, metrics
+    return await execute(actions, as_api, cache, metrics), cache, metrics
 
 
-def ends(metrics: Metrics) -> set[tuple[str, str, str]]:
+def ends(metrics: OperatorMetrics) -> set[tuple[str, str, str]]:
     """Kind, reason and end of all actions."""
     (family,) = metrics.actions.collect()
     return {

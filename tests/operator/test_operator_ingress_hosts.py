@@ -1,5 +1,5 @@
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.reconcile.ingress_hosts import taken_by
+from penstock_operator.reconcile.ingress_hosts import older_claimant
 
 
 def pool(name: str, made: str, host: str | None = "a.example", uid: str = "") -> Manifest:
@@ -11,22 +11,22 @@ OLD, YOUNG = pool("z", "2026-01-01T00:00:00Z"), pool("a", "2026-01-02T00:00:00Z"
 
 
 def test_older_pool_keeps_the_host_whoever_asks() -> None:
-    assert taken_by(YOUNG, [OLD]) is OLD
-    assert taken_by(OLD, [YOUNG]) is None
+    assert older_claimant(YOUNG, [OLD]) is OLD
+    assert older_claimant(OLD, [YOUNG]) is None
 
 
 def test_pools_of_one_second_agree_by_uid() -> None:
     first, second = pool("b", "2026-01-01T00:00:00Z", uid="1"), pool("a", "2026-01-01T00:00:00Z", uid="2")
-    assert taken_by(second, [first]) is first
-    assert taken_by(first, [second]) is None
+    assert older_claimant(second, [first]) is first
+    assert older_claimant(first, [second]) is None
 
 
 def test_other_hosts_and_no_host_are_nobody_s_business() -> None:
-    assert taken_by(pool("c", "2026-01-03T00:00:00Z", host="b.example"), [OLD]) is None
-    assert taken_by(pool("c", "2026-01-03T00:00:00Z", host=None), [OLD]) is None
+    assert older_claimant(pool("c", "2026-01-03T00:00:00Z", host="b.example"), [OLD]) is None
+    assert older_claimant(pool("c", "2026-01-03T00:00:00Z", host=None), [OLD]) is None
 
 
 def test_pool_that_is_being_deleted_lets_go() -> None:
     leaving = pool("z", "2026-01-01T00:00:00Z")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-05T00:00:00Z"
-    assert taken_by(YOUNG, [leaving]) is None
+    assert older_claimant(YOUNG, [leaving]) is None

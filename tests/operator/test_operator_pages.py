@@ -3,7 +3,7 @@
 import orjson
 import pytest
 from penstock_operator.cluster.cache import PoolKey
-from penstock_operator.pages import Health, pages
+from penstock_operator.pages import OperatorHealth, pages
 from penstock_runtime.asgi import Message, Scope, with_errors
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -14,7 +14,7 @@ class Page:
     """The pages of one operator, whose clock a test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.health, self.now_s = Health(stuck_s=10.0), 100.0
+        self.health, self.now_s = OperatorHealth(stuck_s=10.0), 100.0
         registry = CollectorRegistry()
         scrapes = Gauge("scrapes", "How often it was asked.", registry=registry)
         self._app = with_errors(pages(registry, self.health, scrapes.inc))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.objects.render_context import UnsupportedPool
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 
 Want = Callable[..., dict[str, Manifest]]
 
@@ -57,7 +57,7 @@ def test_a_pool_wants_what_it_asks_for_and_nothing_else(
     assert set(want(**spec)) == ALWAYS | KEYS | more
 
 
-def test_without_tls_there_are_no_keys(want: Want, settings: Settings) -> None:
+def test_without_tls_there_are_no_keys(want: Want, settings: OperatorSettings) -> None:
     objects = want(settings=dataclasses.replace(settings, tls=False))
     assert set(objects) == ALWAYS
     assert "--insecure" in arguments(objects, "StatefulSet/llama-replica", "sidecar")
@@ -242,7 +242,7 @@ def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
         want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])
 
 
-def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: Settings) -> None:
+def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: OperatorSettings) -> None:
     told = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
     for pod in pods(want(settings=told)):
         assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
@@ -250,7 +250,7 @@ def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: Setting
     assert all("imagePullSecrets" not in pod for pod in pods(want()))
 
 
-def test_routers_get_the_url_of_redis_where_there_is_one(want: Want, settings: Settings) -> None:
+def test_routers_get_the_url_of_redis_where_there_is_one(want: Want, settings: OperatorSettings) -> None:
     assert "REDIS" not in str(want())
     router = want(settings=dataclasses.replace(settings, redis_url_secret="redis"))["Deployment/llama-router"]
     (variable,) = router["spec"]["template"]["spec"]["containers"][0]["env"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.pod_references import references
 from penstock_pool import Pool, parse_pool
 
@@ -34,7 +34,7 @@ def pods(component: str, **spec: Any) -> Manifest:
     }
 
 
-SETTINGS = Settings(
+SETTINGS = OperatorSettings(
     router_image="router:1",
     sidecar_image="sidecar:1",
     simulator_image="simulator:1",

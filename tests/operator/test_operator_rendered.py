@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 
 RENDERED = Path(__file__).parent / "rendered"
 INSTALLATION = {
@@ -62,7 +62,7 @@ POOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_a_pool_is_rendered_as_it_was(
-    name: str, want: Callable[..., dict[str, Manifest]], settings: Settings
+    name: str, want: Callable[..., dict[str, Manifest]], settings: OperatorSettings
 ) -> None:
     installation, spec = POOLS[name]
     objects = want(settings=replace(settings, **installation), **spec).values()

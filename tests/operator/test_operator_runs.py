@@ -12,21 +12,21 @@ from clusterless.memory_api import MemoryApi
 from penstock_operator import controller
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.cache import PoolKey
-from penstock_operator.cluster.kinds import LEASE, POOL, WATCHED, Kind
+from penstock_operator.cluster.kinds import LEASE, POOL, WATCHED, ResourceKind
 from penstock_operator.cluster.lease import DURATION_S, RENEW_S, LeaseLost
-from penstock_operator.controller import DEAF_RESYNC_S, OWN, START_PAUSE_S, Operator
+from penstock_operator.controller import OWN, STALE_RESYNC_S, START_PAUSE_S, Operator
 from penstock_operator.manifests.manifest import Manifest, Ref
-from penstock_operator.options import Options
-from penstock_operator.reconcile.reconciler import CALM_S
+from penstock_operator.options import OperatorOptions
+from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S
 from penstock_operator.reconcile.workqueue import FIRST_PAUSE_S
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 from penstock_pool.crd.definition import schema
 from penstock_runtime.serving import StartError
 from structlog.testing import capture_logs
 from virtual_time import now_s, run
 
-SETTINGS = Settings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1", tls=False)
-OPTIONS = Options(host="127.0.0.1", port=0, workers=2, resync_s=1000.0, identity="me")
+SETTINGS = OperatorSettings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1", tls=False)
+OPTIONS = OperatorOptions(host="127.0.0.1", port=0, workers=2, resync_s=1000.0, identity="me")
 LEASE_REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 HOST = {"host": "llama.example.com"}
 
@@ -65,7 +65,7 @@ class Server(MemoryApi):
         return {"components": {"schemas": {"pool": ours}}}
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
         if not fields:
             self.lists.append((kind.kind, namespace, labels))
@@ -105,7 +105,7 @@ class Client:
 
 
 @asynccontextmanager
-async def operating(server: Server, options: Options = OPTIONS) -> AsyncIterator[Operator]:
+async def operating(server: Server, options: OperatorOptions = OPTIONS) -> AsyncIterator[Operator]:
     operator = made(server, options)
     try:
         await operator.start()
@@ -116,7 +116,7 @@ async def operating(server: Server, options: Options = OPTIONS) -> AsyncIterator
     assert all(client.closed for client in (operator.api, operator.lease_api))  # type: ignore[attr-defined]
 
 
-def made(server: Server, options: Options = OPTIONS) -> Operator:
+def made(server: Server, options: OperatorOptions = OPTIONS) -> Operator:
     patched = pytest.MonkeyPatch()
     patched.setattr(controller, "found_access", lambda: server)
     patched.setattr(controller, "Api", lambda access, fence=None: Client(access, fence))
@@ -150,7 +150,7 @@ def test_pools_that_are_there_and_pools_that_come_get_their_objects() -> None:
             await asyncio.sleep(1)
             assert server.names("StatefulSet") == ["chat-replica", "code-replica"]
             operator.note(server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "code")), gone=True)
-            await asyncio.sleep(2 * CALM_S)
+            await asyncio.sleep(2 * HEALTHY_PERIOD_S)
             assert [pool["metadata"]["name"] for pool in operator.cache.pools()] == ["chat"]
 
     run(story())
@@ -236,7 +236,7 @@ def test_an_operator_whose_watches_are_deaf_lists_everything_more_often() -> Non
             before = len(server.lists)
             await asyncio.sleep(60)
             assert len(server.lists) == before + 1 + len(WATCHED), "the long pause had begun before"
-            await asyncio.sleep(3 * DEAF_RESYNC_S + 1)
+            await asyncio.sleep(3 * STALE_RESYNC_S + 1)
             assert len(server.lists) == before + 4 * (1 + len(WATCHED))
 
     run(story())
@@ -318,7 +318,7 @@ def test_a_leader_that_lost_the_lease_goes_on_once_it_has_it_again() -> None:
             assert operator.leadership is not None
             await asyncio.sleep(1)
             operator.leadership._become(False)
-            assert operator.reconciler.kept == {}, "what it knew is of the past"
+            assert operator.reconciler.pool_memories == {}, "what it knew is of the past"
             server.store(pool("code"), "kubectl")
             operator.note(told(server, "code"), gone=False)
             await asyncio.sleep(RENEW_S / 2 - 1.5)

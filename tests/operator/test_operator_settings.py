@@ -1,7 +1,7 @@
 """What an operator is told by its environment."""
 
 import pytest
-from penstock_operator.settings import Settings, SettingsError, read_settings
+from penstock_operator.settings import OperatorSettings, SettingsError, read_settings
 
 LEAST = {
     "PENSTOCK_ROUTER_IMAGE": "router:1",
@@ -13,7 +13,9 @@ LEAST = {
 
 
 def test_images_are_enough() -> None:
-    assert read_settings(LEAST) == Settings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
+    assert read_settings(LEAST) == OperatorSettings(
+        "router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
+    )
 
 
 def test_everything_can_be_said() -> None:

@@ -14,13 +14,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import verification
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.tls.certificates import MakeKey, Pair
+from penstock_operator.tls.certificates import CertificateAndKey, MakeKey
 from penstock_operator.tls.credentials import (
     AUTHORITY_LIFE,
     CERTIFICATE_LIFE,
     CERTIFICATE_RENEWED,
     Credentials,
-    Held,
+    StoredCredentials,
     read_credentials,
     renewed,
 )
@@ -42,7 +42,9 @@ def make_key() -> MakeKey:
     return key
 
 
-def trusts(authorities: tuple[Pair, ...], shown: Pair, now: datetime, *, name: str | None) -> bool:
+def trusts(
+    authorities: tuple[CertificateAndKey, ...], shown: CertificateAndKey, now: datetime, *, name: str | None
+) -> bool:
     """Whether a peer that has these authorities accepts this certificate. name: None for a client's."""
     roots = [x509.load_pem_x509_certificate(pair.certificate) for pair in authorities]
     builder = verification.PolicyBuilder().store(verification.Store(roots)).time(now)
@@ -64,33 +66,33 @@ def works(one: Credentials, other: Credentials, now: datetime) -> bool:
 
 
 def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
     assert works(held, held, START)
     assert works(held, held, START + CERTIFICATE_LIFE - DAY)
     assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
 
 
 def test_nobody_else_is_trusted(make_key: MakeKey) -> None:
-    ours, others = (renewed(Held(), NAME, START, make_key) for _ in range(2))
+    ours, others = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     assert not trusts(ours.authorities, others.server, START, name=NAME)
     assert not trusts(ours.authorities, others.client, START, name=None)
     assert not trusts(ours.authorities, ours.server, START, name="llama-replicas.other.svc")
 
 
 def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
     assert not trusts(held.authorities, held.server, START, name=None)
     assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
 
 
 def test_what_is_good_is_kept_to_the_byte(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
     due = CERTIFICATE_LIFE - CERTIFICATE_RENEWED
     assert renewed(held, NAME, START + due - DAY, make_key) == held
 
 
 def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
     later = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED + DAY
     new = renewed(held, NAME, later, make_key)
     assert new.authorities == held.authorities
@@ -102,7 +104,7 @@ def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: Ma
 
 def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey) -> None:
     """Looked at weekly, with pods that are as much as a week behind with what they have read."""
-    now, before = START, renewed(Held(), NAME, START, make_key)
+    now, before = START, renewed(StoredCredentials(), NAME, START, make_key)
     authorities = set(before.authorities)
     while now < START + 2 * AUTHORITY_LIFE:
         now += 7 * DAY
@@ -117,20 +119,20 @@ def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey
 
 
 def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) -> None:
-    held = renewed(Held(), "llama-replicas.old.svc", START, make_key)
+    held = renewed(StoredCredentials(), "llama-replicas.old.svc", START, make_key)
     new = renewed(held, NAME, START + DAY, make_key)
     assert new.server != held.server
 
 
 def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
-    one, other = (renewed(Held(), NAME, START, make_key) for _ in range(2))
+    one, other = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     new = renewed(Credentials(one.authorities, other.server, one.client), NAME, START, make_key)
     assert (new.client, new.authorities) == (one.client, one.authorities)
     assert works(new, new, START)
 
 
 def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
     later = START + AUTHORITY_LIFE + DAY
     new = renewed(held, NAME, later, make_key)
     assert len(new.authorities) == 1
@@ -143,14 +145,14 @@ Want = Callable[..., dict[str, Manifest]]
 def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
     objects = want()
     held = read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"])
-    assert held == Held(credentials.authorities, credentials.server, credentials.client)
+    assert held == StoredCredentials(credentials.authorities, credentials.server, credentials.client)
 
 
 def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
-    old, new = (renewed(Held(), NAME, START, make_key) for _ in range(2))
+    old, new = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     both = (*old.authorities, *new.authorities)
     signing = {"ca.crt": b"".join(p.certificate for p in both), "ca.key": b"".join(p.key for p in both)}
-    assert read_credentials(secret(signing), None) == Held(both)
+    assert read_credentials(secret(signing), None) == StoredCredentials(both)
 
 
 def secret(entries: dict[str, bytes]) -> Manifest:
@@ -187,24 +189,24 @@ def test_what_somebody_spoiled_is_lost_and_nothing_else(
     secrets = {each: deepcopy(want()[f"Secret/llama-{each}"]) for each in ("ca", "tls")}
     spoil(secrets[name]["data"])
     held = read_credentials(secrets["ca"], secrets["tls"])
-    whole = Held(credentials.authorities, credentials.server, credentials.client)
-    assert held == replace(whole, **{lost: getattr(Held(), lost)})
+    whole = StoredCredentials(credentials.authorities, credentials.server, credentials.client)
+    assert held == replace(whole, **{lost: getattr(StoredCredentials(), lost)})
 
 
 def test_secrets_that_are_not_there_hold_nothing() -> None:
-    assert read_credentials(None, None) == Held()
+    assert read_credentials(None, None) == StoredCredentials()
 
 
 def test_lost_certificates_are_made_anew_by_the_authority_that_is_left(make_key: MakeKey) -> None:
-    held = renewed(Held(), NAME, START, make_key)
-    new = renewed(Held(held.authorities), NAME, START + DAY, make_key)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
+    new = renewed(StoredCredentials(held.authorities), NAME, START + DAY, make_key)
     assert works(new, held, START + DAY)
     assert works(held, new, START + DAY)
 
 
 async def test_grpc_takes_them_on_both_sides(make_key: MakeKey) -> None:
     """Over a real connection, by the address and not by the name, as routers connect to pods."""
-    held = renewed(Held(), NAME, datetime.now(UTC), make_key)
+    held = renewed(StoredCredentials(), NAME, datetime.now(UTC), make_key)
     authorities = b"".join(pair.certificate for pair in held.authorities)
     server = grpc.aio.server()
     port = server.add_secure_port(

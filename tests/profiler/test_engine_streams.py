@@ -12,8 +12,8 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from penstock_profiler import Engine, EngineError, KvCache, connected
-from penstock_profiler.engine import DRAFTED, Drafts, Stream
+from penstock_profiler import EngineError, EngineKvCache, MeasuredEngine, connected
+from penstock_profiler.engine import DRAFTED, CompletionStream, Drafts
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -53,9 +53,9 @@ def text(tokens: int | None = None) -> dict[str, Any]:
     return chunk if tokens is None else chunk | {"usage": {"prompt_tokens": 7, "completion_tokens": tokens}}
 
 
-async def followed(url: str) -> Stream:
+async def followed(url: str) -> CompletionStream:
     async with connected(url) as engine:
-        stream = Stream(4)
+        stream = CompletionStream(4)
         await engine.follow(stream, 8, Random(0))
         return stream
 
@@ -92,7 +92,7 @@ async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
     async with serving(answer) as url, connected(url) as engine:
         assert (engine.model, engine.context_tokens) == ("tiny", 4096)
         assert (engine.takes_ids, engine.takes_more) == (True, True)
-        await engine.follow(Stream(40), 8, Random(0))
+        await engine.follow(CompletionStream(40), 8, Random(0))
     tried, body = asked
     assert (len(tried["prompt"]), tried["max_tokens"]) == (4, 1), "to see what it understands costs little"
     assert len(body.pop("prompt")) == 40
@@ -115,7 +115,7 @@ async def test_an_engine_takes_more_requests_at_once_than_a_client_usually_sends
         return await streaming(text(1))(request)
 
     async with serving(answer) as url, connected(url) as engine:
-        streams = [Stream(1) for _ in range(together.parties)]
+        streams = [CompletionStream(1) for _ in range(together.parties)]
         await asyncio.gather(*(engine.follow(stream, 8, Random(0)) for stream in streams))
     assert all(stream.seen for stream in streams)
 
@@ -203,7 +203,7 @@ async def test_an_engine_that_is_gone_breaks_off_and_counts_nothing() -> None:
         gone = replace(engine, url="http://127.0.0.1:9")
         assert await gone.drafts() == Drafts(0, 0)
         with pytest.raises(EngineError, match="broke off: Client"):
-            await gone.follow(Stream(4), 8, Random(0))
+            await gone.follow(CompletionStream(4), 8, Random(0))
 
 
 async def test_no_engine_answers_where_nobody_listens() -> None:
@@ -277,7 +277,7 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
     app = web.Application()
     app.router.add_get("/metrics", broken)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        engine = Engine(session, str(server.make_url("")).rstrip("/"), "tiny", 0, True, True)
+        engine = MeasuredEngine(session, str(server.make_url("")).rstrip("/"), "tiny", 0, True, True)
         assert await engine.drafts() == Drafts(0, 0)
 
 
@@ -286,13 +286,13 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
     [
         (
             'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="512"} 1.0',
-            KvCache(512, 16),
+            EngineKvCache(512, 16),
         ),
         ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0', None),
         ("", None),
     ],
     ids=["told", "not yet known", "no metrics"],
 )
-async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, told: KvCache | None) -> None:
+async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, told: EngineKvCache | None) -> None:
     async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:
         assert await engine.kv_cache() == told

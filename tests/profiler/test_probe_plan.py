@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from penstock_core.timing.fit import Fit, Point, Quality
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from penstock_profiler.decoding import Decoding
-from penstock_profiler.engine import Drafts, Seen, Stream
+from penstock_profiler.engine import CompletionStream, Drafts, TokenArrival
 from penstock_profiler.measure import context_in_the_middle, gaps_s, lengthened, speculated
 from penstock_profiler.plan import (
     ANSWER_TOKENS,
-    Decodes,
-    Limits,
-    Prefill,
+    DecodeProbe,
+    PrefillProbe,
     Probe,
+    ProfileLimits,
     from_ends,
     interleaved,
     plan,
 )
-from penstock_profiler.profiling import ROUNDS, Profile, Reading, Readings, reading, uncertainty
+from penstock_profiler.profiling import ROUNDS, ProbeReading, Profile, Readings, reading, uncertainty
 
 limits = st.builds(
-    Limits,
+    ProfileLimits,
     prompt_tokens=st.integers(64, 5000),
     requests=st.integers(1, 64),
     context_tokens=st.integers(ANSWER_TOKENS - 10, 9000),
@@ -34,11 +34,11 @@ limits = st.builds(
 
 
 @given(limits)
-def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: Limits) -> None:
+def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: ProfileLimits) -> None:
     probes = plan(bounds)
     assert len(set(probes)) == len(probes)
     for probe in probes:
-        if isinstance(probe, Prefill):
+        if isinstance(probe, PrefillProbe):
             assert 1 <= probe.prompt_tokens <= bounds.prompt_tokens
         else:
             assert 1 <= probe.requests <= bounds.requests
@@ -48,46 +48,50 @@ def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: Limits)
 
 
 def test_sizes_double_with_one_between_and_contexts_are_short_middle_and_long() -> None:
-    probes = plan(Limits(100, 10, 1000))
-    assert {probe.prompt_tokens for probe in probes if isinstance(probe, Prefill)} == {
+    probes = plan(ProfileLimits(100, 10, 1000))
+    assert {probe.prompt_tokens for probe in probes if isinstance(probe, PrefillProbe)} == {
         *(16, 24, 32, 48, 64, 96, 100)
     }
-    assert {probe for probe in probes if isinstance(probe, Decodes)} == {
-        Decodes(requests, tokens) for requests in (1, 2, 3, 4, 6, 8, 10) for tokens in (25, 64, 100)
+    assert {probe for probe in probes if isinstance(probe, DecodeProbe)} == {
+        DecodeProbe(requests, tokens) for requests in (1, 2, 3, 4, 6, 8, 10) for tokens in (25, 64, 100)
     }
 
 
 def test_an_engine_is_asked_for_usual_sizes_unless_its_limits_are_told() -> None:
-    probes = plan(Limits())
+    probes = plan(ProfileLimits())
     assert max(probe.prompt_tokens for probe in probes) == 2048
-    assert max(probe.requests for probe in probes if isinstance(probe, Decodes)) == 32
-    longest = max(probe.prompt_tokens for probe in plan(Limits(16384)) if isinstance(probe, Decodes))
+    assert max(probe.requests for probe in probes if isinstance(probe, DecodeProbe)) == 32
+    longest = max(
+        probe.prompt_tokens for probe in plan(ProfileLimits(16384)) if isinstance(probe, DecodeProbe)
+    )
     assert longest == 8192 - ANSWER_TOKENS
 
 
 @pytest.mark.parametrize(("room", "prompts"), [(0, set()), (1, {1}), (63, {15, 63}), (64, {16, 64})])
 def test_decodes_leave_room_for_their_answers(room: int, prompts: set[int]) -> None:
-    probes = plan(Limits(2048, 1, ANSWER_TOKENS + room))
-    assert {probe.prompt_tokens for probe in probes if isinstance(probe, Decodes)} == prompts
+    probes = plan(ProfileLimits(2048, 1, ANSWER_TOKENS + room))
+    assert {probe.prompt_tokens for probe in probes if isinstance(probe, DecodeProbe)} == prompts
 
 
 def test_decodes_fit_the_cache_to_its_last_token() -> None:
     def most(kv_tokens: int) -> int:
-        probes = plan(Limits(64, 4, 8192, kv_tokens))
-        return max(probe.requests for probe in probes if probe == Decodes(4, 64) or probe == Decodes(3, 64))
+        probes = plan(ProfileLimits(64, 4, 8192, kv_tokens))
+        return max(
+            probe.requests for probe in probes if probe == DecodeProbe(4, 64) or probe == DecodeProbe(3, 64)
+        )
 
     assert most(4 * (64 + ANSWER_TOKENS)) == 4
     assert most(4 * (64 + ANSWER_TOKENS) - 1) == 3
 
 
 def test_probes_are_named_by_what_they_ask_for() -> None:
-    assert (str(Prefill(64)), str(Decodes(4, 100))) == ("prefill of 64", "4 decodes after 100")
+    assert (str(PrefillProbe(64)), str(DecodeProbe(4, 100))) == ("prefill of 64", "4 decodes after 100")
 
 
 def test_whoever_stops_early_has_seen_small_and_large() -> None:
-    first = plan(Limits(2048, 32, 8192))[:6]
-    assert first[:4] == [Prefill(16), Decodes(1, 64), Prefill(2048), Decodes(32, 64)]
-    assert {type(probe) for probe in first} == {Prefill, Decodes}
+    first = plan(ProfileLimits(2048, 32, 8192))[:6]
+    assert first[:4] == [PrefillProbe(16), DecodeProbe(1, 64), PrefillProbe(2048), DecodeProbe(32, 64)]
+    assert {type(probe) for probe in first} == {PrefillProbe, DecodeProbe}
 
 
 @given(st.lists(st.integers(), unique=True))
@@ -120,9 +124,9 @@ def test_an_iteration_is_never_counted_as_less_than_one() -> None:
     assert speculated(1, 100, 0.01, 5, Drafts(10, 5)) == Point(BatchWork(11, 100, 0.0, 10), 0.05)
 
 
-def seen(*at_ms: float) -> list[Seen]:
+def seen(*at_ms: float) -> list[TokenArrival]:
     """A token at each of these."""
-    return [Seen(at / 1e3, tokens) for tokens, at in enumerate(at_ms)]
+    return [TokenArrival(at / 1e3, tokens) for tokens, at in enumerate(at_ms)]
 
 
 def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> None:
@@ -135,16 +139,16 @@ def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> No
 
 
 def test_gaps_of_a_window_that_merges_all_its_tokens_are_their_mean() -> None:
-    assert gaps_s([Seen(1.0, 5), Seen(1.3, 8)]) == pytest.approx([0.1])
+    assert gaps_s([TokenArrival(1.0, 5), TokenArrival(1.3, 8)]) == pytest.approx([0.1])
 
 
 def test_a_gap_ends_with_the_first_token_that_is_far_enough_behind() -> None:
-    window = [Seen(1.0, 2), Seen(1.5, 4), Seen(2.0, 6), Seen(5.0, 11)]
+    window = [TokenArrival(1.0, 2), TokenArrival(1.5, 4), TokenArrival(2.0, 6), TokenArrival(5.0, 11)]
     assert gaps_s(window) == [1.0 / 4, 3.5 / 7, 3.0 / 5]
 
 
 def test_what_was_seen_since_begins_with_the_last_before() -> None:
-    one, other = Stream(1, 0.0, seen(10, 20, 30)), Stream(1, 0.0, seen(15, 25))
+    one, other = CompletionStream(1, 0.0, seen(10, 20, 30)), CompletionStream(1, 0.0, seen(15, 25))
     together = Decoding([one, other], [])
     assert together.now() == [one.seen[2], other.seen[1]]
     assert together.since([one.seen[1], other.seen[0]]) == [one.seen[1:], other.seen]
@@ -153,73 +157,81 @@ def test_what_was_seen_since_begins_with_the_last_before() -> None:
 async def test_what_has_come_is_reached_though_no_more_will_come() -> None:
     ended = asyncio.create_task(asyncio.sleep(0))
     await ended
-    together = Decoding([Stream(1, 0.0, seen(10, 20, 30))], [ended])
+    together = Decoding([CompletionStream(1, 0.0, seen(10, 20, 30))], [ended])
     assert await together.reach(2)
     assert not await together.reach(3)
 
 
-def beside(*at_ms: float) -> Stream:
+def beside(*at_ms: float) -> CompletionStream:
     """A request of one token that decodes."""
-    return Stream(1, 0.0, [Seen(at / 1e3, tokens) for tokens, at in enumerate(at_ms, 1)])
+    return CompletionStream(1, 0.0, [TokenArrival(at / 1e3, tokens) for tokens, at in enumerate(at_ms, 1)])
 
 
 def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
-    prompt = Stream(99, 0.044, [Seen(0.0902, 1)])
-    point = lengthened(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, way_s=0.002)
+    prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
+    point = lengthened(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, overhead_s=0.002)
     assert point is not None
     assert point.work == BatchWork(100, 1 + 6, chunk_work(99, 0))
     assert point.seconds == pytest.approx(0.040)
 
 
 def test_the_last_of_several_iterations_of_a_prompt_is_no_prefill_of_it() -> None:
-    prompt = Stream(99, 0.044, [Seen(0.170, 1)])
-    assert lengthened(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, way_s=0.002) is None
+    prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
+    assert lengthened(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, overhead_s=0.002) is None
 
 
 def test_an_engine_that_answers_one_after_the_other_shows_no_gap() -> None:
-    prompt = Stream(99, 0.044, [Seen(0.170, 1)])
-    assert lengthened(beside(10, 20, 30, 40, 50, 60), prompt, way_s=0.002) is None
+    prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
+    assert lengthened(beside(10, 20, 30, 40, 50, 60), prompt, overhead_s=0.002) is None
 
 
 @pytest.mark.parametrize(("first_s", "together"), [(2.25, True), (2.5, False)])
 def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_from(
     first_s: float, together: bool
 ) -> None:
-    point = lengthened(beside(250, 500, 750, 1000, 2000), Stream(99, 1.0, [Seen(first_s, 1)]), way_s=0.0)
+    point = lengthened(
+        beside(250, 500, 750, 1000, 2000),
+        CompletionStream(99, 1.0, [TokenArrival(first_s, 1)]),
+        overhead_s=0.0,
+    )
     assert (point is not None) == together
 
 
 @pytest.mark.parametrize(("way_s", "in_one"), [(0.25, True), (0.125, False)])
-def test_an_iteration_that_began_late_is_the_last_of_several(way_s: float, in_one: bool) -> None:
+def test_an_iteration_that_began_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
     # sent at 0 s; the iteration begins at 1 s: three usual gaps of 0.25 s after a way of 0.25 s
-    point = lengthened(beside(250, 500, 750, 1000, 2000, 2250), Stream(99, 0.0, [Seen(2.0, 1)]), way_s)
+    point = lengthened(
+        beside(250, 500, 750, 1000, 2000, 2250), CompletionStream(99, 0.0, [TokenArrival(2.0, 1)]), overhead_s
+    )
     assert (point is not None) == in_one
 
 
 def test_two_gaps_show_the_first_as_the_usual_one() -> None:
-    point = lengthened(beside(250, 500, 1500), Stream(99, 0.25, [Seen(1.5, 1)]), way_s=0.0)
+    point = lengthened(
+        beside(250, 500, 1500), CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0
+    )
     assert point is not None
     assert point.seconds == 1.0
 
 
 def test_tokens_that_came_together_hide_which_iteration_brought_them() -> None:
-    merged = Stream(1, 0.0, [Seen(0.25, 1), Seen(0.5, 2), Seen(1.5, 4)])
-    assert lengthened(merged, Stream(99, 0.25, [Seen(1.5, 1)]), way_s=0.0) is None
+    merged = CompletionStream(1, 0.0, [TokenArrival(0.25, 1), TokenArrival(0.5, 2), TokenArrival(1.5, 4)])
+    assert lengthened(merged, CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0) is None
 
 
 def test_a_request_with_one_gap_shows_no_usual_one_to_compare_with() -> None:
-    prompt = Stream(99, 0.044, [Seen(0.0902, 1)])
-    assert lengthened(beside(10, 90), prompt, way_s=0.002) is None
+    prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
+    assert lengthened(beside(10, 90), prompt, overhead_s=0.002) is None
 
 
 async def test_the_context_of_decodes_is_that_in_the_middle_of_what_was_seen() -> None:
-    windows = [[Seen(1.0, 4), Seen(2.0, 20)], [Seen(1.0, 5), Seen(2.0, 23)]]
-    together = Decoding([Stream(100), Stream(300)], [])
+    windows = [[TokenArrival(1.0, 4), TokenArrival(2.0, 20)], [TokenArrival(1.0, 5), TokenArrival(2.0, 23)]]
+    together = Decoding([CompletionStream(100), CompletionStream(300)], [])
     assert context_in_the_middle(together, windows) == 400 + (12 + 14)
 
 
 def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> None:
-    probes: list[Probe] = [Prefill(16), Prefill(1024), Decodes(4, 64)]
+    probes: list[Probe] = [PrefillProbe(16), PrefillProbe(1024), DecodeProbe(4, 64)]
     took_s = {probes[0]: 0.01, probes[1]: 1.0, probes[2]: 0.02}
     asked: list[Probe] = []
     read = Readings()
@@ -238,7 +250,7 @@ def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> Non
 def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
     def chosen(**took_s: float) -> str:
         spread = {"sure": (1.0, 1.0), "noisy": (0.9, 1.1), "known": (0.9, 1.1, 0.9, 1.1, 0.9, 1.1)}
-        probes = {"sure": Prefill(1), "noisy": Prefill(2), "known": Prefill(3)}
+        probes = {"sure": PrefillProbe(1), "noisy": PrefillProbe(2), "known": PrefillProbe(3)}
         read = Readings()
         order = read.order([])
         for name, seconds in spread.items():
@@ -256,9 +268,9 @@ def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
 
 def test_nothing_is_read_again_once_all_is_known() -> None:
     read = Readings()
-    for probe in (asked := read.order([Prefill(16)])):
+    for probe in (asked := read.order([PrefillProbe(16)])):
         read.note(probe, Point(BatchWork(16), 0.01), 0.1)
-    assert len(read.points[Prefill(16)]) == ROUNDS
+    assert len(read.points[PrefillProbe(16)]) == ROUNDS
     assert next(asked, None) is None
 
 
@@ -272,7 +284,7 @@ def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:
 
 
 def test_readings_are_steady_as_if_the_machine_had_kept_its_pace() -> None:
-    read, probes = Readings(), (Prefill(16), Prefill(64), Prefill(256))
+    read, probes = Readings(), (PrefillProbe(16), PrefillProbe(64), PrefillProbe(256))
     for number in range(60):
         probe, pace = probes[number % 3], 1.5 if 20 <= number < 40 else 1.0
         read.note(probe, Point(BatchWork(probe.prompt_tokens), probe.prompt_tokens * pace), 0.1)
@@ -286,7 +298,9 @@ def test_readings_are_steady_as_if_the_machine_had_kept_its_pace() -> None:
 @pytest.mark.parametrize(("times", "noise"), [((1, 1), 0.0), ((2, 1), 0.1), ((2, 3), 0.2)])
 def test_steady_noise_is_of_probes_that_were_read_again(times: tuple[int, int], noise: float) -> None:
     point = Point(BatchWork(8), 0.01)
-    readings = [Reading(Prefill(8), point, n, spread) for n, spread in zip(times, (0.1, 0.3), strict=True)]
+    readings = [
+        ProbeReading(PrefillProbe(8), point, n, spread) for n, spread in zip(times, (0.1, 0.3), strict=True)
+    ]
     nothing = Quality(0, 0.0, 0.0, 0.0)
     found = Profile(readings, 0.0, 0.5, Fit(TimeModel("x", ()), nothing, nothing))
     assert found.steady_noise == pytest.approx(noise)
@@ -294,7 +308,7 @@ def test_steady_noise_is_of_probes_that_were_read_again(times: tuple[int, int], 
 
 def test_a_stalled_reading_does_not_move_its_probe() -> None:
     work = BatchWork(8, 800)
-    found = reading(Decodes(8, 100), [Point(work, 0.010), Point(work, 0.011), Point(work, 0.5)])
+    found = reading(DecodeProbe(8, 100), [Point(work, 0.010), Point(work, 0.011), Point(work, 0.5)])
     assert found.point == Point(work, 0.011)
     assert found.times == 3
     assert found.spread > 1
@@ -303,9 +317,14 @@ def test_a_stalled_reading_does_not_move_its_probe() -> None:
 def test_noise_is_the_mean_spread_of_probes_that_were_read_again() -> None:
     read, work = Readings(), BatchWork(8, 800)
     assert read.noise == 0
-    for probe, seconds in ((Prefill(16), 0.9), (Prefill(16), 1.0), (Prefill(16), 1.1), (Prefill(64), 5.0)):
+    for probe, seconds in (
+        (PrefillProbe(16), 0.9),
+        (PrefillProbe(16), 1.0),
+        (PrefillProbe(16), 1.1),
+        (PrefillProbe(64), 5.0),
+    ):
         read.note(probe, Point(work, seconds), 0.1)
-    read.note(Prefill(128), None, 0.1)
+    read.note(PrefillProbe(128), None, 0.1)
     assert read.noise == pytest.approx(0.2 / 3)
-    read.note(Prefill(64), Point(work, 15.0), 0.1)
+    read.note(PrefillProbe(64), Point(work, 15.0), 0.1)
     assert read.noise == pytest.approx((0.2 / 3 + 0.5) / 2)

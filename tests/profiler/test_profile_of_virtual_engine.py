@@ -16,20 +16,20 @@ import pytest
 from penstock_core.timing.fit import Point
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 from penstock_profiler import (
-    Decodes,
-    Engine,
+    DecodeProbe,
     EngineError,
-    Limits,
-    Prefill,
+    MeasuredEngine,
+    PrefillProbe,
     Probe,
     Profile,
+    ProfileLimits,
     TooLittle,
     profile,
 )
 from penstock_profiler.engine import ACCEPTED, DRAFTED
-from penstock_profiler.measure import PROBE_TIMEOUT_S, Ways, measured
+from penstock_profiler.measure import PROBE_TIMEOUT_S, TimingMethod, measured
 from penstock_profiler.plan import ALONE, ANSWER_TOKENS, BESIDE_TOKENS, THROUGH, plan
-from penstock_profiler.profiling import BESIDE, LEAST_PROBES, ROUNDS, WAYS
+from penstock_profiler.profiling import BESIDE, LEAST_PROBES, OVERHEAD_READINGS, ROUNDS
 from virtual_time import now_s, run
 
 pytestmark = pytest.mark.timeout(60)  # in virtual time, a loop without end is one of real time
@@ -38,7 +38,7 @@ WAY_S = 0.004
 MODEL = TimeModel(
     "virtual", (Term(token_s=0.0001, fixed_s=0.005),), context_token_s=1e-7, prefill_work_s=1e-8
 )
-SMALL = Limits(prompt_tokens=512, requests=8, context_tokens=4096)
+SMALL = ProfileLimits(prompt_tokens=512, requests=8, context_tokens=4096)
 
 
 @pytest.fixture(autouse=True)
@@ -137,16 +137,18 @@ class Reply:
         return self.page
 
 
-def connected(virtual: VirtualEngine) -> Engine:
+def connected(virtual: VirtualEngine) -> MeasuredEngine:
     session = cast(aiohttp.ClientSession, virtual)
-    return Engine(session, "http://virtual", "virtual", 4096, takes_ids=True, takes_more=True)
+    return MeasuredEngine(session, "http://virtual", "virtual", 4096, takes_ids=True, takes_more=True)
 
 
-def read(virtual: VirtualEngine, probe: Probe, way_s: float = WAY_S, *, mixes: bool = True) -> Point | None:
+def read(
+    virtual: VirtualEngine, probe: Probe, overhead_s: float = WAY_S, *, mixes: bool = True
+) -> Point | None:
     """One probe of an engine that is left alone afterwards."""
 
     async def reading() -> Point | None:
-        found = await measured(connected(virtual), probe, Ways(way_s, mixes), Random(1))
+        found = await measured(connected(virtual), probe, TimingMethod(overhead_s, mixes), Random(1))
         assert not virtual.running, "what has been seen enough of is cancelled"
         return found
 
@@ -154,17 +156,17 @@ def read(virtual: VirtualEngine, probe: Probe, way_s: float = WAY_S, *, mixes: b
 
 
 def profiled(
-    virtual: VirtualEngine, limits: Limits = SMALL, seconds: float = 30.0
+    virtual: VirtualEngine, limits: ProfileLimits = SMALL, seconds: float = 30.0
 ) -> tuple[Profile, list[Probe], float]:
     """A profile, what was asked for it, and how long it took."""
     asked: list[Probe] = []
 
-    def told(probe: Probe, number: int) -> None:
+    def on_reading(probe: Probe, number: int) -> None:
         assert number == len(asked)
         asked.append(probe)
 
     async def all_of_it() -> tuple[Profile, float]:
-        return await profile(connected(virtual), limits, seconds, told), now_s()
+        return await profile(connected(virtual), limits, seconds, on_reading), now_s()
 
     found, took_s = run(all_of_it())
     return found, asked, took_s
@@ -173,7 +175,7 @@ def profiled(
 def test_a_prompt_of_its_own_takes_what_is_left_without_its_way() -> None:
     work = BatchWork(500, 0, chunk_work(500, 0))
     virtual = VirtualEngine()
-    point = read(virtual, Prefill(500), mixes=False)
+    point = read(virtual, PrefillProbe(500), mixes=False)
     assert point is not None
     assert point.work == work
     assert point.seconds == pytest.approx(MODEL.seconds(work))
@@ -182,7 +184,7 @@ def test_a_prompt_of_its_own_takes_what_is_left_without_its_way() -> None:
 
 def test_a_prompt_beside_a_decode_is_an_iteration_with_both() -> None:
     virtual = VirtualEngine()
-    point = read(virtual, Prefill(500))
+    point = read(virtual, PrefillProbe(500))
     assert point is not None
     assert (point.work.tokens, point.work.prefill_work) == (500, chunk_work(499, 0))
     assert 5 < point.work.context_tokens < 10
@@ -193,21 +195,21 @@ def test_a_prompt_beside_a_decode_is_an_iteration_with_both() -> None:
 @pytest.mark.parametrize(("tokens", "asked"), [(1, [(1, 1)]), (2, [(1, BESIDE_TOKENS), (1, 1)])])
 def test_a_single_token_has_no_room_for_a_decode_beside_it(tokens: int, asked: list[tuple[int, int]]) -> None:
     virtual = VirtualEngine()
-    point = read(virtual, Prefill(tokens))
+    point = read(virtual, PrefillProbe(tokens))
     assert point is not None
     assert point.work.tokens == tokens
     assert virtual.asked == asked
 
 
 def test_a_prompt_that_took_no_longer_than_its_way_says_nothing() -> None:
-    whole = read(VirtualEngine(), Prefill(64), way_s=0.0, mixes=False)
+    whole = read(VirtualEngine(), PrefillProbe(64), overhead_s=0.0, mixes=False)
     assert whole is not None
-    assert read(VirtualEngine(), Prefill(64), way_s=whole.seconds, mixes=False) is None
+    assert read(VirtualEngine(), PrefillProbe(64), overhead_s=whole.seconds, mixes=False) is None
 
 
 def test_decodes_take_the_gap_between_their_tokens() -> None:
     virtual = VirtualEngine()
-    point = read(virtual, Decodes(8, 100))
+    point = read(virtual, DecodeProbe(8, 100))
     assert point is not None
     assert (point.work.tokens, point.work.prefill_work) == (8, 0)
     assert 8 * 105 < point.work.context_tokens < 8 * 115
@@ -218,7 +220,7 @@ def test_decodes_take_the_gap_between_their_tokens() -> None:
 def test_decodes_with_drafts_are_as_long_as_all_that_is_verified() -> None:
     virtual = VirtualEngine(drafted=3, accepted=1)
     virtual.counters = {DRAFTED: 5000, ACCEPTED: 4000}
-    point = read(virtual, Decodes(4, 100))
+    point = read(virtual, DecodeProbe(4, 100))
     assert point is not None
     assert (point.work.tokens, point.work.spec_steps) == (4 * 4, 3)
     assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=0.05)
@@ -226,7 +228,13 @@ def test_decodes_with_drafts_are_as_long_as_all_that_is_verified() -> None:
 
 @pytest.mark.parametrize(
     ("probe", "ends_after"),
-    [(Prefill(1), 0), (Prefill(500), 3), (Prefill(500), 4), (Decodes(4, 100), 0), (Decodes(4, 100), 16)],
+    [
+        (PrefillProbe(1), 0),
+        (PrefillProbe(500), 3),
+        (PrefillProbe(500), 4),
+        (DecodeProbe(4, 100), 0),
+        (DecodeProbe(4, 100), 16),
+    ],
     ids=str,
 )
 def test_answers_that_end_too_early_say_nothing(probe: Probe, ends_after: int) -> None:
@@ -234,10 +242,10 @@ def test_answers_that_end_too_early_say_nothing(probe: Probe, ends_after: int) -
 
 
 def test_an_engine_that_does_not_mix_lengthens_nothing() -> None:
-    assert read(VirtualEngine(mixes=False), Prefill(500)) is None
+    assert read(VirtualEngine(mixes=False), PrefillProbe(500)) is None
 
 
-@pytest.mark.parametrize("probe", [Prefill(500), Decodes(4, 100)], ids=str)
+@pytest.mark.parametrize("probe", [PrefillProbe(500), DecodeProbe(4, 100)], ids=str)
 def test_an_engine_that_fails_is_not_one_that_ends_early(probe: Probe) -> None:
     with pytest.raises(EngineError, match="out of memory"):
         read(VirtualEngine(error="out of memory"), probe)
@@ -246,9 +254,9 @@ def test_an_engine_that_fails_is_not_one_that_ends_early(probe: Probe) -> None:
 def test_a_probe_that_never_ends_is_an_error_that_names_it() -> None:
     stuck = VirtualEngine(pace=lambda at_s: 1e6)
     with pytest.raises(EngineError, match=f"2 decodes after 100 took longer than {PROBE_TIMEOUT_S:g} s"):
-        read(stuck, Decodes(2, 100))
+        read(stuck, DecodeProbe(2, 100))
     with pytest.raises(EngineError, match=f"prefill of 64 took longer than {PROBE_TIMEOUT_S:g} s"):
-        read(stuck, Prefill(64))
+        read(stuck, PrefillProbe(64))
 
 
 def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
@@ -256,12 +264,17 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
     found, asked, took_s = profiled(virtual)
     for work in (BatchWork(1, 64), BatchWork(8, 4096), BatchWork(512, 0, chunk_work(512, 0))):
         assert found.fit.model.seconds(work) == pytest.approx(MODEL.seconds(work), rel=0.02)
-    assert found.way_s == pytest.approx(WAY_S, rel=0.01)
+    assert found.overhead_s == pytest.approx(WAY_S, rel=0.01)
     assert found.noise < 0.001
     assert asked == plan(SMALL) * ROUNDS, "all is known by then"
     assert {reading.probe for reading in found.readings} == set(asked)
-    assert virtual.asked[: 2 * WAYS] == [(1, 1), (1, ANSWER_TOKENS)] * WAYS, f"{THROUGH} and {ALONE}"
-    assert virtual.asked[2 * WAYS : 4 * WAYS] == [(1, BESIDE_TOKENS), (BESIDE.prompt_tokens - 1, 1)] * WAYS
+    assert virtual.asked[: 2 * OVERHEAD_READINGS] == [(1, 1), (1, ANSWER_TOKENS)] * OVERHEAD_READINGS, (
+        f"{THROUGH} and {ALONE}"
+    )
+    assert (
+        virtual.asked[2 * OVERHEAD_READINGS : 4 * OVERHEAD_READINGS]
+        == [(1, BESIDE_TOKENS), (BESIDE.prompt_tokens - 1, 1)] * OVERHEAD_READINGS
+    )
     assert took_s < 30
 
 
@@ -273,7 +286,7 @@ def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
         MODEL.seconds(BatchWork(512, 0, chunk_work(512, 0))), rel=0.1
     )
     assert len(asked) > 2 * len(plan(SMALL))
-    assert asked.count(Prefill(16)) > 1.5 * asked.count(Decodes(8, 512)), "long probes are dear"
+    assert asked.count(PrefillProbe(16)) > 1.5 * asked.count(DecodeProbe(8, 512)), "long probes are dear"
     assert 60 <= took_s < 61, "it goes on until time is up"
 
 
@@ -282,7 +295,7 @@ def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
 )
 def test_prompts_are_measured_alone_where_they_cannot_be_beside_a_decode(virtual: VirtualEngine) -> None:
     found, _, _ = profiled(virtual, seconds=1)
-    prefills = [reading.point for reading in found.readings if isinstance(reading.probe, Prefill)]
+    prefills = [reading.point for reading in found.readings if isinstance(reading.probe, PrefillProbe)]
     assert all(point.work.context_tokens == 0 for point in prefills)
     assert [point.seconds for point in prefills] == pytest.approx(
         [MODEL.seconds(point.work) for point in prefills], rel=0.2
@@ -300,13 +313,13 @@ def test_each_probe_is_asked_once_where_few_come_to_anything() -> None:
         with pytest.raises(TooLittle, match="it ends answers early or takes few requests"):
             await profile(
                 connected(VirtualEngine(ends_after=1)),
-                Limits(prompt_tokens=48, requests=2, context_tokens=1024),
+                ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024),
                 0,
                 lambda probe, number: asked.append(probe),
             )
         return asked
 
-    assert run(too_little()) == plan(Limits(prompt_tokens=48, requests=2, context_tokens=1024))
+    assert run(too_little()) == plan(ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024))
 
 
 def profile_twice() -> Coroutine[Any, Any, list[bytes]]:

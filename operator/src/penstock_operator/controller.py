@@ -4,7 +4,7 @@
                       ▲        ▲
        list of all, every few minutes (what watches lost)
 
-A standby does all of that but the last: it knows everything already when its turn comes.
+A standby operator does all but the last step, so its cache is complete when it becomes the leader.
 """
 
 import asyncio
@@ -20,82 +20,82 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from penstock_operator.cluster.api_client import Api, ApiRefused, ApiUnreachable, found_access
 from penstock_operator.cluster.cache import Cache, PoolKey, pool_of
 from penstock_operator.cluster.crd_compatibility import check_crd
-from penstock_operator.cluster.kinds import POOL, WATCHED, Kind
+from penstock_operator.cluster.kinds import POOL, WATCHED, ResourceKind
 from penstock_operator.cluster.lease import Leadership, LeaseLost
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import FIELD_MANAGER, MANAGED_BY
-from penstock_operator.metrics import Metrics
-from penstock_operator.options import Options
-from penstock_operator.pages import Health, pages
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.options import OperatorOptions
+from penstock_operator.pages import OperatorHealth, pages
 from penstock_operator.reconcile.ingress_hosts import host_of
 from penstock_operator.reconcile.reconciler import Reconciler
 from penstock_operator.reconcile.workqueue import WorkQueue
-from penstock_operator.routers.client import Routers
-from penstock_operator.settings import Settings
+from penstock_operator.routers.client import RouterClient
+from penstock_operator.settings import OperatorSettings
 
 log = structlog.get_logger()
 
 OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
-"""Label selector of everything that the operator makes."""
+"""Label selector of all objects that the operator creates."""
 
 START_PAUSE_S = 1.0
 
-DEAF_RESYNC_S = 15.0
-"""Between lists of everything, while watches are deaf because the API server's history went back."""
+STALE_RESYNC_S = 15.0
+"""Resync interval while the API server's history has gone back, after which watches report nothing."""
 
 STUCK_S = 120.0
-"""A reconciliation that takes longer is stuck: a pool's requests all have bounds that add up to less."""
+"""A longer reconciliation is stuck: the timeouts of its requests add up to less."""
 
 
 class Operator:
-    """What runs between a process' start and stop. Raises StartError where it finds no API server."""
+    """The parts of a running operator. Raises StartError if there is no API server."""
 
-    def __init__(self, settings: Settings, options: Options) -> None:
+    def __init__(self, settings: OperatorSettings, options: OperatorOptions) -> None:
         self.options = options
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-        self.metrics = Metrics(self.registry)
+        self.metrics = OperatorMetrics(self.registry)
         self.cache = Cache()
         access = found_access()
         self.lease_api = Api(access)
         self.leadership = (
             None
             if options.lease is None
-            else Leadership(self.lease_api, options.lease, options.identity, self._lead)
+            else Leadership(self.lease_api, options.lease, options.identity, self._set_leading)
         )
         self.api = Api(access, self.leadership.check if self.leadership else None)
-        self.routers = Routers()
+        self.routers = RouterClient()
         self.reconciler = Reconciler(self.api, self.cache, self.routers, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
-        self.health = Health(STUCK_S)
-        self._leads = asyncio.Event()
+        self.health = OperatorHealth(STUCK_S)
+        self._leading = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._holding: asyncio.Task[None] | None = None
+        self._leadership_task: asyncio.Task[None] | None = None
         self._serving = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Begin. Raises StartError: no port, no ServingPool in the cluster, or no right to read one."""
+        """Start. Raises StartError if the port is taken, or ServingPools do not exist or cannot be read."""
         listener = listen(self.options.host, self.options.port)
         await self._serving.enter_async_context(
             serving(
                 pages(self.registry, self.health, self._before_scrape), listener, PAGES_DRAIN_S, PAGES_BOUNDS
             )
         )
-        await self._patiently(lambda: check_crd(self.api))
-        await self._patiently(self.resync)
+        await self._retry_until_available(lambda: check_crd(self.api))
+        await self._retry_until_available(self.resync)
         self.health.synced = True
         self._spawn("resync", self._resync_forever())
         for number in range(self.options.workers):
             self._spawn(f"worker {number}", self._work())
         if self.leadership is None:
-            self._lead(True)
+            self._set_leading(True)
         else:
-            self._holding = self._spawn("leadership", self.leadership.run())
+            self._leadership_task = self._spawn("leadership", self.leadership.run())
         log.info("ready", address=address_of(listener), namespaces=self.options.namespaces or "all")
 
-    async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take a step of the start, however long the API server needs. Raises StartError where it says no."""
+    async def _retry_until_available(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Retry a step of the start until the API server answers. Raises StartError if it refuses."""
         while True:
             try:
                 return await step()
@@ -108,9 +108,9 @@ class Operator:
             await asyncio.sleep(START_PAUSE_S)
 
     async def stop(self) -> None:
-        """End: what is under way is broken off, which by design harms nothing. The Lease goes back last."""
+        """Stop. Reconciliations are cancelled, which is safe at any point. The Lease is released last."""
         self.queue.close()
-        holding = {self._holding} if self._holding is not None else set()
+        holding = {self._leadership_task} if self._leadership_task is not None else set()
         await _cancelled(self._tasks - holding)
         await _cancelled(holding)
         await self._serving.aclose()
@@ -120,7 +120,7 @@ class Operator:
         log.info("stopped")
 
     def note(self, manifest: Manifest, gone: bool) -> None:
-        """Update the cache; queue the pool of the object, and the pools that claim the same host."""
+        """Update the cache by a watch event; queue the object's pool, and pools that claim the same host."""
         if self.cache.remove(manifest) if gone else self.cache.update(manifest):
             self.queue.add(pool_of(manifest))
             if manifest["kind"] == POOL.kind and (host := host_of(manifest)) is not None:
@@ -129,14 +129,14 @@ class Operator:
                         self.queue.add(pool_of(pool))
 
     async def resync(self) -> None:
-        """Replace the cache by a list of everything, and queue every pool."""
+        """Replace the cache by a list of all objects, and queue every pool."""
         for kind in (POOL, *WATCHED):
             for namespace in self.options.namespaces or (None,):
                 await self._list(kind, namespace)
         for pool in self.cache.pools():
             self.queue.add(pool_of(pool))
 
-    async def _list(self, kind: Kind, namespace: str | None) -> None:
+    async def _list(self, kind: ResourceKind, namespace: str | None) -> None:
         labels, asked = "" if kind is POOL else OWN, self.cache.mark(kind)
         try:
             listed, version = await self.api.list(kind, namespace, labels=labels)
@@ -148,8 +148,10 @@ class Operator:
 
     async def _resync_forever(self) -> None:
         while True:
-            deaf = self.cache.behind
-            await asyncio.sleep(min(self.options.resync_s, DEAF_RESYNC_S) if deaf else self.options.resync_s)
+            stale = self.cache.behind
+            await asyncio.sleep(
+                min(self.options.resync_s, STALE_RESYNC_S) if stale else self.options.resync_s
+            )
             try:
                 await self.resync()
             except (ApiRefused, ApiUnreachable) as error:
@@ -160,7 +162,7 @@ class Operator:
         while True:
             key = await self.queue.take()
             try:
-                await self._leads.wait()
+                await self._leading.wait()
                 await self._reconcile(key)
             finally:
                 self.queue.done(key)
@@ -194,13 +196,13 @@ class Operator:
             "reconcile failed", pool=str(key), failure=failure, error=said, again_in_s=round(pause_s, 1)
         )
 
-    def _lead(self, leads: bool) -> None:
+    def _set_leading(self, leads: bool) -> None:
         self.metrics.leading.set(leads)
         if leads:
-            self._leads.set()
+            self._leading.set()
         else:
-            self._leads.clear()
-            self.reconciler.kept.clear()  # what it remembers is from now on somebody else's past
+            self._leading.clear()
+            self.reconciler.pool_memories.clear()  # another operator acts from now on
 
     def _before_scrape(self) -> None:
         self.metrics.count_pools(self.cache.pools())
@@ -209,11 +211,11 @@ class Operator:
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """No task of ours ends by itself: one that does is a bug, and liveness says so."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Report a task that has ended with an error, which is a defect, to the liveness probe."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=repr(error))

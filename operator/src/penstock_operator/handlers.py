@@ -1,12 +1,11 @@
-"""What kopf calls: `kopf run -m penstock_operator.handlers`, or `penstock-operator`.
+"""Handlers for kopf: `kopf run -m penstock_operator.handlers`, or `penstock-operator`.
 
-kopf keeps the watches: it logs in, follows pools and their objects through lost connections, and stops
-cleanly. Its own bookkeeping (annotations, finalizers, progress in the object) is not used: every handler
-here only notes what it was told. So nothing is left behind on pools, and there is nothing to lose when the
-operator dies.
+kopf logs in and maintains the watches of pools and their objects. Its own state in objects (annotations,
+finalizers, progress) is not used: each handler only updates the cache. So nothing is left on pools, and
+nothing is lost if the operator ends.
 
-Pools need no finalizer. All that a pool owns is in its namespace and has an ownerReference, so Kubernetes
-removes it, also while no operator runs.
+Pools need no finalizer. All objects of a pool are in its namespace and have an ownerReference, so Kubernetes
+deletes them, also while no operator runs.
 """
 
 import os
@@ -21,30 +20,30 @@ from penstock_operator.options import read_options
 from penstock_operator.settings import read_settings
 
 WATCH_S = 290
-"""A watch is asked for anew after so long. A connection that died in silence misses its bookmarks before."""
+"""Seconds after which a watch is renewed. A dead connection is detected earlier, by missing bookmarks."""
 
 
 class NoComparison(kopf.DiffBaseStorage):
-    """What kopf keeps of an object to tell what has changed in it: nothing, for no handler here asks.
+    """Disables kopf's comparison of objects, which no handler uses.
 
-    Its own way copies every object that a watch tells of, twice, which is a tenth of a busy operator's time.
+    It copies every object of a watch event twice, which is a tenth of a busy operator's CPU time.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """What of an object counts."""
+        """Return nothing to compare."""
         return kopf.BodyEssence({})
 
     def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """What counted of it last."""
+        """Return nothing stored."""
         return None
 
     def store(self, **_: Any) -> None:
-        """Keep it."""
+        """Store nothing."""
 
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
-    """Tell kopf how to watch, and begin."""
+    """Configure kopf, and start the operator."""
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = NoComparison()
     settings.peering.standalone = True
@@ -66,14 +65,14 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
 
 @kopf.on.cleanup()
 async def stop(memo: Any, **_: Any) -> None:
-    """End."""
+    """Stop the operator."""
     if "operator" in memo:
         await memo.operator.stop()
 
 
 @kopf.on.event(GROUP, VERSION, POOL.plural)
 async def changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
-    """A pool, or one of its objects, is new, different or gone."""
+    """Handle a watch event of a pool or one of its objects."""
     memo.operator.note(event["object"], event["type"] == "DELETED")
 
 

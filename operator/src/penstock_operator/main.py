@@ -14,15 +14,15 @@ import uvloop
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 
-from penstock_operator.options import Options, lease_in, read_options
-from penstock_operator.settings import Settings, SettingsError, read_settings
+from penstock_operator.options import OperatorOptions, lease_in, read_options
+from penstock_operator.settings import OperatorSettings, SettingsError, read_settings
 
 EPILOG = """
 settings (environment; the images are required):
   PENSTOCK_ROUTER_IMAGE, PENSTOCK_SIDECAR_IMAGE, PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_IMAGE,
   PENSTOCK_VLLM_PLUGIN_IMAGE   images of pools' pods
   PENSTOCK_IMAGE_PULL_POLICY   Always, IfNotPresent (default) or Never
-  PENSTOCK_IMAGE_PULL_SECRETS  names of Secrets in pools' namespaces, with commas between them
+  PENSTOCK_IMAGE_PULL_SECRETS  names of Secrets in pools' namespaces, separated by commas
   PENSTOCK_TLS                 on (default) or off: mutual TLS between routers and replicas
   PENSTOCK_REDIS_URL_SECRET    Secret in pools' namespaces whose entry `url` is the Redis that routers share
   PENSTOCK_GPU_RUNTIME_CLASS   RuntimeClass of replicas with NVIDIA's GPUs; otherwise the nodes' default
@@ -35,7 +35,7 @@ example, outside a cluster:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 bad input."""
+    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 invalid input."""
     try:
         defaults = read_options(os.environ)
         args = _parser(defaults).parse_args(argv)
@@ -45,13 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     configure_logs("penstock-operator", args.log_level, args.log_json)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf.activities").setLevel(logging.CRITICAL)  # what ends the process is said below
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # kopf's, ended early
+    logging.getLogger("kopf.activities").setLevel(
+        logging.CRITICAL
+    )  # the error that ends the process is printed below
+    warnings.filterwarnings(
+        "ignore", "coroutine .* was never awaited", RuntimeWarning
+    )  # kopf's, if it ends early
     return _run(settings, _options(defaults, args))
 
 
-def _run(settings: Settings, options: Options) -> int:
-    from penstock_operator import handlers  # noqa: F401  # kopf finds handlers by their having been imported
+def _run(settings: OperatorSettings, options: OperatorOptions) -> int:
+    from penstock_operator import handlers  # noqa: F401  # importing registers the handlers with kopf
 
     memo = kopf.Memo(settings=settings, options=options)
     operator = kopf.operator(clusterwide=not options.namespaces, namespaces=options.namespaces, memo=memo)
@@ -67,7 +71,7 @@ def _run(settings: Settings, options: Options) -> int:
     return 0
 
 
-def _options(defaults: Options, args: argparse.Namespace) -> Options:
+def _options(defaults: OperatorOptions, args: argparse.Namespace) -> OperatorOptions:
     return replace(
         defaults,
         namespaces=args.namespaces,
@@ -99,10 +103,10 @@ def _workers(text: str) -> int:
     return int(text)
 
 
-def _parser(defaults: Options) -> argparse.ArgumentParser:
+def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-operator",
-        description="Turns ServingPools into running objects, keeps them so, reports status, scales.",
+        description="Reconciles ServingPools with their Kubernetes objects, reports status, scales replicas.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -118,8 +122,8 @@ def _parser(defaults: Options) -> argparse.ArgumentParser:
     add(
         "--lease-namespace",
         metavar="NAMESPACE",
-        help="where the Lease is that several operators share, so that one acts and the others stand by;"
-        " without it there is only this one [$PENSTOCK_LEASE_NAMESPACE]",
+        help="namespace of the Lease for leader election among several operators;"
+        " without it there is no leader election [$PENSTOCK_LEASE_NAMESPACE]",
     )
     add(
         "--host", default=defaults.host, help="address of /metrics, /health and /ready (default: %(default)s)"
@@ -134,17 +138,16 @@ def _parser(defaults: Options) -> argparse.ArgumentParser:
         "--workers",
         type=_workers,
         default=defaults.workers,
-        help="pools looked at at once (default: %(default)s)",
+        help="pools reconciled concurrently (default: %(default)s)",
     )
     add(
         "--resync-s",
         type=_positive,
         default=defaults.resync_s,
-        help="every so many seconds compare with everything there is, whatever watches told"
-        " (default: %(default)s)",
+        help="seconds between full lists of all objects, independent of watches (default: %(default)s)",
     )
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-json", action="store_true", help="one JSON object a line")
+    add("--log-json", action="store_true", help="log one JSON object per line")
     return parser
 
 

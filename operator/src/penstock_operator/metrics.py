@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus of itself. Pools are counted, never named: there may be thousands."""
+"""The operator's Prometheus metrics. No label names a pool, because there may be thousands."""
 
 from collections import Counter as Count
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from penstock_operator.manifests.manifest import Manifest
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class Metrics:
-    """The metrics of one operator, in a registry of its own."""
+class OperatorMetrics:
+    """The metrics of one operator, with their own registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, says: str, *labels: str) -> Counter:
@@ -22,22 +22,22 @@ class Metrics:
 
         self.reconcile = Histogram(
             "penstock_operator_reconcile_seconds",
-            "One look at one pool, from gathering to its status.",
+            "Duration of one reconciliation of one pool.",
             buckets=_SECONDS,
             registry=registry,
         )
         self.actions = counter(
-            "actions_total", "Objects applied, deleted, left alone.", "kind", "reason", "end"
+            "actions_total", "Objects applied, deleted or left unchanged.", "kind", "reason", "end"
         )
-        self.errors = counter("errors_total", "Looks that failed, by the failure.", "failure")
-        self.status_writes = counter("status_writes_total", "Statuses written.")
-        self.events = counter("events_total", "Events posted.", "reason")
+        self.errors = counter("errors_total", "Failed reconciliations, by failure.", "failure")
+        self.status_writes = counter("status_writes_total", "Status updates written.")
+        self.events = counter("events_total", "Kubernetes Events posted.", "reason")
         self.pools = gauge("pools", "Pools by condition.", "condition", "status")
-        self.waiting = gauge("queue_length", "Pools that wait to be looked at.")
-        self.leading = gauge("leading", "1 while this operator acts; others stand by.")
+        self.waiting = gauge("queue_length", "Pools that wait for reconciliation.")
+        self.leading = gauge("leading", "1 while this operator is the leader, else 0.")
 
     def count_pools(self, pools: Iterable[Manifest]) -> None:
-        """How all pools stand now."""
+        """Set the number of pools by condition."""
         found = Count(
             (condition["type"], condition["status"])
             for pool in pools

@@ -1,7 +1,6 @@
 """Options of one operator process: namespaces, Lease, address of its pages, workers.
 
-`penstock-operator` takes these as flags, with the environment's as defaults; under `kopf run` only the
-environment speaks.
+They come from the environment; `penstock-operator` also has flags, which override it.
 """
 
 import os
@@ -17,12 +16,12 @@ LEASE_NAME = "penstock-operator"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Of one process.
+class OperatorOptions:
+    """Options of one process.
 
-    namespaces: whose pools are served; none: all.
-    lease: shared with other operators of which one acts; None: there are none. identity: who this is there.
-    port: for metrics and health, 0 takes any.
+    namespaces: namespaces whose pools are served; empty for all.
+    lease: Lease for leader election; None without. identity: this process in the Lease.
+    port: port of metrics and health; 0 for any free one.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -34,10 +33,10 @@ class Options:
     resync_s: float = 120.0
 
 
-def read_options(environment: Mapping[str, str]) -> Options:
-    """Options in an environment. Raises SettingsError."""
+def read_options(environment: Mapping[str, str]) -> OperatorOptions:
+    """Return the options in an environment. Raises SettingsError."""
     namespaces = environment.get("PENSTOCK_NAMESPACES", "").split(",")
-    return Options(
+    return OperatorOptions(
         namespaces=tuple(name.strip() for name in namespaces if name.strip()),
         lease=lease_in(environment.get("PENSTOCK_LEASE_NAMESPACE", "")),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
@@ -47,11 +46,11 @@ def read_options(environment: Mapping[str, str]) -> Options:
 
 
 def lease_in(namespace: str) -> Ref | None:
-    """The Lease that operators of one installation share; None for no namespace."""
+    """Return the Lease of an installation; None without a namespace."""
     return Ref(LEASE.api_version, LEASE.kind, namespace, LEASE_NAME) if namespace else None
 
 
 def _whole(variable: str, given: str) -> int:
     if given.isdecimal() and int(given) <= 65535:
         return int(given)
-    raise SettingsError(f'{variable}: "{given}" is no port: 0 to 65535')
+    raise SettingsError(f'{variable}: "{given}" is not a port: 0 to 65535')

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from penstock_operator.cluster.cache import PoolKey
 
 
-class Health:
-    """Whether the operator gets on. stuck_s: a look that takes longer is not going to end."""
+class OperatorHealth:
+    """The operator's health. stuck_s: a longer reconciliation counts as stuck."""
 
     def __init__(self, stuck_s: float) -> None:
         self.stuck_s = stuck_s
@@ -23,7 +23,7 @@ class Health:
 
     @contextlib.contextmanager
     def busy(self, key: PoolKey) -> Iterator[None]:
-        """A worker is at this pool."""
+        """Record that a worker reconciles this pool while the block runs."""
         self._since_s[key] = time.monotonic()
         try:
             yield
@@ -31,7 +31,7 @@ class Health:
             del self._since_s[key]
 
     def complaint(self) -> str | None:
-        """Why the process should be started anew; None where it should not."""
+        """Return why the process should be restarted; None if it is healthy."""
         if self.broken is not None:
             return f"{self.broken} ended"
         now_s = time.monotonic()
@@ -39,8 +39,8 @@ class Health:
         return f"stuck at {', '.join(stuck)}" if stuck else None
 
 
-def pages(registry: CollectorRegistry, health: Health, before_scrape: Callable[[], None]) -> App:
-    """The pages. before_scrape: brings gauges up to date."""
+def pages(registry: CollectorRegistry, health: OperatorHealth, before_scrape: Callable[[], None]) -> App:
+    """Return the application. before_scrape: updates gauges."""
 
     def metrics() -> bytes:
         before_scrape()

@@ -1,7 +1,7 @@
 """Settings that are the same for all pools of one operator.
 
-Read from the environment at the edge and passed on as a value, so that the decisions can be tested without
-an environment. What belongs to one pool is in its ServingPool; here is what is the same for all of them.
+They are read from the environment once and passed as a value, so that decisions can be tested without an
+environment. Settings of one pool are in its ServingPool.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
 class SettingsError(Exception):
-    """The environment is wrong. The message is one line: which variable, what it says, what is right."""
+    """An invalid environment variable. The message is one line: variable, value, valid values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Of one operator, for all its life."""
+class OperatorSettings:
+    """Settings of one operator, which do not change while it runs."""
 
     router_image: str
     sidecar_image: str
     simulator_image: str
-    """Of engines of type `simulated` that name none."""
+    """Image of engines of type `simulated` that name none."""
 
     vllm_image: str
-    """Of engines of type `vllm` that name none."""
+    """Image of engines of type `vllm` that name none."""
 
     vllm_plugin_image: str
     """Has Penstock's scheduler for vLLM; an init container copies it beside an unmodified vLLM."""
@@ -37,18 +37,18 @@ class Settings:
     """Names of Secrets in each pool's namespace."""
 
     tls: bool = True
-    """Whether routers and replicas speak mutual TLS."""
+    """Whether routers and replicas use mutual TLS."""
 
     redis_url_secret: str | None = None
-    """Secret in each pool's namespace, its key `url` the Redis that routers share; None: they share none."""
+    """Secret in each pool's namespace with the `url` of the routers' Redis; None for no Redis."""
 
     gpu_runtime_class: str | None = None
-    """RuntimeClass of replicas that use NVIDIA's GPUs; None: the nodes' default runtime can."""
+    """RuntimeClass of replicas with NVIDIA GPUs; None for the nodes' default."""
 
 
-def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Settings in an environment. Raises SettingsError."""
-    return Settings(
+def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
+    """Return the settings in an environment. Raises SettingsError."""
+    return OperatorSettings(
         router_image=_required(environment, "PENSTOCK_ROUTER_IMAGE"),
         sidecar_image=_required(environment, "PENSTOCK_SIDECAR_IMAGE"),
         simulator_image=_required(environment, "PENSTOCK_SIMULATOR_IMAGE"),
@@ -73,7 +73,7 @@ def _pull_policy(given: str) -> PullPolicy:
         if given == policy:
             return policy  # type: ignore[no-any-return]
     allowed = ", ".join(get_args(PullPolicy))
-    raise SettingsError(f'PENSTOCK_IMAGE_PULL_POLICY: "{given}" is no pull policy; one of {allowed}')
+    raise SettingsError(f'PENSTOCK_IMAGE_PULL_POLICY: "{given}" is not a pull policy; use one of {allowed}')
 
 
 def _names(given: str) -> tuple[str, ...]:

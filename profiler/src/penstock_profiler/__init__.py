@@ -1,24 +1,23 @@
-"""How fast is an engine? Asked of it over HTTP, and answered as a time model.
+"""Measures an engine over HTTP, and fits its time model.
 
-`plan` says what to ask, `engine` and `decoding` ask, `measure` turns what came back into points, and
-`profiling` goes through the plan within a bound of time and fits a model to the points
-(`penstock_core.timing.fit`).
+`plan` lists the probes, `engine` and `decoding` send them, `measure` computes a point from each, and
+`profiling` runs the plan within a time limit and fits a model to the points (`penstock_core.timing.fit`).
 """
 
-from penstock_profiler.engine import Engine, EngineError, KvCache, connected
-from penstock_profiler.plan import Decodes, Limits, Prefill, Probe, plan
-from penstock_profiler.profiling import Profile, Reading, TooLittle, profile
+from penstock_profiler.engine import EngineError, EngineKvCache, MeasuredEngine, connected
+from penstock_profiler.plan import DecodeProbe, PrefillProbe, Probe, ProfileLimits, plan
+from penstock_profiler.profiling import ProbeReading, Profile, TooLittle, profile
 
 __all__ = [
-    "Decodes",
-    "Engine",
+    "DecodeProbe",
     "EngineError",
-    "KvCache",
-    "Limits",
-    "Prefill",
+    "EngineKvCache",
+    "MeasuredEngine",
+    "PrefillProbe",
     "Probe",
+    "ProbeReading",
     "Profile",
-    "Reading",
+    "ProfileLimits",
     "TooLittle",
     "connected",
     "plan",

@@ -1,10 +1,10 @@
-"""What a machine's changing pace does to readings, taken out of them.
+"""Removes a machine's drift from readings.
 
-A machine that others use, or that gets warm, is faster and slower for seconds at a time, and with it every
-probe that is read meanwhile. So readings are taken apart into what the probe takes and how the machine was
-paced, by median polish [Tukey, Exploratory Data Analysis, 1977]: a probe's time is the median of its readings
-over their paces; the pace at a reading is the median of what it and its neighbours in time took over their
-probes' times; and so on in turn.
+A shared or warm machine is slower or faster for seconds at a time, which affects all probes read meanwhile.
+So readings are separated into the probe's duration and the machine's slowdown by median polish [Tukey,
+Exploratory Data Analysis, 1977]: a probe's duration is the median of its readings divided by their slowdowns;
+the slowdown at a reading is the median of it and its neighbours in time divided by their probes' durations;
+alternately.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,16 +12,16 @@ from statistics import median
 from typing import TypeVar
 
 NEIGHBOURS = 4
-"""Readings before one, and after it, that share its pace: a second or two."""
+"""Readings before and after one that share its slowdown: a second or two."""
 
 TURNS = 4
-"""Enough: the second changes little."""
+"""Alternations; already the second changes little."""
 
 Probe = TypeVar("Probe", bound=Hashable)
 
 
 def paces(readings: Sequence[tuple[Probe, float]]) -> list[float]:
-    """How slow the machine was at each reading; usual is 1. Readings are (probe, seconds), as time went."""
+    """Return the machine's slowdown at each reading, 1 if usual. Readings are (probe, seconds) by time."""
     found = [1.0] * len(readings)
     for _ in range(TURNS):
         usual_s = _usual_s(readings, found)
@@ -31,7 +31,7 @@ def paces(readings: Sequence[tuple[Probe, float]]) -> list[float]:
 
 
 def _usual_s(readings: Sequence[tuple[Probe, float]], found: Sequence[float]) -> dict[Probe, float]:
-    """What each probe takes at the usual pace."""
+    """Return the duration of each probe at the usual speed."""
     steady: dict[Probe, list[float]] = {}
     for (probe, seconds), pace in zip(readings, found, strict=True):
         steady.setdefault(probe, []).append(seconds / pace)

@@ -1,8 +1,8 @@
-"""The engine that is measured, over its OpenAI API: streams of completions, and vLLM's counters of drafts.
+"""Client of the engine to measure: streamed completions over its OpenAI API, and vLLM's counters of drafts.
 
-Prompts are token ids drawn anew each time, so that no prefix cache knows them and their length is exact;
-where an engine takes text alone, they are words, and its usage says how long they were. Answers go on to the
-length asked for (`ignore_eos`), unless the engine refuses fields that are not OpenAI's.
+Prompts are random token ids, so that no prefix cache has them and their length is exact; if an engine accepts
+text only, they are words, and its usage reports their length. Answers have the requested length
+(`ignore_eos`), unless the engine rejects fields that are not OpenAI's.
 """
 
 import re
@@ -20,10 +20,10 @@ import aiohttp
 import orjson
 
 LOWEST_ID, HIGHEST_ID = 10, 250
-"""Token ids that every vocabulary has, and none gives a meaning to."""
+"""Token ids that are ordinary tokens in every vocabulary."""
 
 ANSWERS_WITHIN_S = 10.0
-"""For a question that needs no computing."""
+"""Timeout of requests that need no computation."""
 
 DATA, DONE = b"data:", b"[DONE]"
 
@@ -37,45 +37,45 @@ class EngineError(Exception):
     """The engine cannot be measured; the message is one line for its user."""
 
 
-class Seen(NamedTuple):
-    """What a stream has brought: when (`perf_counter`), and how many tokens of the answer by then."""
+class TokenArrival(NamedTuple):
+    """The arrival of tokens: time (`perf_counter`), and the number of tokens received by then."""
 
     at_s: float
     tokens: int
 
 
 class Drafts(NamedTuple):
-    """Tokens drafted and accepted since the engine's start; zero where it does not draft or tell."""
+    """Draft tokens and accepted draft tokens since the engine's start; zero if it does not report them."""
 
     drafted: int = 0
     accepted: int = 0
 
 
-class KvCache(NamedTuple):
-    """The engine's cache: so many blocks of so many tokens."""
+class EngineKvCache(NamedTuple):
+    """The engine's KV cache: number of blocks, and tokens per block."""
 
     blocks: int
     block_tokens: int
 
 
 @dataclass(slots=True)
-class Stream:
-    """One answer as it comes.
+class CompletionStream:
+    """The received part of one answer.
 
-    prompt_tokens: as the engine counted them, once it has told; else as asked. sent_s: `perf_counter`.
+    prompt_tokens: as the engine reports them; before that, as requested. sent_s: `perf_counter`.
     """
 
     prompt_tokens: int
     sent_s: float = nan
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[TokenArrival] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine that answers.
+class MeasuredEngine:
+    """A reachable engine.
 
-    takes_ids: whether prompts may be token ids. takes_more: whether a body may have fields beyond OpenAI's.
-    context_tokens: its model's; 0 where it does not tell.
+    takes_ids: whether prompts may be token ids. takes_more: whether bodies may have fields beyond OpenAI's.
+    context_tokens: context of its model; 0 if it does not report it.
     """
 
     session: aiohttp.ClientSession
@@ -85,8 +85,8 @@ class Engine:
     takes_ids: bool
     takes_more: bool
 
-    async def follow(self, stream: Stream, max_tokens: int, random: Random) -> None:
-        """Ask for an answer and note its tokens as they come, to its end. Raises EngineError."""
+    async def follow(self, stream: CompletionStream, max_tokens: int, random: Random) -> None:
+        """Request an answer and record the arrivals of its tokens. Raises EngineError."""
         body = self._body(stream.prompt_tokens, max_tokens, random)
         stream.sent_s = perf_counter()
         try:
@@ -100,16 +100,16 @@ class Engine:
             raise EngineError(f"{self.url} broke off: {type(error).__name__}: {error}") from error
 
     async def drafts(self) -> Drafts:
-        """Its drafter's counters."""
+        """Read its counters of draft tokens."""
         text = await self._metrics()
         return Drafts(_counter(text, DRAFTED), _counter(text, ACCEPTED))
 
-    async def kv_cache(self) -> KvCache | None:
-        """Its KV cache, as vLLM tells it; None where it does not."""
+    async def kv_cache(self) -> EngineKvCache | None:
+        """Read its KV cache from vLLM's metrics; None if it does not report it."""
         found = CACHE.search(await self._metrics())
-        told = dict(LABEL.findall(found[1])) if found else {}
+        on_reading = dict(LABEL.findall(found[1])) if found else {}
         try:
-            return KvCache(int(told["num_gpu_blocks"]), int(told["block_size"]))
+            return EngineKvCache(int(on_reading["num_gpu_blocks"]), int(on_reading["block_size"]))
         except (KeyError, ValueError):
             return None
 
@@ -139,14 +139,14 @@ MORE = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-"""Fields that vLLM has made usual."""
+"""Fields of vLLM that other engines support too."""
 
 
 @asynccontextmanager
-async def connected(url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[Engine]:
-    """The engine at this URL, for as long as the block runs. Raises EngineError where none answers there.
+async def connected(url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[MeasuredEngine]:
+    """Connect to the engine at this URL while the block runs. Raises EngineError if none answers.
 
-    headers: sent with every request, like an API key.
+    headers: sent with every request, such as an API key.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:
@@ -156,14 +156,14 @@ async def connected(url: str, headers: Mapping[str, str] | None = None) -> Async
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         model, context_tokens = await _card(session, base)
         for kind in product((True, False), repeat=2):
-            engine = Engine(session, base, model, context_tokens, *kind)
+            engine = MeasuredEngine(session, base, model, context_tokens, *kind)
             if await _understands(engine):
                 break
-        yield engine  # where none was understood, the first probe says why
+        yield engine  # if no variant works, the first probe raises the reason
 
 
 async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
-    """The first model that it serves, and the model's context."""
+    """Return the first model that it serves, and the model's context."""
     try:
         async with session.get(
             f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=ANSWERS_WITHIN_S)
@@ -178,16 +178,16 @@ async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
         raise EngineError(f"{url}/v1/models names no model; is it an engine?") from error
 
 
-async def _understands(engine: Engine) -> bool:
+async def _understands(engine: MeasuredEngine) -> bool:
     try:
-        await engine.follow(Stream(4), 1, Random())
+        await engine.follow(CompletionStream(4), 1, Random())
     except EngineError:
         return False
     return True
 
 
-def _take(stream: Stream, chunk: dict[str, Any]) -> None:
-    """A chunk of the answer. Engines that do not count within a stream bring a token a chunk."""
+def _take(stream: CompletionStream, chunk: dict[str, Any]) -> None:
+    """Record a chunk of the answer. Without usage in the stream, a chunk counts as one token."""
     if "error" in chunk:
         raise EngineError(f"the engine failed in the middle of a stream: {_line(str(chunk['error']))}")
     usage = chunk.get("usage") or {}
@@ -195,7 +195,7 @@ def _take(stream: Stream, chunk: dict[str, Any]) -> None:
     before = stream.seen[-1].tokens if stream.seen else 0
     tokens = usage.get("completion_tokens") or before + bool(chunk.get("choices"))
     if tokens > before and chunk.get("choices"):
-        stream.seen.append(Seen(perf_counter(), tokens))
+        stream.seen.append(TokenArrival(perf_counter(), tokens))
 
 
 def _counter(text: str, name: str) -> int:

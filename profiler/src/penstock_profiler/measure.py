@@ -1,15 +1,14 @@
-"""A probe, asked and timed: what one iteration of that kind takes.
+"""Measures the duration of one iteration of a probe.
 
-A prefill is timed by what it does to a request that decodes beside it: the one gap between two of that
-request's tokens that the prompt's iteration made long. Nothing that a prompt meets on its way to the engine
-is in that gap. An engine that does not mix prompts and decodes is timed from request to first token, less
-what the way takes (`way_s`): that is known only as well as the machine is quiet.
+A prefill is measured by its effect on a request that decodes concurrently: the inter-token gap of that
+request that the prompt's iteration lengthened. The gap contains no network or queueing time. For an engine
+that does not batch prefills with decodes, it is the time from request to first token, minus the overhead of a
+request (`overhead_s`), which is less accurate on a noisy machine.
 
-Decodes are timed by the gaps between tokens, while all of them decode: from when the last has begun until
-each has brought a dozen more. What counts is the median gap, of a few tokens each, so that neither a stall
-nor two tokens that came in one packet say anything. Where a drafter works, an iteration brings a request one
-token and what was accepted; so there are as many iterations of a request as tokens that were not accepted
-drafts, and what counts is the mean.
+Decodes are measured by inter-token gaps while all of them decode: from the first token of the last request
+until each has generated a dozen more. The median over gaps of a few tokens is robust against stalls and
+coalesced packets. With speculation, an iteration generates one token and the accepted drafts, so a request
+has as many iterations as tokens that were not accepted drafts, and the mean is used.
 """
 
 import asyncio
@@ -23,85 +22,89 @@ from penstock_core.timing.fit import Point
 from penstock_core.timing.time_model import BatchWork, chunk_work
 
 from penstock_profiler.decoding import Decoding, decoding
-from penstock_profiler.engine import Drafts, Engine, EngineError, Seen, Stream
-from penstock_profiler.plan import ANSWER_TOKENS, BESIDE_TOKENS, Decodes, Prefill, Probe
+from penstock_profiler.engine import CompletionStream, Drafts, EngineError, MeasuredEngine, TokenArrival
+from penstock_profiler.plan import ANSWER_TOKENS, BESIDE_TOKENS, DecodeProbe, PrefillProbe, Probe
 
 WINDOW_TOKENS = 16
-"""Of each request, over which decodes are timed."""
+"""Tokens of each request over which decodes are measured."""
 
 GAP_TOKENS = 4
-"""From one that came to the one whose coming is timed after it."""
+"""Tokens over which one gap is measured."""
 
 WARM_TOKENS, AFTER_TOKENS = 4, 2
-"""That the request beside a prompt has brought before it is sent, and brings after its first token."""
+"""Tokens of the concurrent request before the prompt is sent, and after the prompt's first token."""
 
 MOST_ON_THE_WAY = 3
-"""Gaps of a decode that a prompt may take, beside its usual way, until its iteration begins."""
+"""Most inter-token gaps, beyond the usual overhead, until a prompt's iteration begins."""
 
 PROBE_TIMEOUT_S = 60.0
-"""After which an engine is stuck: probes take seconds."""
+"""Timeout of a probe; probes take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """How an engine is to be timed.
+class TimingMethod:
+    """How an engine is measured.
 
-    way_s: what a request takes on its way, beside the engine's iterations.
-    mixes: whether a prompt and a decode go into one iteration.
+    way_s: overhead of a request outside of iterations, in seconds.
+    mixes: whether it batches prefills with decodes.
     """
 
-    way_s: float
+    overhead_s: float
     mixes: bool
 
 
-async def measured(engine: Engine, probe: Probe, ways: Ways, random: Random) -> Point | None:
-    """What the probe's iteration computes and takes; None where no iteration was what was asked for.
+async def measured(engine: MeasuredEngine, probe: Probe, ways: TimingMethod, random: Random) -> Point | None:
+    """Return the work and duration of the probe's iteration; None if no iteration matched the probe.
 
     Raises EngineError.
     """
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            if isinstance(probe, Decodes):
+            if isinstance(probe, DecodeProbe):
                 return await _decodes(engine, probe, random)
             if ways.mixes and probe.prompt_tokens > 1:
-                return await prefill_beside(engine, probe, ways.way_s, random)
-            return await _prefill(engine, probe, ways.way_s, random)
+                return await prefill_beside(engine, probe, ways.overhead_s, random)
+            return await _prefill(engine, probe, ways.overhead_s, random)
     except TimeoutError:
         raise EngineError(f"{engine.url}: {probe} took longer than {PROBE_TIMEOUT_S:g} s") from None
 
 
-async def _prefill(engine: Engine, probe: Prefill, way_s: float, random: Random) -> Point | None:
-    stream = Stream(probe.prompt_tokens)
+async def _prefill(
+    engine: MeasuredEngine, probe: PrefillProbe, overhead_s: float, random: Random
+) -> Point | None:
+    stream = CompletionStream(probe.prompt_tokens)
     await engine.follow(stream, 1, random)
     if not stream.seen:
         return None
-    tokens, took_s = stream.prompt_tokens, stream.seen[0].at_s - stream.sent_s - way_s
+    tokens, took_s = stream.prompt_tokens, stream.seen[0].at_s - stream.sent_s - overhead_s
     return Point(BatchWork(tokens, 0, chunk_work(tokens, 0)), took_s) if took_s > 0 else None
 
 
-async def prefill_beside(engine: Engine, probe: Prefill, way_s: float, random: Random) -> Point | None:
-    """A prompt and one decode, together as many tokens as the probe says."""
+async def prefill_beside(
+    engine: MeasuredEngine, probe: PrefillProbe, overhead_s: float, random: Random
+) -> Point | None:
+    """Measure a prefill with one concurrent decode, in total with the probe's tokens."""
     async with decoding(engine, 1, 1, BESIDE_TOKENS, random) as beside:
         if not await beside.reach(WARM_TOKENS):
             return None
-        prompt = Stream(probe.prompt_tokens - 1)
+        prompt = CompletionStream(probe.prompt_tokens - 1)
         await engine.follow(prompt, 1, random)
         if not prompt.seen or not await beside.reach(beside.now()[0].tokens + AFTER_TOKENS):
             return None
-    return lengthened(beside.streams[0], prompt, way_s)
+    return lengthened(beside.streams[0], prompt, overhead_s)
 
 
-def lengthened(beside: Stream, prompt: Stream, way_s: float) -> Point | None:
-    """The iteration that brought the prompt's first token: the gap of the other that ends with it.
+def lengthened(beside: CompletionStream, prompt: CompletionStream, overhead_s: float) -> Point | None:
+    """Return the iteration of the prompt's first token: the other request's gap that ends with it.
 
-    None where no gap ends with it, or one that had begun long after the prompt must have been there: then it
-    was only the prompt's last.
+    None if no gap ends with it, or if the gap began long after the prompt's arrival: then it was only the
+    prompt's last chunk.
     """
     first_s = prompt.seen[0].at_s
     at = min(range(len(beside.seen)), key=lambda at: abs(beside.seen[at].at_s - first_s))
     before, after = beside.seen[at - 1], beside.seen[at]
     usual_s = median(gaps_s(beside.seen[:at])) if at > 1 else 0.0
-    latest_s = prompt.sent_s + way_s + MOST_ON_THE_WAY * usual_s
+    latest_s = prompt.sent_s + overhead_s + MOST_ON_THE_WAY * usual_s
     together = abs(after.at_s - first_s) <= usual_s and after.tokens == before.tokens + 1
     if not together or before.at_s > latest_s:
         return None
@@ -109,7 +112,7 @@ def lengthened(beside: Stream, prompt: Stream, way_s: float) -> Point | None:
     return Point(BatchWork(tokens + 1, context, chunk_work(tokens, 0)), after.at_s - before.at_s)
 
 
-async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | None:
+async def _decodes(engine: MeasuredEngine, probe: DecodeProbe, random: Random) -> Point | None:
     async with decoding(engine, probe.requests, probe.prompt_tokens, ANSWER_TOKENS, random) as together:
         if not await together.reach(1):
             return None
@@ -128,22 +131,22 @@ async def _decodes(engine: Engine, probe: Decodes, random: Random) -> Point | No
     return Point(BatchWork(probe.requests, context), gap_s)
 
 
-def context_in_the_middle(together: Decoding, windows: Sequence[Sequence[Seen]]) -> int:
+def context_in_the_middle(together: Decoding, windows: Sequence[Sequence[TokenArrival]]) -> int:
     """Return the context of all requests in the middle of their windows, tokens."""
     prompts = sum(stream.prompt_tokens for stream in together.streams)
     return prompts + sum(window[0].tokens + window[-1].tokens for window in windows) // 2
 
 
 def speculated(requests: int, context: int, gap_s: float, tokens: int, drafts: Drafts) -> Point:
-    """An iteration of decodes. gap_s: between two tokens of a request. tokens: that came, of all requests."""
+    """Return an iteration of decodes with drafts. gap_s: inter-token gap. tokens: tokens of all requests."""
     iterations = max(tokens - drafts.accepted, 1)  # of one request each
     drafted = drafts.drafted / iterations
     work = BatchWork(round(requests * (1 + drafted)), context, 0.0, round(drafted))
     return Point(work, gap_s * tokens / iterations)
 
 
-def gaps_s(window: Sequence[Seen]) -> list[float]:
-    """Seconds a token from each one seen to the next that came `GAP_TOKENS` after it; at least one."""
+def gaps_s(window: Sequence[TokenArrival]) -> list[float]:
+    """Return the seconds per token over gaps of `GAP_TOKENS` tokens; at least one value."""
     found = []
     for one in window:
         later = bisect_left(window, one.tokens + GAP_TOKENS, key=_tokens)
@@ -153,11 +156,11 @@ def gaps_s(window: Sequence[Seen]) -> list[float]:
     return found or [_between_ends_s(window)]
 
 
-def _tokens(seen: Seen) -> int:
+def _tokens(seen: TokenArrival) -> int:
     return seen.tokens
 
 
-def _between_ends_s(window: Sequence[Seen]) -> float:
+def _between_ends_s(window: Sequence[TokenArrival]) -> float:
     return (window[-1].at_s - window[0].at_s) / (window[-1].tokens - window[0].tokens)
 
 

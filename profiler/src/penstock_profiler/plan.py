@@ -1,10 +1,10 @@
-"""What an engine is asked: prefills of many lengths, decodes of many batch sizes and contexts.
+"""The probes of a profile: prefills of several lengths, decodes of several batch sizes and contexts.
 
-Prefills tell what a token costs and what attention does to long prompts; decodes alone tell the fixed cost of
-an iteration and what context costs. Mixed batches need no probes of their own: the model adds the two.
+Prefills determine the cost of a token and of a prompt's attention; decodes determine the fixed cost of an
+iteration and the cost of context. Mixed batches need no probes, because the time model is additive.
 
-Probes come in an order that spreads over each axis from its ends inwards, so that whoever stops early still
-has points from small to large.
+Probes are ordered from the ends of each axis inwards, so that an early end still has points over the whole
+range.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,23 +13,23 @@ from itertools import zip_longest
 from typing import TypeVar
 
 SHORT_PROMPT_TOKENS = 64
-"""Context of decodes that are to read nearly none."""
+"""Prompt of decodes with little context."""
 
 ANSWER_TOKENS = 512
-"""Longest answer asked for; its decodes are cut off as soon as enough has been seen."""
+"""Requested length of answers; they are cancelled when enough tokens have arrived."""
 
 BESIDE_TOKENS = 128
-"""Longest answer of the request that a prefill is seen by. An engine that does not mix ends it first."""
+"""Requested length of the answer beside a prefill. An engine that does not mix batches ends it first."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine can be asked.
+class ProfileLimits:
+    """The limits of an engine.
 
-    prompt_tokens: longest prompt that it computes in one iteration. requests: most that decode at once.
-    context_tokens: longest prompt and answer together. kv_tokens: of its cache; None where nobody knows.
+    prompt_tokens: longest prompt that it computes in one iteration. requests: most concurrent decodes.
+    context_tokens: longest prompt and answer together. kv_tokens: its KV cache; None if unknown.
     """
 
     prompt_tokens: int = 2048
@@ -39,8 +39,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """One iteration of so many tokens: a prompt, with at most one decode beside it."""
+class PrefillProbe:
+    """One iteration of `prompt_tokens` tokens: a prompt, with at most one decode."""
 
     prompt_tokens: int
 
@@ -49,8 +49,8 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Decodes:
-    """So many requests that decode together, each after a prompt this long."""
+class DecodeProbe:
+    """Concurrent decodes, each after a prompt of `prompt_tokens`."""
 
     requests: int
     prompt_tokens: int
@@ -59,17 +59,19 @@ class Decodes:
         return f"{self.requests} decodes after {self.prompt_tokens}"
 
 
-Probe = Prefill | Decodes
+Probe = PrefillProbe | DecodeProbe
 
-THROUGH, ALONE = Prefill(1), Decodes(1, 1)
-"""Two iterations of one token, of which one is seen through a request's whole way: what that way takes."""
+THROUGH, ALONE = PrefillProbe(1), DecodeProbe(1, 1)
+"""Two iterations of one token, one measured with a request's overhead; the difference is the overhead."""
 
 
-def plan(limits: Limits) -> list[Probe]:
-    """Every probe once, the telling ones first."""
-    prefills: list[Probe] = [Prefill(tokens) for tokens in from_ends(_doubling(16, limits.prompt_tokens))]
+def plan(limits: ProfileLimits) -> list[Probe]:
+    """Return every probe once, the most informative first."""
+    prefills: list[Probe] = [
+        PrefillProbe(tokens) for tokens in from_ends(_doubling(16, limits.prompt_tokens))
+    ]
     decodes: list[Probe] = [
-        Decodes(requests, tokens)
+        DecodeProbe(requests, tokens)
         for tokens in from_ends(_contexts(limits))
         for requests in from_ends(_doubling(1, limits.requests))
         if _fits(requests * (tokens + ANSWER_TOKENS), limits.kv_tokens)
@@ -78,7 +80,7 @@ def plan(limits: Limits) -> list[Probe]:
 
 
 def from_ends(items: Sequence[Item]) -> list[Item]:
-    """First, last, then the middle of what lies between, and so on inwards."""
+    """Return the first, the last, then the middles recursively."""
     return [*items[:1], *items[1:][-1:], *_middles(items[1:-1])]
 
 
@@ -90,23 +92,23 @@ def _middles(items: Sequence[Item]) -> list[Item]:
 
 
 def interleaved(one: Iterable[Item], other: Iterable[Item]) -> list[Item]:
-    """Of each in turn; what is left of the longer at the end."""
+    """Return the items of both alternately, then the rest of the longer one."""
     return [item for pair in zip_longest(one, other) for item in pair if item is not None]
 
 
-def _contexts(limits: Limits) -> list[int]:
+def _contexts(limits: ProfileLimits) -> list[int]:
     longest = min(limits.prompt_tokens, limits.context_tokens - ANSWER_TOKENS)
     lengths = (SHORT_PROMPT_TOKENS, longest // 4, longest)
     return sorted({tokens for tokens in lengths if 0 < tokens <= longest})
 
 
 def _doubling(first: int, last: int) -> list[int]:
-    """first, twice that, and so on, with what lies halfway between, and last."""
+    """Return `first`, its doublings with the midpoints between them, and `last`."""
     return [*_doubled(first, last), last]
 
 
 def _doubled(first: int, last: int) -> Iterator[int]:
-    """All but the last."""
+    """Yield all but the last."""
     while first < last:
         yield first
         if first < first * 3 // 2 < last:

@@ -1,8 +1,9 @@
-"""A whole profile: the plan, reading after reading until time is up, and a model of what was measured.
+"""A profile: runs the plan repeatedly until its time is up, and fits a time model.
 
-One reading of a probe is as noisy as the machine. So a probe's time is the median of its readings, less the
-machine's changes of pace (`drift`); they are taken again until it is known well enough or time is up. How far
-single readings lie from their median is the noise floor: no model can be closer to single iterations.
+A single reading of a probe is noisy. So a probe's duration is the median of its readings without the
+machine's drift (`drift`), and readings are repeated until it is accurate or the time is up. The deviation of
+single
+readings from their median is the noise floor: no model predicts single iterations more accurately.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,38 +17,38 @@ from time import monotonic
 from penstock_core.timing.fit import Fit, Point, TooFewPoints, fit
 
 from penstock_profiler.drift import paces
-from penstock_profiler.engine import Engine
-from penstock_profiler.measure import Ways, measured, prefill_beside
-from penstock_profiler.plan import ALONE, THROUGH, Limits, Prefill, Probe, plan
+from penstock_profiler.engine import MeasuredEngine
+from penstock_profiler.measure import TimingMethod, measured, prefill_beside
+from penstock_profiler.plan import ALONE, THROUGH, PrefillProbe, Probe, ProfileLimits, plan
 
 ROUNDS = 2
-"""In which every probe is read. Those after that are read again by what it would tell and cost."""
+"""Rounds in which every probe is read. Further readings are chosen by their benefit and cost."""
 
 ENOUGH = 0.005
-"""How uncertain probes' times may be on average, relative: less is not worth another reading."""
+"""Mean relative uncertainty of probes at which reading ends."""
 
 LEAST_SPREAD = 0.01
-"""Readings that agree better do so by chance."""
+"""Lower bound on the relative spread of readings; a smaller one is by chance."""
 
-WAYS = 5
-"""Readings of what a request takes on its way."""
+OVERHEAD_READINGS = 5
+"""Readings of a request's overhead."""
 
-BESIDE = Prefill(64)
-"""A prompt that shows whether an engine mixes."""
+BESIDE = PrefillProbe(64)
+"""Prompt that tests whether an engine batches prefills with decodes."""
 
 LEAST_PROBES = 8
-"""Measured however long they take: a model of fewer says nothing."""
+"""Least number of measured probes, regardless of time; fewer do not determine a model."""
 
-Told = Callable[[Probe, int], None]
-"""Called before each reading, with how many there have been."""
+OnReading = Callable[[Probe, int], None]
+"""Called before each reading with the probe and the number of previous readings."""
 
 
 class TooLittle(Exception):
-    """The engine did not do enough of what it was asked for to fit a model to."""
+    """Too few probes were measured to fit a model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """A probe's readings, as one point.
 
     times: how many there were. spread: their mean distance from the point, relative; 0 for a single one. All
@@ -62,29 +63,31 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured, and its model.
+    """The readings and the fitted model.
 
-    way_s: what a request takes on its way, beside the engine's work.
-    noise: the noise floor, mean distance of single readings from their probe's median, relative.
+    way_s: overhead of a request outside of iterations, in seconds.
+    noise: noise floor: mean relative deviation of single readings from their probe's median.
     """
 
-    readings: Sequence[Reading]
-    way_s: float
+    readings: Sequence[ProbeReading]
+    overhead_s: float
     noise: float
     fit: Fit
 
     @property
     def steady_noise(self) -> float:
-        """What of the noise is left without the machine's changes of pace."""
+        """Noise floor without the machine's drift."""
         return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
 
 
-def _say_nothing(probe: Probe, readings: int) -> None:
+def _ignore(probe: Probe, readings: int) -> None:
     pass
 
 
-async def profile(engine: Engine, limits: Limits, seconds: float, told: Told = _say_nothing) -> Profile:
-    """Measure an engine that does nothing else, for so many seconds, or as long as the first probes take.
+async def profile(
+    engine: MeasuredEngine, limits: ProfileLimits, seconds: float, on_reading: OnReading = _ignore
+) -> Profile:
+    """Measure an idle engine for `seconds`, or as long as the first probes take.
 
     Raises EngineError, TooLittle.
     """
@@ -94,7 +97,7 @@ async def profile(engine: Engine, limits: Limits, seconds: float, told: Told = _
     for number, probe in enumerate(read.order(probes)):
         if monotonic() >= until_s and (len(read.points) >= LEAST_PROBES or number >= len(probes)):
             break
-        told(probe, number)
+        on_reading(probe, number)
         began_s = monotonic()
         point = await measured(engine, probe, ways, random)
         read.note(probe, point, monotonic() - began_s)
@@ -103,11 +106,11 @@ async def profile(engine: Engine, limits: Limits, seconds: float, told: Told = _
         fitted = fit("profiled", [reading.point for reading in readings])
     except TooFewPoints as error:
         raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
-    return Profile(readings, ways.way_s, read.noise, fitted)
+    return Profile(readings, ways.overhead_s, read.noise, fitted)
 
 
 class Readings:
-    """What was read, and what to read next. points: by probe."""
+    """All readings so far, which determine the next probe. points: by probe."""
 
     def __init__(self) -> None:
         self.points: dict[Probe, list[Point]] = {}
@@ -115,7 +118,7 @@ class Readings:
         self._took_s: dict[Probe, list[float]] = {}
 
     def note(self, probe: Probe, point: Point | None, took_s: float) -> None:
-        """A probe was asked; None where it came to nothing."""
+        """Add a reading; None if the probe gave no point."""
         if point is not None:
             self.points.setdefault(probe, []).append(point)
             self._in_time.append((probe, point))
@@ -123,11 +126,11 @@ class Readings:
 
     @property
     def noise(self) -> float:
-        """Mean spread of probes that were read more than once."""
+        """Mean spread of probes with several readings."""
         return mean([_spread(points) for points in self.points.values() if len(points) > 1] or [0.0])
 
     def steady(self) -> dict[Probe, list[Point]]:
-        """Points by probe as if the machine had kept one pace."""
+        """Return the points by probe without the machine's drift."""
         found: dict[Probe, list[Point]] = {}
         at = paces([(probe, point.seconds) for probe, point in self._in_time])
         for (probe, point), pace in zip(self._in_time, at, strict=True):
@@ -165,11 +168,11 @@ def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
     return mean(strays) if strays else inf
 
 
-def reading(probe: Probe, points: Sequence[Point]) -> Reading:
+def reading(probe: Probe, points: Sequence[Point]) -> ProbeReading:
     """The probe's readings as one."""
     middle_s = median(point.seconds for point in points)
     nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
-    return Reading(probe, Point(nearest.work, middle_s), len(points), _spread(points))
+    return ProbeReading(probe, Point(nearest.work, middle_s), len(points), _spread(points))
 
 
 def _spread(points: Sequence[Point]) -> float:
@@ -178,19 +181,19 @@ def _spread(points: Sequence[Point]) -> float:
     return mean(abs(point.seconds / middle_s - 1) for point in points)
 
 
-async def _ways(engine: Engine, random: Random) -> Ways:
+async def _ways(engine: MeasuredEngine, random: Random) -> TimingMethod:
     """How to time this engine."""
-    way_s = await _way_s(engine, random)
+    overhead_s = await _way_s(engine, random)
     if (await engine.drafts()).drafted:  # what a decode beside a prompt drafts is not known
-        return Ways(way_s, mixes=False)
-    seen = [await prefill_beside(engine, BESIDE, way_s, random) for _ in range(WAYS)]
-    return Ways(way_s, mixes=sum(point is not None for point in seen) > WAYS // 2)
+        return TimingMethod(overhead_s, mixes=False)
+    seen = [await prefill_beside(engine, BESIDE, overhead_s, random) for _ in range(OVERHEAD_READINGS)]
+    return TimingMethod(overhead_s, mixes=sum(point is not None for point in seen) > OVERHEAD_READINGS // 2)
 
 
-async def _way_s(engine: Engine, random: Random) -> float:
+async def _way_s(engine: MeasuredEngine, random: Random) -> float:
     """What a request takes beside its iterations: a first token's time less that of any other."""
-    ways_s, unknown = [], Ways(0.0, mixes=False)
-    for _ in range(WAYS):
+    ways_s, unknown = [], TimingMethod(0.0, mixes=False)
+    for _ in range(OVERHEAD_READINGS):
         seen = await measured(engine, THROUGH, unknown, random)
         gap = await measured(engine, ALONE, unknown, random)
         if seen is not None and gap is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import yaml
-from penstock_operator.cluster.permissions import CLUSTER, LEASE, POOLS, Rule, manifest_rules
+from penstock_operator.cluster.permissions import CLUSTER, LEASE, POOLS, PermissionRule, manifest_rules
 
 ACCOUNT = "penstock-operator"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -45,7 +45,7 @@ def operator_account(
     return _kubeconfig(administrator, token, folder / f"{home}.kubeconfig")
 
 
-def _grant(make: Any, home: str, name: str, rules: tuple[Rule, ...], namespace: str) -> None:
+def _grant(make: Any, home: str, name: str, rules: tuple[PermissionRule, ...], namespace: str) -> None:
     make(f"{RBAC}/namespaces/{namespace}/roles", {"metadata": {"name": name}, "rules": manifest_rules(rules)})
     make(f"{RBAC}/namespaces/{namespace}/rolebindings", _binding(name, "Role", home))
 

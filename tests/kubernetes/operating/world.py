@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx2
 from operating.eventually import eventually
-from penstock_operator.cluster.kinds import EVENT, POD, POOL, WATCHED, Kind
+from penstock_operator.cluster.kinds import EVENT, POD, POOL, WATCHED, ResourceKind
 
 Object = dict[str, Any]
 KINDS = {kind.kind: kind for kind in (POOL, EVENT, *WATCHED)} | {
-    "Secret": Kind("v1", "Secret", "secrets"),
-    "PersistentVolumeClaim": Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-    "ResourceQuota": Kind("v1", "ResourceQuota", "resourcequotas"),
+    "Secret": ResourceKind("v1", "Secret", "secrets"),
+    "PersistentVolumeClaim": ResourceKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    "ResourceQuota": ResourceKind("v1", "ResourceQuota", "resourcequotas"),
 }
 
 

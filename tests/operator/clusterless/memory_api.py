@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
-from penstock_operator.cluster.kinds import Kind
+from penstock_operator.cluster.kinds import ResourceKind
 from penstock_operator.manifests.list_keys import list_key
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
@@ -61,7 +61,7 @@ class MemoryApi:
         return await self.get(ref) is not None
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
         self._fail()
         wanted = (kind.api_version, kind.kind)

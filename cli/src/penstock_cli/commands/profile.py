@@ -10,7 +10,16 @@ import typer
 from penstock_core.timing.fit import Quality
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool.time_models import FORMAT
-from penstock_profiler import EngineError, Limits, Probe, Profile, Reading, TooLittle, connected, profile
+from penstock_profiler import (
+    EngineError,
+    Probe,
+    ProbeReading,
+    Profile,
+    ProfileLimits,
+    TooLittle,
+    connected,
+    profile,
+)
 from penstock_runtime.engine_key import bearer, engine_key
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,7 +53,7 @@ def profile_engine(
     console = Console(stderr=True)
     if not out.parent.is_dir():
         raise Failure(f"--out {out}: there is no folder {out.parent}", bad_input=True)
-    limits = Limits(longest_prompt, most_requests, kv_tokens=kv_tokens)
+    limits = ProfileLimits(longest_prompt, most_requests, kv_tokens=kv_tokens)
     try:
         model, found = asyncio.run(_measure(engine, limits, seconds, console))
     except (EngineError, TooLittle) as error:
@@ -54,7 +63,7 @@ def profile_engine(
     Console().print(f"\nWritten to {out}.")
 
 
-async def _measure(url: str, limits: Limits, seconds: float, console: Console) -> tuple[str, Profile]:
+async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Console) -> tuple[str, Profile]:
     async with connected(url, bearer(engine_key(os.environ))) as engine:
         with _progress(console) as progress:
             task = progress.add_task("", total=seconds)
@@ -65,7 +74,7 @@ async def _measure(url: str, limits: Limits, seconds: float, console: Console) -
             ticking = asyncio.create_task(_tick(progress, task, seconds))
             try:
                 return engine.model, await profile(
-                    engine, _within(limits, engine.context_tokens), seconds, told=on_reading
+                    engine, _within(limits, engine.context_tokens), seconds, on_reading=on_reading
                 )
             finally:
                 ticking.cancel()
@@ -77,11 +86,11 @@ async def _tick(progress: Progress, task: "object", seconds: float) -> None:
         progress.advance(task, 0.5)  # type: ignore[arg-type]
 
 
-def _within(limits: Limits, context_tokens: int) -> Limits:
+def _within(limits: ProfileLimits, context_tokens: int) -> ProfileLimits:
     """Return the limits bounded by the engine's context."""
     if not context_tokens:
         return limits
-    return Limits(
+    return ProfileLimits(
         min(limits.prompt_tokens, context_tokens - 1), limits.requests, context_tokens, limits.kv_tokens
     )
 
@@ -116,7 +125,7 @@ def show(console: Console, found: Profile) -> None:
     for line in formula(found.fit.model):
         console.print(line)
     console.print(
-        f"The overhead of a request outside of iterations is {1e3 * found.way_s:.2f} ms.\n\n"
+        f"The overhead of a request outside of iterations is {1e3 * found.overhead_s:.2f} ms.\n\n"
         f"Accuracy on the fitted points: {_accuracy(found.fit.seen)}.\n"
         f"Accuracy on held-out points: {_accuracy(found.fit.held_out)}.\n"
         f"{_noise(found)}"
@@ -143,7 +152,7 @@ def formula(model: TimeModel) -> list[str]:
     ]
 
 
-def _line(found: Profile, reading: Reading) -> list[str]:
+def _line(found: Profile, reading: ProbeReading) -> list[str]:
     work, seconds = reading.point
     model_s = found.fit.model.seconds(work)
     return [

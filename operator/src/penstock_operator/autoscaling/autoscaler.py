@@ -1,12 +1,11 @@
-"""How many replicas to run: the core's decision, from this pool's demand, kept over restarts.
+"""The number of replicas of a pool: core's decision from the pool's demand, which survives restarts.
 
-What was decided stands in `status.autoscaling`, and with it the `spec.replicas` that it began with. While
-that is still the spec's, the decision counts; when somebody has written another number (`kubectl scale`),
-scaling begins from there.
+The decision is in `status.autoscaling`, with the `spec.replicas` from which it started. It is valid while
+`spec.replicas` is unchanged; after `kubectl scale`, scaling starts from the new number.
 
-The status says what was decided, never what was observed: it is quiet while the number stays. Of all that the
-decisions rest on, only the learned capacity of a replica is worth keeping over a restart, in a ConfigMap of
-the pool. Windows and the idle timeout begin anew then, so the first decisions wait longer and none is hasty.
+The status has decisions, not observations, so it changes only with the number or the reason. Of the
+decision's inputs only the learned capacity of a replica is stored, in a ConfigMap of the pool. Windows and
+the idle timeout start again after a restart, which delays the first decisions.
 """
 
 from collections.abc import Mapping
@@ -20,33 +19,33 @@ from penstock_core.autoscaling.memory import Memory
 from penstock_core.autoscaling.terms import Decision, Scaling
 from penstock_pool import Pool
 
-from penstock_operator.autoscaling.demand import Tally
+from penstock_operator.autoscaling.demand import DemandTally
 from penstock_operator.manifests.timestamps import rfc3339
 
-LOOK_S = 10.0
-"""Between two looks at the demand."""
+DECISION_PERIOD_S = 10.0
+"""Seconds between decisions."""
 
-CALM_S = 60.0
-"""Between two reasons in the status while the number of replicas stays; they turn with the traffic."""
+REASON_PERIOD_S = 60.0
+"""Least seconds between two reasons in the status while the number of replicas is unchanged."""
 
 CAPACITY_STEP = 0.1
-"""A capacity is written again once it has moved by this share."""
+"""The learned capacity is stored again after a change by this share."""
 
 
 def scales(pool: Pool) -> bool:
-    """Whether this operator scales the pool, rather than nobody or somebody else's autoscaler."""
+    """Return whether this operator scales the pool, not another autoscaler or none."""
     return pool.spec.autoscaling is not None and pool.spec.autoscaling.by == "penstock"
 
 
 def scaling_of(pool: Pool) -> Scaling:
-    """What the pool allows. Only for one that `scales`."""
+    """Return the limits of scaling. The pool must be one that `scales`."""
     told = pool.spec.autoscaling
     assert told is not None
     return told.scaling()
 
 
 def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
-    """How many replicas the pool is to have before the next look."""
+    """Return the number of replicas until the next decision."""
     told = pool.spec.autoscaling
     if not scales(pool) or told is None:
         return pool.spec.replicas
@@ -57,15 +56,15 @@ def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
 
 
 @dataclass(slots=True)
-class Scaler:
-    """One pool's autoscaling between two reconciles. memory: None before the first."""
+class Autoscaler:
+    """One pool's autoscaling state between reconciliations. memory: None before the first."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: DemandTally = field(default_factory=DemandTally)
     memory: Memory | None = None
-    told_at_s: float = -inf
+    reason_written_s: float = -inf
 
     def capacity_rps(self, written: float | None) -> float | None:
-        """A replica's capacity, as it is to be written. written: as it is."""
+        """Return a replica's capacity to store. written: the stored value."""
         known = written if self.memory is None else self.memory.capacity_rps
         if known is None or written is None:
             return known
@@ -79,12 +78,12 @@ class Scaler:
         now_s: float,
         written_rps: float | None = None,
     ) -> Mapping[str, Any]:
-        """`status.autoscaling` after this look. now_s: Unix time. written_rps: the capacity that is kept."""
+        """Decide, and return `status.autoscaling`. now_s: Unix time. written_rps: the stored capacity."""
         before = status.get("autoscaling", {})
         anew = before.get("startedFrom") != pool.spec.replicas
         memory = Memory() if anew else self.memory or Memory(capacity_rps=written_rps)
         decision, self.memory = decide_replicas(scaling_of(pool), demand, memory, now_s)
-        decision = stepped(pool, demand.desired, decision)
+        decision = limit_step(pool, demand.desired, decision)
         told = dict(
             replicas=decision.replicas,
             reason=decision.reason.value,
@@ -92,20 +91,20 @@ class Scaler:
             startedFrom=pool.spec.replicas,
         )
         moved = decision.replicas != before.get("replicas")
-        if moved or anew or self._is_news(told["reason"], before, now_s):
-            self.told_at_s = now_s
+        if moved or anew or self._reason_changed(told["reason"], before, now_s):
+            self.reason_written_s = now_s
         else:
             told |= {name: before[name] for name in ("reason", "message") if name in before}
         last = rfc3339(now_s) if moved and before else before.get("lastScaleTime")
         return told | ({"lastScaleTime": last} if last else {})
 
-    def _is_news(self, reason: Any, before: Mapping[str, Any], now_s: float) -> bool:
-        """Whether a reason is worth a write. The figures in its message move with every observation."""
-        return reason != before.get("reason") and now_s - self.told_at_s >= CALM_S
+    def _reason_changed(self, reason: Any, before: Mapping[str, Any], now_s: float) -> bool:
+        """Return whether a changed reason is written now. Its message changes with every observation."""
+        return reason != before.get("reason") and now_s - self.reason_written_s >= REASON_PERIOD_S
 
 
-def stepped(pool: Pool, desired: int, decision: Decision) -> Decision:
-    """The decision, not further from what is desired now than the pool's largest steps."""
+def limit_step(pool: Pool, desired: int, decision: Decision) -> Decision:
+    """Return the decision limited to the pool's `maxStep`."""
     told = pool.spec.autoscaling
     assert told is not None
     up, down = told.scale_up.max_step, told.scale_down.max_step

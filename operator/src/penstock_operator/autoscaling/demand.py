@@ -1,8 +1,8 @@
-"""What a pool's routers say was asked of them: `GET /penstock/v1/demand`, in this operator's words.
+"""The demand of a pool: counters of its routers (`GET /penstock/v1/demand`) as the autoscaler's input.
 
-Routers count from their own start, and come and go. `Tally` turns the counters of whoever answers into what
-was added since the last look: a router that is new, or began anew, has counted from zero; one that does not
-answer adds nothing now and all of it later. Pure but for what it keeps between two looks.
+Routers count since their start, and come and go. `DemandTally` computes what was added since the last
+observation: a new or restarted router has counted from zero; one that does not answer adds nothing now, and
+everything later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,20 +13,20 @@ from typing import Any
 from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.forecast.snapshot import Snapshot
 
-from penstock_operator.routers.demand_page import COUNTERS, Counters, Reading
+from penstock_operator.routers.demand_page import COUNTERS, Counters, DemandReading
 
 _SNAPSHOT = {f.name for f in fields(Snapshot)}
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counters of one pool's routers at the last look. at_s: when that was, None before the first."""
+class DemandTally:
+    """Counters of one pool's routers at the last observation. at_s: its time; None before the first."""
 
     at_s: float | None = None
-    last: dict[str, Reading] = field(default_factory=dict)
+    last: dict[str, DemandReading] = field(default_factory=dict)
 
-    def added(self, readings: Sequence[Reading], now_s: float) -> tuple[float, Counters]:
-        """Seconds since the last look, and what was counted in them, by tier. Zero for the first look."""
+    def added(self, readings: Sequence[DemandReading], now_s: float) -> tuple[float, Counters]:
+        """Return the seconds since the last observation, and the counts by tier. Zero for the first."""
         elapsed_s = 0.0 if self.at_s is None else now_s - self.at_s
         total: dict[str, dict[str, int]] = {}
         for reading in readings:
@@ -39,12 +39,12 @@ class Tally:
         return elapsed_s, total
 
     def keep(self, routers: Iterable[str]) -> None:
-        """Forget routers that are none of these."""
-        kept = set(routers)
-        self.last = {router: reading for router, reading in self.last.items() if router in kept}
+        """Forget all other routers."""
+        remaining = set(routers)
+        self.last = {router: reading for router, reading in self.last.items() if router in remaining}
 
-    def _counted(self, reading: Reading, tier: str, counter: str, elapsed_s: float) -> int:
-        """How much of a counter is no news."""
+    def _counted(self, reading: DemandReading, tier: str, counter: str, elapsed_s: float) -> int:
+        """Return how much of a counter was already counted."""
         last = self.last.get(reading.router)
         if last is None:
             old = self.at_s is None or reading.since_s > elapsed_s
@@ -55,17 +55,17 @@ class Tally:
 
 
 def demand_of(
-    tally: Tally,
+    tally: DemandTally,
     *,
-    readings: Sequence[Reading],
+    readings: Sequence[DemandReading],
     replicas: Mapping[str, ReplicaState],
     desired: int,
     promises: Mapping[str, bool],
     now_s: float,
 ) -> Demand:
-    """One observation for autoscaling.
+    """Return one observation for autoscaling.
 
-    replicas: the pool's replica pods and how each stands. promises: its tiers, and whether each has an SLO.
+    replicas: state of the pool's replica pods. promises: whether each tier has an SLO.
     """
     elapsed_s, added = tally.added(readings, now_s)
     told = {row["name"]: row for reading in readings for row in reading.replicas}
@@ -84,6 +84,6 @@ def demand_of(
 
 
 def _snapshot(row: Mapping[str, Any]) -> Snapshot:
-    """What a router passes on of a replica's snapshot; null stands for infinity, which JSON has not."""
+    """Return a replica's snapshot from a router's report, in which null means infinity."""
     told: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
     return Snapshot(**told)

@@ -23,7 +23,7 @@ from lightkube.config import client_adapter
 from lightkube.core.exceptions import ConfigError
 from penstock_runtime.serving import StartError
 
-from penstock_operator.cluster.kinds import Kind, kind_of
+from penstock_operator.cluster.kinds import ResourceKind, kind_of
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import FIELD_MANAGER
 
@@ -105,7 +105,7 @@ class Api:
         return await self._maybe("GET", path)
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
         """Every object of a kind that the selectors pick, and the list's resource version."""
         selected = {"labelSelector": labels, "fieldSelector": fields, "limit": PAGE}

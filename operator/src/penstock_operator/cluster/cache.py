@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock_operator.cluster.kinds import POOL, Kind, kind_of
+from penstock_operator.cluster.kinds import POOL, ResourceKind, kind_of
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import POOL_LABEL
 
@@ -55,8 +55,8 @@ class Cache:
         self._news = 0
         self._heard: dict[Ref, int] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()
-        self._highest: dict[Kind, int] = {}
-        self._behind: set[Kind] = set()
+        self._highest: dict[ResourceKind, int] = {}
+        self._behind: set[ResourceKind] = set()
 
     @property
     def behind(self) -> bool:
@@ -91,12 +91,12 @@ class Cache:
             del self._of_pool[pool_of(known)]
         return True
 
-    def mark(self, kind: Kind) -> Mark:
+    def mark(self, kind: ResourceKind) -> Mark:
         """To be taken before a list is asked for."""
         return Mark(self._news, self._highest.get(kind, 0))
 
     def replace(
-        self, kind: Kind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
+        self, kind: ResourceKind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
     ) -> None:
         """All there is of a kind, as of a resource version. namespace None: in all of them."""
         for manifest in listed:

@@ -23,7 +23,7 @@ APPLY = "kubectl apply --server-side -f crds/servingpools.yaml"
 WAIT_S = 30.0
 """For a definition that was applied a moment ago to be published."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 MOST_NAMED = 8
 
 
@@ -36,7 +36,7 @@ async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:
         found = published(page) if page is not None else None
         if found is None:
             log.warning("no ServingPool in this cluster yet", to_do=APPLY)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     if found is None:
         raise StartError(f"this cluster has no ServingPool {VERSION}; {APPLY}")
     for line in judge(set(fields(schema())), set(fields(found))):

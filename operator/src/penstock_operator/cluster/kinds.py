@@ -14,7 +14,7 @@ VERSION = "v1alpha1"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """One kind. plural: its name in paths. optional: its CRD need not be installed."""
 
     api_version: str
@@ -40,38 +40,38 @@ class Kind:
         return "/".join(filter(None, [f"{root}{within}/{self.plural}", name, subresource]))
 
 
-POOL = Kind(f"{GROUP}/{VERSION}", "ServingPool", "servingpools")
-POD = Kind("v1", "Pod", "pods")
-SECRET = Kind("v1", "Secret", "secrets")
-CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
-CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-EVENT = Kind("v1", "Event", "events")
-LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
-DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+POOL = ResourceKind(f"{GROUP}/{VERSION}", "ServingPool", "servingpools")
+POD = ResourceKind("v1", "Pod", "pods")
+SECRET = ResourceKind("v1", "Secret", "secrets")
+CONFIG_MAP = ResourceKind("v1", "ConfigMap", "configmaps")
+CLAIM = ResourceKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENT = ResourceKind("v1", "Event", "events")
+LEASE = ResourceKind("coordination.k8s.io/v1", "Lease", "leases")
+STATEFUL_SET = ResourceKind("apps/v1", "StatefulSet", "statefulsets")
+DEPLOYMENT = ResourceKind("apps/v1", "Deployment", "deployments")
 
 WATCHED = (
     STATEFUL_SET,
     DEPLOYMENT,
     POD,
     CONFIG_MAP,
-    Kind("v1", "Service", "services"),
-    Kind("v1", "ServiceAccount", "serviceaccounts"),
-    Kind("rbac.authorization.k8s.io/v1", "Role", "roles"),
-    Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
-    Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
-    Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-    Kind("networking.k8s.io/v1", "Ingress", "ingresses"),
-    Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
-    Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True),
-    Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", optional=True),
-    Kind("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors", optional=True),
+    ResourceKind("v1", "Service", "services"),
+    ResourceKind("v1", "ServiceAccount", "serviceaccounts"),
+    ResourceKind("rbac.authorization.k8s.io/v1", "Role", "roles"),
+    ResourceKind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
+    ResourceKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    ResourceKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    ResourceKind("networking.k8s.io/v1", "Ingress", "ingresses"),
+    ResourceKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
+    ResourceKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True),
+    ResourceKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", optional=True),
+    ResourceKind("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors", optional=True),
 )
 
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (POOL, SECRET, CLAIM, EVENT, LEASE, *WATCHED)}
 
 
-def kind_of(which: Manifest | Ref) -> Kind:
+def kind_of(which: Manifest | Ref) -> ResourceKind:
     """The kind of a manifest or of what a reference points at. Raises KeyError for one not listed here."""
     if isinstance(which, Ref):
         return _BY_NAME[which.api_version, which.kind]

@@ -13,7 +13,7 @@ OWN = (*READ, "create", "patch", "delete")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PermissionRule:
     """Verbs on resources of an API group. names: on objects of these names only; none: on all."""
 
     group: str
@@ -24,33 +24,43 @@ class Rule:
 
 
 POOLS = (
-    Rule("penstock.dev", ("servingpools",), READ, "pools are followed"),
-    Rule("penstock.dev", ("servingpools/status",), ("patch",), "what was observed is written"),
-    Rule("penstock.dev", ("servingpools/finalizers",), ("update",), "objects are owned by their pool"),
-    Rule("", ("configmaps", "serviceaccounts", "services"), OWN, "a pool's own are made and kept"),
-    Rule(
+    PermissionRule("penstock.dev", ("servingpools",), READ, "pools are followed"),
+    PermissionRule("penstock.dev", ("servingpools/status",), ("patch",), "what was observed is written"),
+    PermissionRule(
+        "penstock.dev", ("servingpools/finalizers",), ("update",), "objects are owned by their pool"
+    ),
+    PermissionRule("", ("configmaps", "serviceaccounts", "services"), OWN, "a pool's own are made and kept"),
+    PermissionRule(
         "",
         ("secrets",),
         ("get", "create", "patch", "delete"),
         "a pool's TLS keys are made and kept; of API keys only the existence is asked",
     ),
-    Rule("", ("pods",), READ, "why pods do not start is said in the pool's status"),
-    Rule("", ("persistentvolumeclaims",), ("get",), "whether the claim with the weights exists"),
-    Rule("", ("events",), ("list", "create", "patch"), "Warnings about pods are read, news of pools posted"),
-    Rule("apps", ("deployments", "statefulsets"), OWN, "routers and replicas"),
-    Rule("policy", ("poddisruptionbudgets",), OWN, "drains leave enough of them"),
-    Rule("networking.k8s.io", ("ingresses", "networkpolicies"), OWN, "the way in, and who may take it"),
-    Rule("autoscaling", ("horizontalpodautoscalers",), OWN, "`autoscaling.by: hpa`"),
-    Rule("keda.sh", ("scaledobjects",), OWN, "`autoscaling.by: keda`"),
-    Rule("gateway.networking.k8s.io", ("httproutes",), OWN, "the way in by a Gateway"),
-    Rule("monitoring.coreos.com", ("servicemonitors",), OWN, "Prometheus finds pools"),
-    Rule("rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "routers may watch their replicas"),
-    Rule("discovery.k8s.io", ("endpointslices",), READ, "only what one has can be granted: routers get this"),
+    PermissionRule("", ("pods",), READ, "why pods do not start is said in the pool's status"),
+    PermissionRule("", ("persistentvolumeclaims",), ("get",), "whether the claim with the weights exists"),
+    PermissionRule(
+        "", ("events",), ("list", "create", "patch"), "Warnings about pods are read, news of pools posted"
+    ),
+    PermissionRule("apps", ("deployments", "statefulsets"), OWN, "routers and replicas"),
+    PermissionRule("policy", ("poddisruptionbudgets",), OWN, "drains leave enough of them"),
+    PermissionRule(
+        "networking.k8s.io", ("ingresses", "networkpolicies"), OWN, "the way in, and who may take it"
+    ),
+    PermissionRule("autoscaling", ("horizontalpodautoscalers",), OWN, "`autoscaling.by: hpa`"),
+    PermissionRule("keda.sh", ("scaledobjects",), OWN, "`autoscaling.by: keda`"),
+    PermissionRule("gateway.networking.k8s.io", ("httproutes",), OWN, "the way in by a Gateway"),
+    PermissionRule("monitoring.coreos.com", ("servicemonitors",), OWN, "Prometheus finds pools"),
+    PermissionRule(
+        "rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "routers may watch their replicas"
+    ),
+    PermissionRule(
+        "discovery.k8s.io", ("endpointslices",), READ, "only what one has can be granted: routers get this"
+    ),
 )
 """Where pools are served."""
 
 CLUSTER = (
-    Rule(
+    PermissionRule(
         "apiextensions.k8s.io",
         ("customresourcedefinitions",),
         ("list", "watch"),
@@ -60,13 +70,13 @@ CLUSTER = (
 """In the whole cluster, beside `POOLS`, where all namespaces are served."""
 
 LEASE = (
-    Rule("coordination.k8s.io", ("leases",), ("create",), "one of several operators acts"),
-    Rule("coordination.k8s.io", ("leases",), ("get", "update"), "the same", ("penstock-operator",)),
+    PermissionRule("coordination.k8s.io", ("leases",), ("create",), "one of several operators acts"),
+    PermissionRule("coordination.k8s.io", ("leases",), ("get", "update"), "the same", ("penstock-operator",)),
 )
 """In the operator's own namespace."""
 
 
-def manifest_rules(rules: tuple[Rule, ...]) -> list[dict[str, list[str]]]:
+def manifest_rules(rules: tuple[PermissionRule, ...]) -> list[dict[str, list[str]]]:
     """As a Role has them."""
     return [
         {"apiGroups": [rule.group], "resources": list(rule.resources), "verbs": list(rule.verbs)}

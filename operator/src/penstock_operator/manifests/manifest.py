@@ -25,7 +25,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class PoolOwner:
     """The ServingPool that objects are made for. uid: the API server's, new for every pool of one name."""
 
     name: str

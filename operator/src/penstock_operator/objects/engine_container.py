@@ -68,7 +68,7 @@ SIMULATED_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "192Mi"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineContainer:
     """What an engine adds to a pod. init: containers that have to end before it starts."""
 
     container: Json
@@ -76,7 +76,7 @@ class Engine:
     volumes: tuple[Json, ...] = field(default=())
 
 
-def engine(context: RenderContext) -> Engine:
+def engine(context: RenderContext) -> EngineContainer:
     """The pool's engine. Raises UnsupportedPool where it has no image to run."""
     made = _TYPES[context.pool.spec.engine.type](context)
     if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
@@ -95,7 +95,7 @@ def engine_last(template: Json) -> Json:
     return {**template, "spec": {**template["spec"], "initContainers": ordered}}
 
 
-def _simulated(context: RenderContext) -> Engine:
+def _simulated(context: RenderContext) -> EngineContainer:
     spec = context.pool.spec.engine
     listen = ["--host", "0.0.0.0", "--port", str(ENGINE_PORT)]
     stop = ["--drain-s", f"{ENGINE_STOP_S / 2:g}"]
@@ -117,10 +117,10 @@ def _simulated(context: RenderContext) -> Engine:
             its_mount,
         ],
     )
-    return Engine(made, volumes=(temporary,))
+    return EngineContainer(made, volumes=(temporary,))
 
 
-def _vllm(context: RenderContext) -> Engine:
+def _vllm(context: RenderContext) -> EngineContainer:
     spec, scheduling = context.pool.spec.engine, context.pool.spec.scheduling
     plugin, plugin_mount = empty_folder("plugin", PLUGIN_FOLDER)
     copy = container(
@@ -150,7 +150,7 @@ def _vllm(context: RenderContext) -> Engine:
     )
     made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(context)]
     made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
-    return Engine(made.container, (copy,), (*made.volumes, plugin))
+    return EngineContainer(made.container, (copy,), (*made.volumes, plugin))
 
 
 def _with_gpus(spec: EngineSpec) -> Resources:
@@ -191,7 +191,7 @@ def _time_model(context: RenderContext) -> str:
     return f"{CONFIG_FOLDER}/{named}" if time_model_source(context) else named
 
 
-def _openai(context: RenderContext) -> Engine:
+def _openai(context: RenderContext) -> EngineContainer:
     spec = context.pool.spec.engine
     if spec.image is None:
         raise UnsupportedPool(
@@ -200,7 +200,7 @@ def _openai(context: RenderContext) -> Engine:
     return _others(context, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
 
 
-def _others(context: RenderContext, image: str, **started: Any) -> Engine:
+def _others(context: RenderContext, image: str, **started: Any) -> EngineContainer:
     """An engine with somebody else's image: a home to write to, shared memory, its model."""
     cache, cache_mount = empty_folder("engine-cache", CACHE_FOLDER)
     shared, shared_mount = empty_folder("shared-memory", "/dev/shm", medium="Memory")
@@ -219,7 +219,7 @@ def _others(context: RenderContext, image: str, **started: Any) -> Engine:
         volumeMounts=[cache_mount, shared_mount, its_mount, *([_MODEL_MOUNT] if weights else [])],
         **started,
     )
-    return Engine(made, volumes=(cache, shared, temporary, *weights))
+    return EngineContainer(made, volumes=(cache, shared, temporary, *weights))
 
 
 def _weights(context: RenderContext) -> tuple[Json, ...]:
@@ -251,7 +251,7 @@ _HOME = {
     "XDG_CACHE_HOME": f"{CACHE_FOLDER}/cache",
     "USER": "engine",  # who has no entry in /etc/passwd: libraries that ask for a name ask here first
 }
-_TYPES: dict[str, Callable[[RenderContext], Engine]] = {
+_TYPES: dict[str, Callable[[RenderContext], EngineContainer]] = {
     "simulated": _simulated,
     "vllm": _vllm,
     "openai": _openai,

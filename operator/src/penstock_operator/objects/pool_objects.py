@@ -9,7 +9,7 @@ what pods need to start, then the pods, then what leads traffic to them.
 from penstock_pool import Pool
 
 from penstock_operator.manifests.digest import digest
-from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.manifests.names import WANTED_ANNOTATION
 from penstock_operator.objects.config_maps import learned_config_map, replica_config_map, router_config_map
 from penstock_operator.objects.disruption_budgets import disruption_budgets
@@ -17,17 +17,19 @@ from penstock_operator.objects.external_autoscalers import autoscalers
 from penstock_operator.objects.http_route import http_route
 from penstock_operator.objects.ingress import ingress
 from penstock_operator.objects.network_policies import replica_network_policy, router_network_policy
-from penstock_operator.objects.render_context import Facts, RenderContext
+from penstock_operator.objects.render_context import RenderContext, RenderFacts
 from penstock_operator.objects.replica_statefulset import replica_set
 from penstock_operator.objects.router_deployment import router_deployment
 from penstock_operator.objects.service_accounts import accounts
 from penstock_operator.objects.service_monitor import service_monitor
 from penstock_operator.objects.services import admin_service, replicas_service, router_service
 from penstock_operator.objects.tls_secrets import tls_secrets
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 
 
-def desired(pool: Pool, owner: Owner, settings: Settings, facts: Facts) -> tuple[Manifest, ...]:
+def desired(
+    pool: Pool, owner: PoolOwner, settings: OperatorSettings, facts: RenderFacts
+) -> tuple[Manifest, ...]:
     """Every object of the pool, in the order to apply them.
 
     Each has the pool's labels, its ownerReference and its namespace, and the annotation

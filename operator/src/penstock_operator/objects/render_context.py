@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from penstock_pool import Pool
 
-from penstock_operator.manifests.manifest import Owner
-from penstock_operator.settings import Settings
+from penstock_operator.manifests.manifest import PoolOwner
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.tls.credentials import Credentials
 
 
@@ -14,7 +14,7 @@ class UnsupportedPool(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RenderFacts:
     """What is wanted beside the pool's own words.
 
     replicas: how many replicas to run now: `spec.replicas`, or what autoscaling decided.
@@ -32,9 +32,9 @@ class RenderContext:
     """All that an object may depend on."""
 
     pool: Pool
-    owner: Owner
-    settings: Settings
-    facts: Facts
+    owner: PoolOwner
+    settings: OperatorSettings
+    facts: RenderFacts
 
     @property
     def name(self) -> str:

@@ -1,18 +1,18 @@
 """Decides on the actions that turn the observed objects into the desired ones.
 
-Three rules. Apply what is missing, changed or drifted. Delete what this pool owns and no longer wants. Touch
-nothing else: an object of a wanted name that this pool does not own is a conflict for a person to solve, and
-says so in the pool's status. So does a field that the API server leaves out however often it is sent.
+Three rules. Apply desired objects that are missing, changed or drifted. Delete objects that this pool owns
+and that are not desired. Change nothing else: a desired name that belongs to another owner is a conflict,
+which the pool's status reports, as is a field that the API server drops.
 
-Ownership is the ownerReference with this pool's uid (a name alone could be an earlier pool's). To be deleted
-an object has to carry the operator's label besides: two marks that no accident makes.
+Ownership is the ownerReference with this pool's uid, because a name could be an earlier pool's. An object is
+deleted only if it has the operator's label too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_operator.manifests.manifest import Manifest, Owner, Ref, ref_of
+from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER, MANAGED_BY, WANTED_ANNOTATION
 from penstock_operator.reconcile.drift import Difference, differences
 
@@ -20,19 +20,19 @@ from penstock_operator.reconcile.drift import Difference, differences
 class ActionReason(StrEnum):
     """Why an action is taken; the same word is in events, logs and conditions."""
 
-    MISSING = "missing"  # wanted, and not there
-    CHANGED = "changed"  # the pool or the operator wants something else than it did
-    DRIFTED = "drifted"  # the same is wanted, somebody changed the object
-    ORPHANED = "orphaned"  # this pool's, and no longer wanted
-    LEFT_OUT = "left_out"  # sent, and the API server does not keep it
-    NOT_OURS = "not_ours"  # wanted, but the name is taken by somebody else's object
+    MISSING = "missing"  # desired, and does not exist
+    CHANGED = "changed"  # the desired state has changed
+    DRIFTED = "drifted"  # another client has changed the object
+    ORPHANED = "orphaned"  # owned by this pool, and no longer desired
+    LEFT_OUT = "left_out"  # the API server drops fields
+    NOT_OURS = "not_ours"  # the name belongs to another owner's object
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply this manifest, server side, by force: what it names is the operator's.
+    """Apply this manifest by forced server-side apply.
 
-    drift: paths of the fields that differ, for the event; empty where the object is missing or changed.
+    drift: paths of the fields that differ, for the event; empty if the object is missing or changed.
     """
 
     manifest: Manifest
@@ -42,7 +42,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete this object, in the background. uid: a precondition, so that a namesake made since is safe."""
+    """Delete this object in the background. uid: precondition that keeps a newer object of that name."""
 
     ref: Ref
     uid: str
@@ -51,7 +51,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Do nothing: the name belongs to somebody else. message: for the status, in words."""
+    """Do nothing: the name belongs to another owner. message: for the status."""
 
     ref: Ref
     message: str
@@ -60,7 +60,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Do nothing: the API server has taken this manifest, and left out these fields."""
+    """Do nothing: the API server has accepted this manifest without these fields."""
 
     manifest: Manifest
     fields: tuple[str, ...]
@@ -70,16 +70,16 @@ class LeftOut:
 Action = Apply | Delete | Conflict | LeftOut
 
 
-def decide(wanted: Sequence[Manifest], observed: Sequence[Manifest], owner: Owner) -> tuple[Action, ...]:
-    """Actions that turn what is observed into what is wanted; none where that is so already.
+def decide(wanted: Sequence[Manifest], observed: Sequence[Manifest], owner: PoolOwner) -> tuple[Action, ...]:
+    """Return the actions that turn the observed objects into the desired ones; empty if they are equal.
 
-    observed: every object in the pool's namespace with the label `penstock.dev/pool` of this pool, and
-        every object, whosever, that has the kind and name of a wanted one.
-    Applies come first and in the order of `wanted`, then deletions, last what only a person can solve. An
-    object that is being deleted is left alone until it is gone.
+    observed: every object in the pool's namespace with this pool's label `penstock.dev/pool`, and every
+        object, of any owner, with the kind and name of a desired one. Applies come first, in the order of
+        `wanted`, then deletions, then conflicts. An object that is being deleted is left unchanged until it
+        is gone.
     """
     there = {ref_of(manifest): manifest for manifest in observed}
-    steps = [_towards(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
+    steps = [_action_for(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
     still_wanted = {ref_of(manifest) for manifest in wanted}
     orphans = [
         Delete(ref, manifest["metadata"]["uid"])
@@ -91,13 +91,15 @@ def decide(wanted: Sequence[Manifest], observed: Sequence[Manifest], owner: Owne
     return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *problems)
 
 
-def _towards(wanted: Manifest, observed: Manifest | None, owner: Owner) -> Apply | Conflict | LeftOut | None:
-    """What to do about one wanted object."""
+def _action_for(
+    wanted: Manifest, observed: Manifest | None, owner: PoolOwner
+) -> Apply | Conflict | LeftOut | None:
+    """Return the action for one desired object."""
     if observed is None:
         return Apply(wanted, ActionReason.MISSING)
     if not _owned(observed, owner):
-        return Conflict(ref_of(wanted), _whose(observed))
-    if _leaving(observed):
+        return Conflict(ref_of(wanted), _conflict_message(observed))
+    if _is_deleting(observed):
         return None
     asked_before = _annotation(observed, WANTED_ANNOTATION)
     if asked_before not in (None, _annotation(wanted, WANTED_ANNOTATION)):
@@ -106,24 +108,24 @@ def _towards(wanted: Manifest, observed: Manifest | None, owner: Owner) -> Apply
 
 
 def _about_fields(wanted: Manifest, differs: Sequence[Difference]) -> Apply | LeftOut | None:
-    """What to do about an object that was asked for as it is wanted now."""
+    """Return the action for an object whose desired state is unchanged."""
     if taken := tuple(each.path for each in differs if not each.owned):
         return Apply(wanted, ActionReason.DRIFTED, taken)
     left_out = tuple(each.path for each in differs if each.absent)
     return LeftOut(wanted, left_out) if left_out else None
 
 
-def _owned(manifest: Manifest, owner: Owner) -> bool:
+def _owned(manifest: Manifest, owner: PoolOwner) -> bool:
     return any(reference["uid"] == owner.uid for reference in _owners(manifest))
 
 
-def _may_be_deleted(manifest: Manifest, owner: Owner) -> bool:
+def _may_be_deleted(manifest: Manifest, owner: PoolOwner) -> bool:
     labels = manifest["metadata"].get("labels") or {}
-    return _owned(manifest, owner) and labels.get(MANAGED_BY) == FIELD_MANAGER and not _leaving(manifest)
+    return _owned(manifest, owner) and labels.get(MANAGED_BY) == FIELD_MANAGER and not _is_deleting(manifest)
 
 
-def _whose(manifest: Manifest) -> str:
-    """In words, with what to do."""
+def _conflict_message(manifest: Manifest) -> str:
+    """Return a message that names the owner and what to do."""
     keepers = [f'{owner["kind"]} "{owner["name"]}"' for owner in _owners(manifest) if owner.get("controller")]
     whose = f"belongs to {keepers[0]}" if keepers else "has no ownerReference to this pool"
     return f"{ref_of(manifest)} {whose}: delete it, or give the pool another name"
@@ -133,7 +135,7 @@ def _owners(manifest: Manifest) -> list[Manifest]:
     return manifest["metadata"].get("ownerReferences") or []
 
 
-def _leaving(manifest: Manifest) -> bool:
+def _is_deleting(manifest: Manifest) -> bool:
     return manifest["metadata"].get("deletionTimestamp") is not None
 
 

@@ -1,7 +1,6 @@
-"""Derives the desired state of a pool: its objects, and the problems that its spec has.
+"""Derives the desired state of a pool: its objects, and the problems of its spec.
 
-Pure. If the operator cannot read or run a pool, nothing changes: what runs keeps running until the pool is
-corrected.
+Pure. If the operator cannot read or run a pool, its objects are left unchanged until the pool is corrected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +10,18 @@ from typing import Any
 from penstock_pool import Pool, PoolError, parse_pool
 
 from penstock_operator.autoscaling.autoscaler import replicas_now
-from penstock_operator.manifests.manifest import Manifest, Owner
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
-from penstock_operator.objects.render_context import Facts, UnsupportedPool
-from penstock_operator.reconcile.ingress_hosts import host_of, taken_by
-from penstock_operator.settings import Settings
+from penstock_operator.objects.render_context import RenderFacts, UnsupportedPool
+from penstock_operator.reconcile.ingress_hosts import host_of, older_claimant
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.diagnosis import Cause, Problem
 from penstock_operator.tls.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """wanted: None where nothing is to be changed, for a reason that is among the problems."""
+    """The desired state. wanted: the objects; None if they are left unchanged, for a reason in `problems`."""
 
     wanted: tuple[Manifest, ...] | None
     problems: tuple[Problem, ...]
@@ -30,7 +29,7 @@ class DesiredState:
 
 
 def read(document: Manifest) -> Pool | Problem:
-    """The pool in an object, or why it cannot be read: the CRD is of another release, or lacks a rule."""
+    """Return the pool in an object, or why it is invalid, as with a CRD of another release."""
     try:
         return parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
     except PoolError as error:
@@ -38,33 +37,33 @@ def read(document: Manifest) -> Pool | Problem:
         return Problem(Cause.SPEC_INVALID, "; ".join(lines))
 
 
-def owner_of(document: Manifest) -> Owner:
-    """The pool as its children's owner."""
+def owner_of(document: Manifest) -> PoolOwner:
+    """Return the pool as owner of its objects."""
     metadata = document["metadata"]
-    return Owner(metadata["name"], metadata["namespace"], metadata["uid"])
+    return PoolOwner(metadata["name"], metadata["namespace"], metadata["uid"])
 
 
 def desired_state(
     pool: Pool,
     document: Manifest,
     others: Iterable[Manifest],
-    settings: Settings,
+    settings: OperatorSettings,
     credentials: Credentials | None,
     *,
     capacity_rps: float | None = None,
 ) -> DesiredState:
-    """What a readable pool wants.
+    """Return the desired state of a valid pool.
 
-    document: the same, as the API server has it; others: all other pools; capacity_rps: as in `Facts`.
+    document: the pool as the API server has it; others: all other pools; capacity_rps: as in `RenderFacts`.
     """
     status: Mapping[str, Any] = document.get("status", {})
     replicas = replicas_now(pool, status)
     problems: tuple[Problem, ...] = ()
-    if (older := taken_by(document, others)) is not None:
+    if (older := older_claimant(document, others)) is not None:
         problems = (_host_taken(document, older),)
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
     try:
-        wanted = desired(pool, owner_of(document), settings, Facts(replicas, credentials, capacity_rps))
+        wanted = desired(pool, owner_of(document), settings, RenderFacts(replicas, credentials, capacity_rps))
     except UnsupportedPool as unfit:
         return DesiredState(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
     return DesiredState(wanted, problems, replicas)

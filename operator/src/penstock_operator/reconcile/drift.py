@@ -1,16 +1,15 @@
 """Compares an object with the manifest that was applied.
 
-The API server fills in defaults, other controllers add fields, and quantities come back in another notation.
-So what is compared is what was asked for and nothing else: everything that the manifest says has to be there,
-whatever else is there too. Lists that are maps are compared entry by entry; all other lists whole, because
-that is how server-side apply owns them.
+The API server fills in defaults, other controllers add fields, and quantities are returned in another
+notation. So only the fields of the manifest are compared. Lists that are maps are compared entry by entry,
+all other lists as a whole, as server-side apply owns them.
 
-A difference is drift where another manager has taken the field. Where the field is still the operator's, the
-value came with the operator's own write: a mutating webhook or policy has changed what was sent, such as an
-image's registry, and would do so again. Such a field is left as it is.
+A difference is drift if another field manager owns the field. If the operator still owns it, a mutating
+webhook or policy changed the operator's own write, such as an image's registry, and would do so again. Such a
+field is left unchanged.
 
-A field asked for with an empty value (`{}`, `[]`, `""`, 0, false) is also met by its absence: the server
-drops many of those. Not so the few whose absence means something else.
+A field with an empty value (`{}`, `[]`, `""`, 0, false) equals an absent one, because the server drops many
+of those, except for the few whose absence has another meaning.
 """
 
 from collections.abc import Iterator
@@ -32,27 +31,26 @@ _DEFAULT_IS_NOT_EMPTY = frozenset(
         "maxUnavailable",
     }
 )
-"""Fields that, when absent, are taken to be something else than empty."""
+"""Fields whose absence does not mean empty."""
 
 _ORDERED = frozenset({"initContainers"})
-"""Lists by key whose order matters too."""
+"""Lists by key whose order matters."""
 
 _WHOLE_MAPS = frozenset(
     {"selector", "matchLabels", "podSelector", "namespaceSelector", "labelSelector", "nodeSelector"}
 )
-"""Maps that are owned whole: one more condition and a selector selects something else."""
+"""Maps that are compared as a whole: an added entry changes what a selector selects."""
 
 _OF_QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "averageValue"})
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field of an object that is not as it was asked for.
+    """A field of an object that differs from the applied manifest.
 
-    absent: the object has no such field. A limit or request that is gone counts as changed: adjusters of
-        resources remove them, and the API server never does.
-    owned: the field is still the operator's, so that no other manager wrote this value: admission changed it,
-        or the API server does not know it.
+    absent: the object has no such field. A removed limit or request counts as changed: resource adjusters
+        remove them, and the API server never does.
+    owned: the operator still owns the field: admission changed it, or the API server does not know it.
     """
 
     path: str
@@ -66,7 +64,7 @@ def differences(wanted: Manifest, observed: Manifest) -> tuple[Difference, ...]:
 
 
 def drift(wanted: Manifest, observed: Manifest) -> tuple[str, ...]:
-    """Paths of the fields that somebody else has changed, in order; empty where nobody has."""
+    """Return the paths of fields that another manager has changed, in order."""
     return tuple(each.path for each in differences(wanted, observed) if not each.owned)
 
 
@@ -108,7 +106,7 @@ def _list_differences(
 
 
 def _whole(owned: Fields | None) -> bool:
-    """Whether a tree owns everything under it: Kubernetes replaces such a list or map whole."""
+    """Return whether a tree owns everything under it; Kubernetes replaces such a list or map as a whole."""
     return owned is not None and not owned
 
 
@@ -125,7 +123,7 @@ def _same(field: str, wanted: Any, observed: Any) -> bool:
 
 
 def _join(path: str, name: str) -> str:
-    """`a.b`, and `a[b.c]` for names that have dots of their own."""
+    """Return `a.b`, or `a[b.c]` for names with dots."""
     if "." in name or "/" in name:
         return f"{path}[{name}]"
     return f"{path}.{name}" if path else name

@@ -21,61 +21,63 @@ LONGEST_MESSAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """Something to tell about a pool."""
+class PoolEvent:
+    """The content of a Kubernetes Event about a pool."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
 
 
-def news_of(before: Mapping[str, Any], after: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[News]:
-    """Everything to tell, in the order in which it is read best."""
+def pool_events(
+    before: Mapping[str, Any], after: Mapping[str, Any], actions: Sequence[Action]
+) -> Iterator[PoolEvent]:
+    """Yield the events of a reconciliation: actions, scaling, health."""
     yield from _of_actions(before, actions)
     yield from _of_scaling(before, after)
     yield from _of_health(before, after)
 
 
-def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[News]:
+def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[PoolEvent]:
     for action in actions:
         match action:
             case Apply(manifest, ActionReason.DRIFTED, drift):
                 fields = ", ".join(drift) or "fields"
-                yield News(
+                yield PoolEvent(
                     "Normal", "DriftMended", f"{ref_of(manifest)}: {fields} put back as the pool wants"
                 )
             case Apply(manifest, ActionReason.MISSING) if before:
-                yield News("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
+                yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
             case Delete(ref):
-                yield News("Normal", "Removed", f"{ref} is no longer wanted and is removed")
+                yield PoolEvent("Normal", "Removed", f"{ref} is no longer wanted and is removed")
             case _:
                 pass
 
 
-def _of_scaling(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[News]:
+def _of_scaling(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
     was, now = before.get("autoscaling"), after.get("autoscaling")
     if was and now and was.get("replicas") != now["replicas"]:
         message = f"{was.get('replicas')} to {now['replicas']} replicas: {now['message']}"
-        yield News("Normal", "Scaled", message)
+        yield PoolEvent("Normal", "Scaled", message)
 
 
-def _of_health(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[News]:
+def _of_health(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
     was, now = condition(before, "Degraded"), condition(after, "Degraded")
     if now is not None and now["status"] == "True":
         if was is None or (was["status"], was["reason"]) != ("True", now["reason"]):
-            yield News("Warning", now["reason"], now["message"])
+            yield PoolEvent("Warning", now["reason"], now["message"])
     elif was is not None and was["status"] == "True":
-        yield News("Normal", "Recovered", f"no longer: {was['reason']}")
+        yield PoolEvent("Normal", "Recovered", f"no longer: {was['reason']}")
     ready_was, ready = condition(before, "Ready"), condition(after, "Ready")
     if ready is not None and ready["status"] == "True" and (ready_was or {}).get("status") != "True":
-        yield News("Normal", "Ready", ready["message"])
+        yield PoolEvent("Normal", "Ready", ready["message"])
 
 
-def event_of(pool: Manifest, news: News, now: str) -> Manifest:
-    """The Event that tells it. now: RFC 3339."""
+def event_manifest(pool: Manifest, event: PoolEvent, now: str) -> Manifest:
+    """Return the Kubernetes Event. now: RFC 3339."""
     metadata = pool["metadata"]
-    said = f"{metadata['uid']}/{news.type}/{news.reason}/{news.message}"
-    digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+    content = f"{metadata['uid']}/{event.type}/{event.reason}/{event.message}"
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -87,9 +89,9 @@ def event_of(pool: Manifest, news: News, now: str) -> Manifest:
             "namespace": metadata["namespace"],
             "uid": metadata["uid"],
         },
-        "type": news.type,
-        "reason": news.reason,
-        "message": news.message[:LONGEST_MESSAGE],
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:LONGEST_MESSAGE],
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
         "reportingInstance": FIELD_MANAGER,

@@ -13,7 +13,7 @@ from penstock_operator.cluster.api_client import Api, ApiRefused
 from penstock_operator.cluster.cache import Cache
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.pods import component_of
-from penstock_operator.metrics import Metrics
+from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
 from penstock_operator.reconcile.drift import differences
 from penstock_operator.status.diagnosis import Cause, Problem
@@ -21,10 +21,10 @@ from penstock_operator.status.diagnosis import Cause, Problem
 log = structlog.get_logger()
 
 
-async def carry_out(
-    actions: Iterable[Action], api: Api, cache: Cache, metrics: Metrics
+async def execute(
+    actions: Iterable[Action], api: Api, cache: Cache, metrics: OperatorMetrics
 ) -> tuple[Problem, ...]:
-    """Do it all, in order. What could not be done. Raises ApiUnreachable."""
+    """Execute all actions in order. Returns the problems of those that failed. Raises ApiUnreachable."""
     problems: list[Problem] = []
     for action in actions:
         try:
@@ -45,7 +45,7 @@ async def carry_out(
 
 
 def ref_in(action: Action) -> Ref:
-    """The object that an action is about."""
+    """Return the object of an action."""
     return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
 
 
@@ -55,7 +55,7 @@ async def _do(action: Action, api: Api, cache: Cache) -> Problem | None:
             made = (
                 await _restore(manifest, api) if reason is ActionReason.DRIFTED else await api.apply(manifest)
             )
-            problem = not_kept(manifest, made)
+            problem = fields_left_out(manifest, made)
             if watched(manifest):
                 cache.update(made)
             return problem
@@ -69,9 +69,9 @@ async def _do(action: Action, api: Api, cache: Cache) -> Problem | None:
 
 
 async def _restore(manifest: Manifest, api: Api) -> Manifest:
-    """Apply; where what somebody put beside ours cannot be there together with it, put ours in its place.
+    """Apply; if an entry of another manager makes the result invalid, overwrite it first.
 
-    Server-side apply never removes an entry that another wrote, not even where both together are invalid.
+    Server-side apply never removes another manager's entry, even if both together are invalid.
     """
     try:
         return await api.apply(manifest)
@@ -82,10 +82,10 @@ async def _restore(manifest: Manifest, api: Api) -> Manifest:
         return await api.apply(manifest)
 
 
-def not_kept(manifest: Manifest, made: Manifest) -> Problem | None:
-    """Return the fields of a manifest that the API server left out of what it made, as a problem.
+def fields_left_out(manifest: Manifest, made: Manifest) -> Problem | None:
+    """Return a problem with the fields that the API server dropped; None if there are none.
 
-    Values that admission changed are none: they are logged.
+    Values that admission changed are only logged.
     """
     differs = differences(manifest, made)
     changed = [each.path for each in differs if not each.absent]
@@ -96,7 +96,7 @@ def not_kept(manifest: Manifest, made: Manifest) -> Problem | None:
 
 
 def _left_out(manifest: Manifest, fields: Sequence[str]) -> Problem:
-    """Fields that the API server took and left out without a word."""
+    """Return the problem of fields that the API server dropped."""
     message = (
         f"{ref_of(manifest)}: the API server does not keep {', '.join(fields)}: "
         "it has that feature off, or an admission webhook removes it"
@@ -105,7 +105,7 @@ def _left_out(manifest: Manifest, fields: Sequence[str]) -> Problem:
 
 
 def watched(manifest: Manifest) -> bool:
-    """Whether a watch tells of this object, so that what is noted of it is also forgotten."""
+    """Return whether objects of this kind are watched, so that the cache also learns of their deletion."""
     return bool(manifest["kind"] != "Secret")
 
 

@@ -17,34 +17,36 @@ from penstock_operator.cluster.kinds import EVENT
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import authority_name, replica_name, tls_name
 from penstock_operator.manifests.pods import is_ready, pods_of
-from penstock_operator.settings import Settings
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.diagnosis import Problem, absence
 from penstock_operator.status.pod_references import references
 
 MOST_PODS_ASKED = 3
-"""Pods whose Warnings are read at once: they mostly say the same."""
+"""Most pods whose Warnings are read; they are mostly equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """The pool's own two. None where there is none."""
+    """The pool's two Secrets; None for one that does not exist."""
 
     authority: Manifest | None
     published: Manifest | None
 
-    def there(self) -> tuple[Manifest, ...]:
-        """Those that exist."""
+    def existing(self) -> tuple[Manifest, ...]:
+        """Return those that exist."""
         return tuple(secret for secret in (self.authority, self.published) if secret is not None)
 
 
 async def own_secrets(api: Api, key: PoolKey) -> Secrets:
-    """The pool's keys, as they are now."""
+    """Read the pool's two Secrets."""
     names = authority_name(key.name), tls_name(key.name)
     refs = (Ref("v1", "Secret", key.namespace, name) for name in names)
     return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
 
 
-async def absent(api: Api, pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tuple[Problem, ...]:
+async def absent(
+    api: Api, pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
+) -> tuple[Problem, ...]:
     """Problems of references: objects that the pool's pods refer to and that do not exist."""
     named = references(pool, settings, wanted)
     there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))
@@ -58,7 +60,7 @@ async def absent(api: Api, pool: Pool, settings: Settings, wanted: Sequence[Mani
 async def warnings(
     api: Api, key: PoolKey, children: Sequence[Manifest], replicas: int
 ) -> tuple[Manifest, ...]:
-    """Warning Events about what keeps pods from being made or from starting; none while all is well."""
+    """Read Warning Events about pods that are missing or not ready; none if all are ready."""
     pods = pods_of(children)
     waiting = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)][:MOST_PODS_ASKED]
     made = sum(pod["metadata"]["name"].startswith(f"{replica_name(key.name)}-") for pod in pods)

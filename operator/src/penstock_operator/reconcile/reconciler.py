@@ -17,24 +17,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from penstock_core.autoscaling.demand import ReplicaState
 from penstock_pool import Pool
 
-from penstock_operator.autoscaling.autoscaler import LOOK_S, Scaler, scales
+from penstock_operator.autoscaling.autoscaler import DECISION_PERIOD_S, Autoscaler, scales
 from penstock_operator.autoscaling.demand import demand_of
 from penstock_operator.cluster.api_client import Api, ApiRefused
 from penstock_operator.cluster.cache import Cache, PoolKey
-from penstock_operator.manifests.manifest import Manifest, Owner, ref_of
+from penstock_operator.manifests.manifest import Manifest, PoolOwner, ref_of
 from penstock_operator.manifests.names import Component, tls_server_name
 from penstock_operator.manifests.pods import component_of, is_ready, pods_of
 from penstock_operator.manifests.timestamps import rfc3339, unix_s
-from penstock_operator.metrics import Metrics
+from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.objects.config_maps import learned_capacity_rps
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, decide
 from penstock_operator.reconcile.desired_state import DesiredState, desired_state, owner_of, read
-from penstock_operator.reconcile.events import event_of, news_of
-from penstock_operator.reconcile.execution import carry_out, watched
+from penstock_operator.reconcile.events import event_manifest, pool_events
+from penstock_operator.reconcile.execution import execute, watched
 from penstock_operator.reconcile.observed_state import absent, own_secrets, warnings
-from penstock_operator.routers.client import Routers
-from penstock_operator.routers.demand_page import Reading, counts_of
-from penstock_operator.settings import Settings
+from penstock_operator.routers.client import RouterClient
+from penstock_operator.routers.demand_page import DemandReading, counts_of
+from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import Status, View, condition, status_of
 from penstock_operator.status.diagnosis import Problem, diagnose
 from penstock_operator.status.route_status import rejected_routes
@@ -42,31 +42,31 @@ from penstock_operator.tls.credentials import read_credentials, renewed
 
 log = structlog.get_logger()
 
-CALM_S = 30.0
-"""Until the next reconciliation of a healthy pool: its attainment is as old as this."""
+HEALTHY_PERIOD_S = 30.0
+"""Seconds until the next reconciliation of a healthy pool, which bounds the age of its attainment."""
 
-UNEASY_S = 5.0
-"""Until the next reconciliation of a pool that has just become incomplete: nothing watches Warnings."""
+SHORTEST_RECHECK_S = 5.0
+"""Seconds until the next reconciliation of a pool that has just become degraded; Warnings are not watched."""
 
 
 @dataclass(slots=True)
-class Kept:
-    """State of one pool between reconciliations. Losing it costs a little time, nothing else."""
+class PoolMemory:
+    """State of one pool between reconciliations. Its loss only delays decisions."""
 
     uid: str
-    scaler: Scaler = field(default_factory=Scaler)
+    autoscaler: Autoscaler = field(default_factory=Autoscaler)
     read: tuple[Any, Pool | Problem] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ReconciledPool:
     """State of a pool after its actions were executed."""
 
     pool: Pool
     document: Manifest
     planned: DesiredState
     children: Sequence[Manifest]
-    readings: Sequence[Reading]
+    readings: Sequence[DemandReading]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Reconciler:
 
     api: Api
     cache: Cache
-    routers: Routers
-    settings: Settings
-    metrics: Metrics
-    kept: dict[PoolKey, Kept] = field(default_factory=dict)
+    routers: RouterClient
+    settings: OperatorSettings
+    metrics: OperatorMetrics
+    pool_memories: dict[PoolKey, PoolMemory] = field(default_factory=dict)
 
     async def reconcile(self, key: PoolKey) -> float | None:
         """Reconcile a pool; return the seconds until the next time, None if the pool is gone.
@@ -87,64 +87,66 @@ class Reconciler:
         """
         document = self.cache.pool(key)
         if document is None or "deletionTimestamp" in document["metadata"]:
-            self.kept.pop(key, None)  # its objects go by their ownerReferences
+            self.pool_memories.pop(key, None)  # Kubernetes deletes its objects by their ownerReferences
             return None
-        kept = self._kept(key, document)
-        pool = self._read(kept, document)
+        memory = self._memory_of(key, document)
+        pool = self._read(memory, document)
         if isinstance(pool, Problem):
-            await self._tell(document, _unread(document, self.cache.children(key), pool), ())
-            return CALM_S
-        planned, done, failed = await self._bring_about(key, pool, document, kept.scaler)
+            await self._report(document, _view_of_invalid(document, self.cache.children(key), pool), ())
+            return HEALTHY_PERIOD_S
+        planned, done, failed = await self._apply_desired_state(key, pool, document, memory.autoscaler)
         children = self.cache.children(key)
         readings = await self.routers.ask(_pods(children, Component.ROUTER))
-        scene = Scene(pool, document, planned, children, readings)
-        problems = await self._problems(key, scene, failed)
-        autoscaling = _scaled(kept.scaler, scene) if scales(pool) else None
-        status = await self._tell(document, _view(scene, problems, autoscaling), done)
+        reconciled = ReconciledPool(pool, document, planned, children, readings)
+        problems = await self._problems(key, reconciled, failed)
+        autoscaling = _autoscaling_status(memory.autoscaler, reconciled) if scales(pool) else None
+        status = await self._report(document, _view(reconciled, problems, autoscaling), done)
         if autoscaling is not None and autoscaling["replicas"] != planned.replicas:
             return 0.0  # the decision is in the status: the next reconciliation acts on it
         return _next_reconcile_s(pool, status, time.time())
 
-    def _kept(self, key: PoolKey, document: Manifest) -> Kept:
+    def _memory_of(self, key: PoolKey, document: Manifest) -> PoolMemory:
         uid = document["metadata"]["uid"]
-        if key not in self.kept or self.kept[key].uid != uid:
-            self.kept[key] = Kept(uid)
-        return self.kept[key]
+        if key not in self.pool_memories or self.pool_memories[key].uid != uid:
+            self.pool_memories[key] = PoolMemory(uid)
+        return self.pool_memories[key]
 
-    def _read(self, kept: Kept, document: Manifest) -> Pool | Problem:
+    def _read(self, memory: PoolMemory, document: Manifest) -> Pool | Problem:
         spec = document.get("spec")  # not the generation: a restored etcd counts generations anew
-        if kept.read is None or kept.read[0] != spec:
-            kept.read = spec, read(document)
-        return kept.read[1]
+        if memory.read is None or memory.read[0] != spec:
+            memory.read = spec, read(document)
+        return memory.read[1]
 
-    async def _bring_about(
-        self, key: PoolKey, pool: Pool, document: Manifest, scaler: Scaler
+    async def _apply_desired_state(
+        self, key: PoolKey, pool: Pool, document: Manifest, autoscaler: Autoscaler
     ) -> tuple[DesiredState, Sequence[Action], tuple[Problem, ...]]:
-        """Make what is there what is wanted. The plan, what was done for it, and what could not be."""
+        """Apply the desired state. Returns it, the actions, and the problems of those that failed."""
         owner = owner_of(document)
         there = [child for child in self.cache.children(key) if child["kind"] != "Pod"]
         credentials = None
         if self.settings.tls:
             secrets = await own_secrets(self.api, key)
-            there += secrets.there()
+            there += secrets.existing()
             held = read_credentials(secrets.authority, secrets.published)
             server_name = tls_server_name(key.name, key.namespace)
             credentials = renewed(held, server_name, datetime.now(UTC), new_key)
         others = (p for p in self.cache.pools() if p["metadata"]["uid"] != owner.uid)
-        capacity_rps = scaler.capacity_rps(learned_capacity_rps(key.name, there)) if scales(pool) else None
+        capacity_rps = (
+            autoscaler.capacity_rps(learned_capacity_rps(key.name, there)) if scales(pool) else None
+        )
         planned = desired_state(pool, document, others, self.settings, credentials, capacity_rps=capacity_rps)
         if planned.wanted is None:
             return planned, (), ()
         actions = await self._decide(planned.wanted, there, owner)
-        return planned, actions, await carry_out(actions, self.api, self.cache, self.metrics)
+        return planned, actions, await execute(actions, self.api, self.cache, self.metrics)
 
     async def _decide(
-        self, wanted: Sequence[Manifest], there: Sequence[Manifest], owner: Owner
+        self, wanted: Sequence[Manifest], there: Sequence[Manifest], owner: PoolOwner
     ) -> Sequence[Action]:
-        """Decide. What seems to be missing or drifted is read from the API server.
+        """Decide on actions. Objects that seem missing or drifted are first read from the API server.
 
-        The cache has no objects without the operator's label, and of no object who owns its fields: that is
-        most of an object's size, and rarely asked for.
+        The cache has no objects without the operator's label, and no managedFields, which are most of an
+        object's size and rarely needed.
         """
         actions = decide(wanted, there, owner)
         unsure = [
@@ -156,20 +158,22 @@ class Reconciler:
         found = await asyncio.gather(*(self.api.get(ref) for ref in refs))
         return decide(wanted, [*there, *(one for one in found if one is not None)], owner)
 
-    async def _problems(self, key: PoolKey, scene: Scene, failed: Sequence[Problem]) -> tuple[Problem, ...]:
+    async def _problems(
+        self, key: PoolKey, reconciled: ReconciledPool, failed: Sequence[Problem]
+    ) -> tuple[Problem, ...]:
         gone, events = await asyncio.gather(
-            absent(self.api, scene.pool, self.settings, scene.planned.wanted or ()),
-            warnings(self.api, key, scene.children, scene.planned.replicas),
+            absent(self.api, reconciled.pool, self.settings, reconciled.planned.wanted or ()),
+            warnings(self.api, key, reconciled.children, reconciled.planned.replicas),
         )
-        known = [*scene.planned.problems, *failed, *gone, *rejected_routes(scene.children)]
-        return diagnose(scene.children, events, known, time.time())
+        known = [*reconciled.planned.problems, *failed, *gone, *rejected_routes(reconciled.children)]
+        return diagnose(reconciled.children, events, known, time.time())
 
-    async def _tell(self, document: Manifest, view: View, done: Sequence[Action]) -> Status:
-        """Write the status and post Events, where there is news."""
+    async def _report(self, document: Manifest, view: View, done: Sequence[Action]) -> Status:
+        """Write the status and post Events if they have changed."""
         before: Mapping[str, Any] = document.get("status", {})
         status = status_of(view, before, _now())
-        for news in news_of(before, status, done):
-            await self._post(event_of(document, news, _now()))
+        for event in pool_events(before, status, done):
+            await self._post(event_manifest(document, event, _now()))
         if status != before:
             await self._write(document, status)
         return status
@@ -181,11 +185,11 @@ class Reconciler:
             self.cache.update(await self.api.apply(patch | {"status": status}, subresource="status"))
             self.metrics.status_writes.inc()
         except ApiRefused as refused:
-            if refused.code != 404:  # it was deleted meanwhile: the watch will tell
+            if refused.code != 404:  # it was deleted meanwhile; the watch reports it
                 raise
 
     async def _post(self, event: Manifest) -> None:
-        """An Event is a courtesy: one that is refused keeps nothing from being done."""
+        """Post an Event. A refused one is only logged."""
         self.metrics.events.labels(event["reason"]).inc()
         try:
             await self.api.apply(event)
@@ -194,42 +198,44 @@ class Reconciler:
                 log.warning("event refused", reason=event["reason"], error=str(refused))
 
 
-def _scaled(scaler: Scaler, scene: Scene) -> Mapping[str, Any]:
-    """`status.autoscaling` as it is to be."""
-    scaler.tally.keep(pod["metadata"]["uid"] for pod in _pods(scene.children, Component.ROUTER))
-    pods = _pods(scene.children, Component.REPLICA)
+def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> Mapping[str, Any]:
+    """Return the new `status.autoscaling`."""
+    autoscaler.tally.keep(pod["metadata"]["uid"] for pod in _pods(reconciled.children, Component.ROUTER))
+    pods = _pods(reconciled.children, Component.REPLICA)
     now_s = time.time()
     demand = demand_of(
-        scaler.tally,
-        readings=scene.readings,
+        autoscaler.tally,
+        readings=reconciled.readings,
         replicas={pod["metadata"]["name"]: _state(pod) for pod in pods},
-        desired=scene.planned.replicas,
-        promises={tier.name: not tier.best_effort for tier in scene.pool.spec.tiers},
+        desired=reconciled.planned.replicas,
+        promises={tier.name: not tier.best_effort for tier in reconciled.pool.spec.tiers},
         now_s=now_s,
     )
-    written_rps = learned_capacity_rps(scene.pool.metadata.name, scene.children)
-    return scaler.look(scene.pool, scene.document.get("status", {}), demand, now_s, written_rps)
+    written_rps = learned_capacity_rps(reconciled.pool.metadata.name, reconciled.children)
+    return autoscaler.look(reconciled.pool, reconciled.document.get("status", {}), demand, now_s, written_rps)
 
 
-def _view(scene: Scene, problems: Sequence[Problem], autoscaling: Mapping[str, Any] | None) -> View:
-    pool, told = scene.pool, scene.pool.spec.autoscaling
+def _view(
+    reconciled: ReconciledPool, problems: Sequence[Problem], autoscaling: Mapping[str, Any] | None
+) -> View:
+    pool, told = reconciled.pool, reconciled.pool.spec.autoscaling
     return View(
         pool=pool.metadata.name,
-        generation=scene.document["metadata"]["generation"],
+        generation=reconciled.document["metadata"]["generation"],
         policy=pool.spec.scheduling.policy,
-        replicas_wanted=scene.planned.replicas,
+        replicas_wanted=reconciled.planned.replicas,
         routers_wanted=pool.spec.router.replicas,
-        children=scene.children,
+        children=reconciled.children,
         problems=problems,
         wakes=told is not None and told.by != "hpa",
         scaled_by_others=told is not None and told.by != "penstock",
-        attainment=counts_of(scene.readings) if scene.readings else None,
+        attainment=counts_of(reconciled.readings) if reconciled.readings else None,
         autoscaling=autoscaling,
     )
 
 
-def _unread(document: Manifest, children: Sequence[Manifest], problem: Problem) -> View:
-    """Of a pool that cannot be read: what still runs of it, by the few fields that can."""
+def _view_of_invalid(document: Manifest, children: Sequence[Manifest], problem: Problem) -> View:
+    """Return the status input of an invalid pool, from its objects and the few fields that are read."""
     spec = document["spec"]
     return View(
         pool=document["metadata"]["name"],
@@ -252,11 +258,11 @@ def _state(pod: Manifest) -> ReplicaState:
 
 
 def _next_reconcile_s(pool: Pool, status: Status, now_s: float) -> float:
-    """Often at first where something is missing, then less and less often."""
-    at_most_s = LOOK_S if scales(pool) else CALM_S
+    """Return the seconds until the next reconciliation, which grow while a pool stays degraded."""
+    at_most_s = DECISION_PERIOD_S if scales(pool) else HEALTHY_PERIOD_S
     wrong = condition(status, "Degraded"), condition(status, "Progressing")
     since = [unix_s(c["lastTransitionTime"], now_s) for c in wrong if c is not None and c["status"] == "True"]
-    return min(at_most_s, max(UNEASY_S, (now_s - max(since)) / 4)) if since else at_most_s
+    return min(at_most_s, max(SHORTEST_RECHECK_S, (now_s - max(since)) / 4)) if since else at_most_s
 
 
 def _now() -> str:
@@ -264,5 +270,5 @@ def _now() -> str:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A private key for TLS."""
+    """Return a new private key for TLS."""
     return ec.generate_private_key(ec.SECP256R1())

@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 30.0
 
 
 class WorkQueue(Generic[K]):
-    """Keys, each at most once, each in one pair of hands."""
+    """A queue of distinct keys, each taken by at most one worker at a time."""
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
@@ -24,14 +24,14 @@ class WorkQueue(Generic[K]):
         self._taken: set[K] = set()
         self._later: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._some = asyncio.Event()
+        self._available = asyncio.Event()
 
     def __len__(self) -> int:
-        """Keys that wait for a worker now."""
+        """Number of keys that wait for a worker."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
-        """Look at it as soon as can be."""
+        """Queue a key for immediate processing."""
         if (timer := self._later.pop(key, None)) is not None:
             timer.cancel()
         if key in self._waiting:
@@ -41,7 +41,7 @@ class WorkQueue(Generic[K]):
             self._offer(key)
 
     def add_later(self, key: K, after_s: float) -> None:
-        """Look at it in a while, unless that happens before anyhow."""
+        """Queue a key after a delay, unless it is due earlier."""
         loop = asyncio.get_running_loop()
         timer = self._later.get(key)
         if timer is not None and timer.when() <= loop.time() + after_s:
@@ -51,23 +51,23 @@ class WorkQueue(Generic[K]):
         self._later[key] = loop.call_later(after_s, self.add, key)
 
     async def take(self) -> K:
-        """The next key; nobody else gets it before `done`."""
+        """Wait for a key and take it. No other worker gets it before `done`."""
         while not self._ready:
-            self._some.clear()
-            await self._some.wait()
+            self._available.clear()
+            await self._available.wait()
         key = self._ready.popleft()
         self._waiting.discard(key)
         self._taken.add(key)
         return key
 
     def done(self, key: K) -> None:
-        """What was taken may be taken again."""
+        """Release a key."""
         self._taken.discard(key)
         if key in self._waiting:
             self._offer(key)
 
     def failed(self, key: K) -> float:
-        """The look failed: when it comes again, in seconds."""
+        """Queue a key again after a failure, with backoff. Returns the delay in seconds."""
         times = self._failures.get(key, 0)
         self._failures[key] = times + 1
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times, 16))
@@ -75,21 +75,21 @@ class WorkQueue(Generic[K]):
         return pause_s
 
     def succeeded(self, key: K) -> None:
-        """The look did what it had to."""
+        """Reset a key's backoff."""
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """There is nothing to look at any more."""
+        """Remove a key's backoff and delayed addition."""
         self._failures.pop(key, None)
         if (timer := self._later.pop(key, None)) is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """No key comes later any more."""
+        """Cancel all delayed additions."""
         for timer in self._later.values():
             timer.cancel()
         self._later.clear()
 
     def _offer(self, key: K) -> None:
         self._ready.append(key)
-        self._some.set()
+        self._available.set()

@@ -14,7 +14,7 @@ import structlog
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import ADMIN_PORT
 from penstock_operator.manifests.pods import is_ready
-from penstock_operator.routers.demand_page import Reading, reading_of
+from penstock_operator.routers.demand_page import DemandReading, reading_of
 
 ASK_S = 2.0
 ANSWER_BYTES = 4 * 2**20
@@ -23,7 +23,7 @@ ANSWER_BYTES = 4 * 2**20
 log = structlog.get_logger()
 
 
-class Routers:
+class RouterClient:
     """One HTTP client for all pools' routers."""
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Routers:
         self._silent: set[str] = set()
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         await self._http.aclose()
 
-    async def ask(self, pods: Sequence[Manifest]) -> tuple[Reading, ...]:
-        """The answers of those pods that are ready and answer."""
+    async def ask(self, pods: Sequence[Manifest]) -> tuple[DemandReading, ...]:
+        """Return the reports of all pods that are ready and answer."""
         answers = await asyncio.gather(*(self._ask(pod) for pod in pods if is_ready(pod)))
         return tuple(answer for answer in answers if answer is not None)
 
     def _tell(self, uid: str, name: str, trouble: str | None) -> None:
-        """Once when a router falls silent, once when it answers again."""
+        """Log once when a router stops answering, and once when it answers again."""
         if trouble is None and uid in self._silent:
             self._silent.discard(uid)
             log.info("router answers again", pod=name)
@@ -49,7 +49,7 @@ class Routers:
             self._silent.add(uid)
             log.warning("router does not answer", pod=name, error=trouble)
 
-    async def _ask(self, pod: Manifest) -> Reading | None:
+    async def _ask(self, pod: Manifest) -> DemandReading | None:
         metadata, address = pod["metadata"], pod["status"]["podIP"]
         host = f"[{address}]" if ":" in address else address
         reading, trouble = None, None

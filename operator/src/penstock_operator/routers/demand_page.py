@@ -15,7 +15,7 @@ Counters = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DemandReading:
     """One router's answer. router: its pod's uid; since_s: how long it has counted."""
 
     router: str
@@ -25,13 +25,15 @@ class Reading:
     replicas: Sequence[Mapping[str, Any]] = ()
 
 
-def reading_of(router: str, page: Mapping[str, Any]) -> Reading:
+def reading_of(router: str, page: Mapping[str, Any]) -> DemandReading:
     """A page as JSON. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
     tiers = {
         name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
         for name, counts in page["tiers"].items()
     }
-    return Reading(router, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ())))
+    return DemandReading(
+        router, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ()))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class TierCounts:
     met: int = 0
 
 
-def counts_of(readings: Iterable[Reading]) -> dict[str, TierCounts]:
+def counts_of(readings: Iterable[DemandReading]) -> dict[str, TierCounts]:
     """Attainment since the routers started, by tier."""
     found: dict[str, TierCounts] = {}
     for reading in readings:

@@ -14,10 +14,10 @@ from penstock_pool.time_models import SUFFIX
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import Component
 from penstock_operator.manifests.pods import component_of
-from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, Settings
+from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, OperatorSettings
 
 
-class Reference(NamedTuple):
+class PodReference(NamedTuple):
     """An object that somebody else has to make. field: of the pool or of the operator's settings."""
 
     ref: Ref
@@ -25,10 +25,12 @@ class Reference(NamedTuple):
     component: Component | None
 
 
-def references(pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tuple[Reference, ...]:
+def references(
+    pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
+) -> tuple[PodReference, ...]:
     """Every object that wanted pods refer to, is not optional, and is none of the wanted."""
     own = {ref_of(manifest) for manifest in wanted}
-    found: dict[Ref, Reference] = {}
+    found: dict[Ref, PodReference] = {}
     for manifest in wanted:
         template = manifest.get("spec", {}).get("template")
         if template is None:
@@ -37,7 +39,7 @@ def references(pool: Pool, settings: Settings, wanted: Sequence[Manifest]) -> tu
         for kind, name in _named(template["spec"]):
             ref = Ref("v1", kind, namespace, name)
             if ref not in own:
-                found.setdefault(ref, Reference(ref, _field(pool, settings, component, ref), component))
+                found.setdefault(ref, PodReference(ref, _field(pool, settings, component, ref), component))
     return tuple(found.values())
 
 
@@ -74,7 +76,7 @@ def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, 
             yield kind, told["name"]
 
 
-def _field(pool: Pool, settings: Settings, component: Component | None, ref: Ref) -> str:
+def _field(pool: Pool, settings: OperatorSettings, component: Component | None, ref: Ref) -> str:
     kind, name = ref.kind, ref.name
     if kind == "Secret" and name in settings.image_pull_secrets:
         return PULL_SECRETS

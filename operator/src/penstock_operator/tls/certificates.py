@@ -23,7 +23,7 @@ CLOCK_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificateAndKey:
     """A certificate and its key, both PEM."""
 
     certificate: bytes
@@ -38,7 +38,7 @@ class Subject:
     usage: x509.ObjectIdentifier
 
 
-def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKey) -> Pair:
+def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKey) -> CertificateAndKey:
     """A new authority, which signs itself. Its name has its key in it: two of one pool are told apart."""
     key = make_key()
     name = _common_name(f"penstock {_serial(key):x}"[:40])
@@ -62,7 +62,9 @@ def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKe
     return _pair(builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True), key)
 
 
-def issue(subject: Subject, signer: Pair, now: datetime, life: timedelta, make_key: MakeKey) -> Pair:
+def issue(
+    subject: Subject, signer: CertificateAndKey, now: datetime, life: timedelta, make_key: MakeKey
+) -> CertificateAndKey:
     """A certificate for the subject, and its new key."""
     key, signing_key, issuer = make_key(), _key(signer), _certificate(signer)
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -105,24 +107,24 @@ def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> Pair:
+def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> CertificateAndKey:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Pair(certificate.public_bytes(serialization.Encoding.PEM), private)
+    return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), private)
 
 
-def begins(pair: Pair) -> datetime:
+def begins(pair: CertificateAndKey) -> datetime:
     """When it was made."""
     return _certificate(pair).not_valid_before_utc + CLOCK_SKEW
 
 
-def left(pair: Pair, now: datetime) -> timedelta:
+def left(pair: CertificateAndKey, now: datetime) -> timedelta:
     """Until it expires."""
     return _certificate(pair).not_valid_after_utc - now
 
 
-def is_whole(pair: Pair) -> bool:
+def is_whole(pair: CertificateAndKey) -> bool:
     """Whether it can be read, and the key is the certificate's."""
     try:
         return _certificate(pair).public_key() == _key(pair).public_key()
@@ -130,24 +132,24 @@ def is_whole(pair: Pair) -> bool:
         return False
 
 
-def is_for(pair: Pair, subject: Subject) -> bool:
+def is_for(pair: CertificateAndKey, subject: Subject) -> bool:
     """Whether it is made out to this subject."""
     names = _certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.DNSName) == [subject.name]
 
 
-def signed_by(pair: Pair, signer: Pair) -> bool:
+def signed_by(pair: CertificateAndKey, signer: CertificateAndKey) -> bool:
     """By key identifiers: what was stored is looked through here, and peers check signatures."""
     told = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     of = _certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return told.key_identifier == of.digest
 
 
-def _certificate(pair: Pair) -> x509.Certificate:
+def _certificate(pair: CertificateAndKey) -> x509.Certificate:
     return x509.load_pem_x509_certificate(pair.certificate)
 
 
-def _key(pair: Pair) -> EllipticCurvePrivateKey:
+def _key(pair: CertificateAndKey) -> EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pair.key, None)
     if not isinstance(key, EllipticCurvePrivateKey):
         raise ValueError("the key is not on an elliptic curve")

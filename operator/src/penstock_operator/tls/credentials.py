@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.tls.certificates import (
+    CertificateAndKey,
     MakeKey,
-    Pair,
     Subject,
     authority,
     begins,
@@ -49,32 +49,34 @@ TRUSTED_AFTER = timedelta(days=7)
 class Credentials:
     """All of a pool's keys. authorities: oldest first; more than one while they change over."""
 
-    authorities: tuple[Pair, ...]
-    server: Pair
-    client: Pair
+    authorities: tuple[CertificateAndKey, ...]
+    server: CertificateAndKey
+    client: CertificateAndKey
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredCredentials:
     """What is left of a pool's keys: of each only what is there and whole."""
 
-    authorities: tuple[Pair, ...] = ()
-    server: Pair | None = None
-    client: Pair | None = None
+    authorities: tuple[CertificateAndKey, ...] = ()
+    server: CertificateAndKey | None = None
+    client: CertificateAndKey | None = None
 
 
-def read_credentials(signing: Manifest | None, published: Manifest | None) -> Held:
+def read_credentials(signing: Manifest | None, published: Manifest | None) -> StoredCredentials:
     """What two Secrets hold, `names.authority_name` and `names.tls_name`, as far as it is of use."""
     own, shown = _entries(signing), _entries(published)
     pairs = zip(_pems(own.get("ca.crt", b"")), _pems(own.get("ca.key", b"")), strict=False)
-    return Held(
-        tuple(pair for pair in (Pair(*each) for each in pairs) if is_whole(pair)),
+    return StoredCredentials(
+        tuple(pair for pair in (CertificateAndKey(*each) for each in pairs) if is_whole(pair)),
         _whole(shown, "tls"),
         _whole(shown, "client"),
     )
 
 
-def renewed(held: Held | Credentials, server_name: str, now: datetime, make_key: MakeKey) -> Credentials:
+def renewed(
+    held: StoredCredentials | Credentials, server_name: str, now: datetime, make_key: MakeKey
+) -> Credentials:
     """Credentials good for a while yet: those held where nothing is due, else with what was due made anew.
 
     now: aware.
@@ -82,7 +84,7 @@ def renewed(held: Held | Credentials, server_name: str, now: datetime, make_key:
     authorities = _authorities(held.authorities, server_name, now, make_key)
     signer = _signer(authorities, now)
 
-    def good_or_new(pair: Pair | None, subject: Subject) -> Pair:
+    def good_or_new(pair: CertificateAndKey | None, subject: Subject) -> CertificateAndKey:
         if pair is not None and _is_good(pair, subject, authorities, now):
             return pair
         return issue(subject, signer, now, CERTIFICATE_LIFE, make_key)
@@ -97,8 +99,8 @@ def renewed(held: Held | Credentials, server_name: str, now: datetime, make_key:
 
 
 def _authorities(
-    held: Sequence[Pair], server_name: str, now: datetime, make_key: MakeKey
-) -> tuple[Pair, ...]:
+    held: Sequence[CertificateAndKey], server_name: str, now: datetime, make_key: MakeKey
+) -> tuple[CertificateAndKey, ...]:
     """Those that have not expired, and a new one where none will last."""
     alive = tuple(pair for pair in held if left(pair, now) > timedelta(0))
     if alive and left(alive[-1], now) > AUTHORITY_RENEWED:
@@ -106,20 +108,22 @@ def _authorities(
     return (*alive, authority(server_name, now, AUTHORITY_LIFE, make_key))
 
 
-def _signer(authorities: Sequence[Pair], now: datetime) -> Pair:
+def _signer(authorities: Sequence[CertificateAndKey], now: datetime) -> CertificateAndKey:
     """The newest that everybody trusts by now; where there is only a new one, nobody has trusted another."""
     trusted = [pair for pair in authorities if begins(pair) + TRUSTED_AFTER <= now]
     return trusted[-1] if trusted else authorities[0]
 
 
-def _is_good(pair: Pair, subject: Subject, authorities: Sequence[Pair], now: datetime) -> bool:
+def _is_good(
+    pair: CertificateAndKey, subject: Subject, authorities: Sequence[CertificateAndKey], now: datetime
+) -> bool:
     """Whether it is this subject's, will last, and is trusted."""
     trusted = any(signed_by(pair, signer) for signer in authorities)
     return trusted and is_for(pair, subject) and left(pair, now) > CERTIFICATE_RENEWED
 
 
-def _whole(entries: dict[str, bytes], name: str) -> Pair | None:
-    pair = Pair(entries.get(f"{name}.crt", b""), entries.get(f"{name}.key", b""))
+def _whole(entries: dict[str, bytes], name: str) -> CertificateAndKey | None:
+    pair = CertificateAndKey(entries.get(f"{name}.crt", b""), entries.get(f"{name}.key", b""))
     return pair if is_whole(pair) else None
 
 

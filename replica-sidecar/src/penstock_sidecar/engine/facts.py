@@ -16,7 +16,7 @@ from penstock_core.domain.replica_view import KvCache
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
-from penstock_profiler import Engine, EngineError, Limits, TooLittle, connected, profile
+from penstock_profiler import EngineError, MeasuredEngine, ProfileLimits, TooLittle, connected, profile
 from penstock_runtime.engine_key import bearer
 from penstock_runtime.serving import StartError
 
@@ -80,9 +80,9 @@ async def _measured(
             kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
             if written is not None:
                 return Facts(written, kv)
-            limits = Limits(
-                min(scheduling.max_batch_tokens, Limits().prompt_tokens),
-                min(scheduling.max_running, Limits().requests),
+            limits = ProfileLimits(
+                min(scheduling.max_batch_tokens, ProfileLimits().prompt_tokens),
+                min(scheduling.max_running, ProfileLimits().requests),
                 found.max_model_len or spec.max_model_len,
                 kv.total_blocks * kv.block_tokens,
             )
@@ -122,7 +122,7 @@ async def _until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
     return found
 
 
-async def _kv_of(pool: Pool, engine: Engine) -> KvCache:
+async def _kv_of(pool: Pool, engine: MeasuredEngine) -> KvCache:
     spec = pool.spec.engine
     if spec.kv_cache_tokens is not None:
         return _cache(spec.kv_cache_tokens, spec.block_tokens)
