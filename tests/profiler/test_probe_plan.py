@@ -197,7 +197,7 @@ def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_fr
     assert (point is not None) == together
 
 
-@pytest.mark.parametrize(("way_s", "in_one"), [(0.25, True), (0.125, False)])
+@pytest.mark.parametrize(("overhead_s", "in_one"), [(0.25, True), (0.125, False)])
 def test_an_iteration_that_began_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
     # sent at 0 s; the iteration begins at 1 s: three usual gaps of 0.25 s after a way of 0.25 s
     point = lengthened(

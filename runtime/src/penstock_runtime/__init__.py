@@ -1,1 +1,1 @@
-"""What every Penstock process does alike: logs, HTTP serving, clean stops, errors in OpenAI's shape."""
+"""Code shared by all Penstock processes: logs, HTTP serving, TLS, shutdown, errors in OpenAI's format."""

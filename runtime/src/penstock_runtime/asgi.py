@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had sent its whole request."""
+    """The client closed its connection before its request was complete."""
 
 
 async def answer(
@@ -102,7 +102,7 @@ def _late(timeout_s: float) -> ApiError:
 
 
 async def _next_chunk(receive: Receive) -> tuple[bytes, bool]:
-    """A piece of the body, and whether there is more."""
+    """Return a piece of the body, and whether there is more."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
@@ -110,7 +110,7 @@ async def _next_chunk(receive: Receive) -> tuple[bytes, bool]:
 
 
 def with_errors(app: App) -> App:
-    """The app, with every error that it raises answered in OpenAI's shape."""
+    """Wrap an app so that every error that it raises is answered in OpenAI's format."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -5,13 +5,13 @@ ping oftener than every five minutes unless told otherwise, so the two sides' se
 """
 
 PING_S = 10
-"""A connection without traffic for this long is pinged, idle sessions too."""
+"""Milliseconds without traffic after which a connection is pinged, idle sessions too."""
 
 PONG_S = 5
-"""A peer that has not answered a ping within this is lost."""
+"""Milliseconds within which a peer must answer a ping."""
 
 MESSAGE_BYTES = 64 * 2**20
-"""Largest message. A whole answer with log probabilities is tens of megabytes, gRPC's default is four."""
+"""Largest message in bytes. An answer with log probabilities has tens of megabytes."""
 
 Options = tuple[tuple[str, int], ...]
 

@@ -1,18 +1,18 @@
-"""Which line of a log's end says why its process ended.
+"""Finds the line of a log's end that says why its process ended.
 
-The last line often does not. vLLM's server ends with the traceback of whoever waited for the process that
-failed, behind that process's own, and both say to look above; an error in its settings ends with the address
-of a manual. So the end is read backwards for the last line that is an error and does not point elsewhere.
+It is often not the last one. vLLM's server ends with the traceback of the process that waited for the failed
+one, which refers to the lines above; an error in its settings ends with a link to documentation. So the last
+line is returned that is an error and does not refer to another one.
 """
 
 import re
 from collections.abc import Iterable
 
 LINES = 400
-"""How much of a log's end has to be kept: tracebacks of three processes, one behind the other."""
+"""Number of lines to keep of a log's end: tracebacks of three processes in sequence."""
 
 LONGEST = 400
-"""What of one line is shown."""
+"""Most characters of a line that are returned."""
 
 _WRITER = re.compile(r"^\([A-Z]\w*(?: \w+=\d+)*\) ")
 _LOGGED = re.compile(r"^[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]+\] ")
@@ -26,7 +26,7 @@ _POINTERS = (
 
 
 def telling_line(log: Iterable[str]) -> str:
-    """The line that tells most, shortened; empty where nothing was said."""
+    """Return the line that names the error, truncated; "" if the log is empty."""
     said = [line for line in map(_bare, log) if line.strip()]
     errors = [at for at, line in enumerate(said) if _ERROR.match(line)]
     telling = [at for at in errors if not any(words in said[at] for words in _POINTERS)]
@@ -36,11 +36,11 @@ def telling_line(log: Iterable[str]) -> str:
 
 
 def _bare(line: str) -> str:
-    """Without what vLLM puts before it: who writes, and a log's head."""
+    """Return a line without vLLM's prefix of process and log header."""
     return _LOGGED.sub("", _WRITER.sub("", line.rstrip()))
 
 
 def _whole(lines: list[str], at: int) -> str:
-    """An error whose first line only counts what follows, with the first of what follows."""
+    """Return an error whose first line only counts errors together with the first of them."""
     counted = _SEVERAL.search(lines[at]) and at + 1 < len(lines)
     return f"{lines[at]}: {lines[at + 1].strip()}" if counted else lines[at]

@@ -1,4 +1,4 @@
-"""Structured logs: one event a line, to standard error. Never prompts, keys or headers."""
+"""Structured logs: one event per line, to standard error. Never prompts, keys or headers."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's JSON shape, which is the only shape its clients can read."""
+"""Errors in OpenAI's JSON format, which its clients expect."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,13 @@ class ApiError(Exception):
     headers: tuple[tuple[str, str], ...] = ()
 
     def body(self) -> bytes:
-        """`{"error": {…}}`."""
+        """Return the response body `{"error": {…}}`."""
         return orjson.dumps({"error": self.as_dict()})
 
     def as_dict(self) -> dict[str, Any]:
-        """What stands under `error`."""
+        """Return the value of `error`."""
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
     def event(self) -> bytes:
-        """As a server-sent event, for a stream that has begun."""
+        """Return the error as a server-sent event, for a stream that has begun."""
         return b"data: " + self.body() + b"\n\n"

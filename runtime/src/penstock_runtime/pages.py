@@ -18,17 +18,17 @@ PLAIN_TEXT = b"text/plain; charset=utf-8"
 PROMETHEUS = CONTENT_TYPE_LATEST.encode()
 
 PAGES_BOUNDS = HttpBounds(head_bytes=16384, connections=256)
-"""Of a port that serves pages: its clients are few and their requests small."""
+"""Bounds of a port that serves pages, which has few clients with small requests."""
 
 PAGES_DRAIN_S = 1.0
-"""For a scrape that is under way when the process stops."""
+"""Drain time for a scrape in progress when the process stops."""
 
 READERS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. about: its line in the index. body: makes it; raises ApiError where it is no 200."""
+    """One page. about: its line in the index. body: returns its body, or raises ApiError."""
 
     about: str
     body: Callable[[], bytes]

@@ -52,11 +52,11 @@ Python's own 700 it looks through them again and again; few of ours are in cycle
 
 
 class StartError(Exception):
-    """The process cannot start; the message is the one line its user reads."""
+    """The process cannot start; the message is one line for its user."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes any free one. Raises StartError where the address cannot be had."""
+    """Return a bound socket; port 0 means any free one. Raises StartError if the address cannot be bound."""
     if not 0 <= port <= 65535:
         raise StartError(f"cannot listen on {host}:{port}: ports are 0 to 65535")
     try:
@@ -77,13 +77,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """`host:port` as it was bound."""
+    """Return the bound `host:port`."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address, or is behind it."""
+    """Return whether an address is a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -167,14 +167,14 @@ class Server(uvicorn.Server):
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
 
     def leave(self) -> None:
-        """Begin to stop, now instead of at uvicorn's next look."""
+        """Begin to stop immediately, not at uvicorn's next tick."""
         self.say_goodbye()
         self.should_exit = True
         self._leaving.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """None: `run_process` has its own."""
+        """Install no signal handlers; `run_process` has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""TLS of an HTTP server, whose certificate is taken up again when its files have been renewed.
+"""TLS of an HTTP server, whose certificate is reloaded when its files have been renewed.
 
 Python asks at every handshake which context is to serve it. Connections that stand go on with what they began
 with; a new one is shown what is in the files by then.

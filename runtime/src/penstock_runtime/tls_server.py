@@ -42,12 +42,12 @@ class TlsServer:
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more, and end handshakes."""
+        """Stop accepting, and abort handshakes."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until that is done."""
+        """Wait until the server is closed."""
         await asyncio.wait((self._accepting, *self._handshakes))
 
     async def _accept(self) -> None:
