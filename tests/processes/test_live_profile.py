@@ -80,7 +80,7 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
         "profile", ["penstock", "profile", *flags, "--most-requests", "4"], tmp_path / "profile.log"
     )
     assert profile.exit_code() == 0, profile.said
-    assert "On points that a fit to the others had not seen" in profile.said
+    assert "Accuracy on held-out points: " in profile.said
     page = json.loads(out.read_bytes())
     model = from_json(page["time_model"])
     assert page["format"] == "penstock-time-model/1"

@@ -89,7 +89,7 @@ def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() 
 
 
 def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:
-    """Before an engine with one seat."""
+    """Before an engine with one slot."""
     learned = Learned(MODEL)
     mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), learned.longer)
     gate = ReleaseGate(build("fcfs"), mirror, learned, bounds=bounds, metrics=Metrics(CollectorRegistry()))

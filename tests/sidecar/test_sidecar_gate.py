@@ -1,4 +1,4 @@
-"""Before an engine that has no policy of its own: two seats, an engine of the test's making."""
+"""Before an engine that has no policy of its own: two slots, an engine of the test's making."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,8 +63,8 @@ def ids(engine: Engine) -> list[str]:
     return [exchange.headers["x-request-id"] for exchange in engine.exchanges]
 
 
-async def fills_seats(engine: Engine, router: Router) -> list[Exchange]:
-    """As many as there are seats, all decoding."""
+async def fills_slots(engine: Engine, router: Router) -> list[Exchange]:
+    """As many as there are slots, all decoding."""
     seated = []
     for id in range(1, SEATS + 1):
         await router.submit(id)
@@ -76,7 +76,7 @@ async def fills_seats(engine: Engine, router: Router) -> list[Exchange]:
 async def test_who_is_over_the_engines_seats_is_held_and_goes_in_by_policy(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
-    first, second = await fills_seats(engine, router)
+    first, second = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4)
     assert (await router.first(3)).HasField("admitted") and (await router.first(4)).HasField("admitted")
@@ -98,7 +98,7 @@ async def test_who_is_over_the_engines_seats_is_held_and_goes_in_by_policy(
 async def test_who_is_cancelled_while_held_never_reaches_the_engine(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
-    first, _ = await fills_seats(engine, router)
+    first, _ = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4)
     await until(lambda: rig.metric("held") == 2)
@@ -111,7 +111,7 @@ async def test_who_is_cancelled_while_held_never_reaches_the_engine(
 
 
 async def test_those_who_are_held_are_planned_for(engine: Engine, rig: Rig, router: Router) -> None:
-    await fills_seats(engine, router)
+    await fills_slots(engine, router)
     await router.submit(3)
     await until(lambda: rig.metric("held") == 1)
     view = rig.mirror.view(0.0, rig.learned.model)
@@ -121,7 +121,7 @@ async def test_those_who_are_held_are_planned_for(engine: Engine, rig: Rig, rout
 async def test_an_engine_that_goes_down_gives_back_at_once_who_is_held(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
-    first, _ = await fills_seats(engine, router)
+    first, _ = await fills_slots(engine, router)
     await router.submit(3)
     await until(lambda: rig.metric("held") == 1)
     engine.stop_listening()
@@ -135,7 +135,7 @@ async def test_a_policy_that_fails_leaves_the_order_of_arrival(
     engine: Engine, rig: Rig, router: Router, policy: LastFirst
 ) -> None:
     policy.broken = True
-    first, _ = await fills_seats(engine, router)
+    first, _ = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4)
     await until(lambda: rig.metric("held") == 2)
@@ -177,7 +177,7 @@ async def test_an_engine_that_refused_is_given_no_more_than_it_took(
     assert ids(engine)[-1] == "r3"
 
 
-async def test_what_the_engine_says_of_others_takes_seats(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_what_the_engine_says_of_others_takes_slots(engine: Engine, rig: Rig, router: Router) -> None:
     engine.metrics_page = (
         b'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
         b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
@@ -295,7 +295,7 @@ async def test_an_answer_that_ends_without_a_reason_was_cut_short(
 
 
 async def test_a_drain_hands_back_who_is_held(engine: Engine, rig: Rig, router: Router) -> None:
-    seated = await fills_seats(engine, router)
+    seated = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4, {"model": "m", "prompt": [1, 2, 3]})
     await router.first(4)
