@@ -251,6 +251,7 @@ def test_who_has_no_deadline_is_overdue_by_its_wait() -> None:
 def test_what_a_job_asks() -> None:
     assert ask(prompt("chat", at_s=1.0), 3.0, 1.0) == Ask(100, 49, 2.0, 10.0, 0.05, inf)
     assert ask(prompt("half"), 0.0, 0.5).decode_tokens == 24
+    assert ask(prompt("one", answer=4), 0.0, 0.1).decode_tokens == 0
     thinking = Targets(5.0, 0.05, 60.0, answer_tpot_s=0.03)
     assert ask(prompt("think", thinking), 0.0, 1.0) == Ask(100, 49, 0.0, 5.0, 0.03, 60.0)
     assert ask(prompt("offline", best_effort=True), 0.0, 1.0) == Ask(100, 49)

@@ -139,6 +139,7 @@ def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
         forget_s=7200.0,
     )
     assert TierDemand() == TierDemand(0, 0, 0, 0, 0, 0, 0, promises=True)
+    assert Demand(15.0, 2) == Demand(15.0, 2, {}, held=0, replicas=())
 
 
 def test_the_worst_tier_speaks_for_the_pool() -> None:
@@ -309,6 +310,7 @@ def test_a_replica_that_came_meanwhile_has_not_refused() -> None:
         (Snapshot(kv_tokens_total=100, kv_tokens_headroom=25), 0.75),
         (Snapshot(kv_tokens_total=100, kv_tokens_headroom=-5), 1.0),
         (Snapshot(kv_tokens_total=100, kv_tokens_headroom=100), 0.0),
+        (Snapshot(kv_tokens_total=100, kv_tokens_headroom=150), 0.0),
         (Snapshot(prefill_wait_s=0.3, prefill_slack_s=0.1), 0.75),
         (Snapshot(prefill_wait_s=0.3, prefill_slack_s=0.0), 1.0),
         (Snapshot(prefill_wait_s=0.3, prefill_slack_s=inf), 0.0),

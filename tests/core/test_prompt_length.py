@@ -52,6 +52,7 @@ def test_no_report_is_believed_beyond_what_tokenizers_do(tokens: int, bytes_per_
 
 
 def test_a_prompt_of_half_the_full_weight_teaches_half() -> None:
+    assert PromptLength().observe(1, 0, 1) != PromptLength() != PromptLength().observe(5, 1, 5)
     seen = PromptLength().observe(3 * FULL_WEIGHT_TOKENS // 2, 0, FULL_WEIGHT_TOKENS // 2)
     assert seen.bytes_per_token == pytest.approx(4.0 - LEARNING_RATE / 2)
 

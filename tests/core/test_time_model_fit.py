@@ -96,7 +96,8 @@ def test_two_lines_rest_on_three_points_each() -> None:
     measured = [
         Point(BatchWork(tokens), true.seconds(BatchWork(tokens))) for tokens in (1, 8, 16, 24, 32, 40)
     ]
-    assert len(closest("found", measured).terms) == 2
+    found = closest("found", measured)
+    assert [term.fixed_s for term in found.terms] == pytest.approx([0.010, -0.010], abs=1e-4)
     assert len(closest("found", measured[:5]).terms) == 1
 
 

@@ -18,7 +18,7 @@ def filling(said: Snapshot) -> float:
 def _of_memory(said: Snapshot) -> float:
     if said.kv_tokens_total == 0:
         return 0.0
-    return 1.0 - min(max(said.kv_tokens_headroom, 0) / said.kv_tokens_total, 1.0)
+    return 1.0 - max(said.kv_tokens_headroom, 0) / said.kv_tokens_total
 
 
 def _of_time(said: Snapshot) -> float:
