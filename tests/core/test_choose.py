@@ -147,7 +147,7 @@ def test_the_program_is_drawn_from_the_replica() -> None:
     program = program_of(replica(busy_s=0.02), [decode, forced], [tight, free])
     assert program.start_s == 0.02
     assert [prefill.candidate for prefill in program.prefills] == [None, 0, 1]
-    assert [prefill.tpot_class for prefill in program.prefills[1:]] == [0, 3]
+    assert [prefill.tpot_class for prefill in program.prefills[1:]] == [0, 1]
     assert (program.tightest, program.values) == (1, [3.0, 1.0])
     assert program.period_s[0].tolist() == sorted(program.period_s[0].tolist())
     assert (np.diff(program.tokens_s, axis=0) < 0).all(), "the more decode, the slower is prefill"

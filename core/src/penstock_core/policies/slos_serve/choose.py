@@ -181,8 +181,11 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     jobs, present = columns([*admitted, *candidates]), len(admitted)
     shortest_s = view.model.seconds(BatchWork(1))
     targets_s = np.where(jobs.pace_s >= shortest_s, jobs.pace_s, inf)  # of tighter ones none can be met
-    classes_s = sorted({*targets_s.tolist(), inf})
-    class_of = np.searchsorted(classes_s, targets_s)
+    tightest_s = float(targets_s[:present].min(initial=inf))
+    classes_s = sorted(
+        {*np.minimum(targets_s[present:], tightest_s).tolist(), tightest_s}
+    )  # that can become it
+    class_of = np.searchsorted(classes_s, np.minimum(targets_s[present:], tightest_s))
     context = int((jobs.size_tokens + jobs.output_tokens_left).sum())
     ordinary_s = ordinary_batch_s(view.model)
     rates = [
@@ -201,13 +204,13 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     delay = np.where(waiting, steps, 0).astype(np.int64)
     blocks = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay).blocks
     prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
-    prefills += [_prefill(view, job, i, int(class_of[present + i])) for i, job in enumerate(candidates)]
+    prefills += [_prefill(view, job, i, int(class_of[i])) for i, job in enumerate(candidates)]
     return Program(
         start_s,
         sorted(prefills, key=lambda prefill: prefill.due_s),
         period_s,
         tokens_s,
-        int(class_of[:present].min(initial=len(classes_s) - 1)),
+        len(classes_s) - 1,
         [job.request.value for job in candidates],
         blocks[present:],
         np.maximum(view.kv.total_blocks - blocks[:present].sum(axis=0), 0),
