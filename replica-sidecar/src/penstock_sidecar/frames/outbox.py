@@ -1,9 +1,9 @@
 """Events of one session, gathered into frames for its router.
 
-A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as nobody
-notices (`Hurry`). The engine brings out one token of every request at each step, within a millisecond or so;
-they travel together. What no client waits for travels with what comes next. And any frame waits for one turn
-of the event loop, which is nothing when it is idle, and under load brings most of what others have ready.
+A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as no client
+notices (`Hurry`). At each step the engine generates one token of every request within a millisecond or so;
+these share a frame. An event that no client waits for goes with the next one. And every frame waits for one
+turn of the event loop, which takes no time when it is idle, and under load gathers what others have ready.
 
 Events are written into the frame that they travel in: a message of its own for each takes ten times as long.
 
@@ -30,7 +30,7 @@ class Hurry(Enum):
 
     AT_ONCE = "at once"  # a client waits for just this
     STEP = "step"  # for the rest of its step, unless so few share the session that nothing can be gained
-    NONE = "none"  # nobody acts on it before what comes next
+    NONE = "none"  # no client waits for it
 
 
 class Outbox:

@@ -286,8 +286,8 @@ class ReplicaMirror:
             return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
         found.seen = self._reports
         job = found.job
-        stands = job.computed_tokens, job.generated_tokens, job.best_effort
-        if stands != (row.computed_tokens, row.generated_tokens, row.best_effort):
+        known = job.computed_tokens, job.generated_tokens, job.best_effort
+        if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
             found.job = self._at_least(_moved(job, row, now_s))
             found.progressed_s = now_s
             if found.times_s is not None:

@@ -60,7 +60,7 @@ class Admission:
         self._queue.add(request)
 
     def tell(self, request: ReplicaRequest, verdict: Verdict) -> None:
-        """Give a request its verdict. One that is accepted stands in the mirror from here on."""
+        """Give a request its verdict. An accepted one is added to the mirror and forwarded."""
         word, reason = verdict_words(verdict)
         self._metrics.verdicts.labels(request.tier, word, reason).inc()
         log.debug(word, request=request.request_id, tier=request.tier, reason=reason)
