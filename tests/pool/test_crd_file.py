@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from penstock_core.policies import POLICIES
 from penstock_core.routing.orders import ORDERS
-from penstock_pool.cel import Rule, Why
+from penstock_pool.cel import CelRule, Why
 from penstock_pool.crd import SCHEMA_ANNOTATION, definition, schema_digest
 from penstock_pool.crd.page import page
 
@@ -97,9 +97,9 @@ def test_an_example_stands_in_the_description() -> None:
 @pytest.mark.parametrize(
     ("rule", "document"),
     [
-        (Rule("self.a > 0", "is none"), {"rule": "self.a > 0", "message": "is none"}),
+        (CelRule("self.a > 0", "is none"), {"rule": "self.a > 0", "message": "is none"}),
         (
-            Rule("has(self.a)", "missing", at="a", why=Why.MISSING),
+            CelRule("has(self.a)", "missing", at="a", why=Why.MISSING),
             {
                 "rule": "has(self.a)",
                 "message": "missing",
@@ -108,7 +108,7 @@ def test_an_example_stands_in_the_description() -> None:
             },
         ),
         (
-            Rule("self.ok", '"{self.a}" isn\'t {self.b}'),
+            CelRule("self.ok", '"{self.a}" isn\'t {self.b}'),
             {
                 "rule": "self.ok",
                 "messageExpression": r"""'"' + self.a + '" isn\'t ' + self.b""",
@@ -116,5 +116,5 @@ def test_an_example_stands_in_the_description() -> None:
         ),
     ],
 )
-def test_a_rule_is_written_in_kubernetes_words(rule: Rule, document: dict[str, str]) -> None:
+def test_a_rule_is_written_in_kubernetes_words(rule: CelRule, document: dict[str, str]) -> None:
     assert rule.document() == document

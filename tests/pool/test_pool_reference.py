@@ -17,4 +17,4 @@ def test_every_object_and_its_defaults_are_there() -> None:
         assert f"## `{heading}`\n" in text
     assert "| `maxHops` | `3` |" in text
     assert "| `deliveryAllowance` | `5ms` |" in text
-    assert "| `name` | required | The name clients ask for" in text
+    assert "| `name` | required | Name of the model in clients' requests" in text

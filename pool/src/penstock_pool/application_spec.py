@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.cel import CelRule, Why, checked_by
 from penstock_pool.scalars import Count, Name, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
@@ -13,11 +13,11 @@ class KeySource(Spec):
     """Where an application's API keys are: exactly one of these."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "has(self.secret) != has(self.file)",
             "names no single place; write exactly one of secret, file",
         ),
-        Rule(
+        CelRule(
             "!has(self.file)",
             "is for local tools; a cluster reads keys from a Secret of its own: write secret",
             at="file",

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from penstock_core.autoscaling.terms import Scaling
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.cel import CelRule, Why, checked_by
 from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window, wrong_at
 from penstock_pool.spec import Spec
 
@@ -18,7 +18,7 @@ class ScaleUp(Spec):
 
     stabilization_window_s: Window = Field(
         default=15.0,
-        description="More replicas only after the demand has asked for more for so long.",
+        description="Scale up only after demand has required it for this long.",
         examples=["15s"],
     )
     max_step: Count | None = Field(
@@ -45,29 +45,29 @@ class Autoscaling(Spec):
     """Between how many replicas the pool moves, and by what."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "self.minReplicas <= self.maxReplicas",
             "is above maxReplicas; at most that",
             at="minReplicas",
         ),
-        Rule(
+        CelRule(
             "self.by != 'keda' || has(self.prometheusUrl)",
             "missing; by: keda has to know the Prometheus to ask",
             at="prometheusUrl",
             why=Why.MISSING,
         ),
-        Rule(
+        CelRule(
             "self.by == 'keda' || !has(self.prometheusUrl)",
             "would not be used; write by: keda, or remove it",
             at="prometheusUrl",
             why=Why.UNUSED,
         ),
-        Rule(
+        CelRule(
             "self.by != 'hpa' || self.minReplicas > 0",
             "0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
             at="minReplicas",
         ),
-        Rule(
+        CelRule(
             "self.by != 'hpa' || !has(self.targetAttainment)",
             NOT_BY_HPA,
             at="targetAttainment",
@@ -77,7 +77,7 @@ class Autoscaling(Spec):
 
     min_replicas: Replicas = Field(
         default=1,
-        description="Fewest replicas. 0: none while nothing is asked; the first request wakes one.",
+        description="Fewest replicas. 0: none while there are no requests; the first request starts one.",
         examples=[1],
     )
     max_replicas: Annotated[Replicas, Field(ge=1)] = Field(description="Most replicas.", examples=[8])
@@ -91,7 +91,7 @@ class Autoscaling(Spec):
     scale_down: ScaleDown = Field(default=ScaleDown(), description="How hastily replicas are removed.")
     idle_timeout_s: Duration = Field(
         default=600.0,
-        description="With minReplicas 0: the last replica goes after nothing was asked for so long.",
+        description="With minReplicas 0: the last replica is removed after this long without requests.",
         examples=["10m"],
     )
     wake_timeout_s: Duration = Field(

@@ -1,8 +1,8 @@
-"""Rules that the cluster checks when a pool is applied, in CEL beside the Python that says the same.
+"""Rules in CEL that the API server checks when a pool is applied, equivalent to Python validators.
 
-A rule of more than one field stands twice in these models: as a validator, which local tools run, and as a
-`Rule`, which goes into the CustomResourceDefinition. They stand next to each other, with the same words, and
-tests hold them together on a real API server.
+A rule over several fields exists twice: as a validator, which local tools run, and as a `CelRule`, which goes
+into the CustomResourceDefinition. They are next to each other with the same message, and tests compare them
+on a real API server.
 """
 
 import re
@@ -32,13 +32,13 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What has to be true, and what is said where it is not.
+class CelRule:
+    """A condition that must hold, with its error message.
 
-    holds: CEL over `self`, and over `oldSelf` where it is about a change.
-    says: the message. What stands in braces is CEL too, and its text is put there. It has to be a text of
-        bounded length: Kubernetes refuses messages that might cost too much, and counts no number as bounded.
-    at: the field of `self` that is blamed, such as `pool`; empty: `self` itself.
+    holds: CEL over `self`, and over `oldSelf` for rules about a change.
+    says: the message. Expressions in braces are CEL of type string with bounded length, because Kubernetes
+        rejects messages that may be too expensive.
+    at: the field of `self` that the error names, such as `pool`; "" for `self` itself.
     """
 
     holds: str
@@ -56,12 +56,12 @@ class Rule:
         return document
 
 
-def checked_by(*rules: Rule) -> ConfigDict:
+def checked_by(*rules: CelRule) -> ConfigDict:
     """The configuration of a model that the cluster checks by these rules."""
     return ConfigDict(json_schema_extra=documents(*rules))
 
 
-def documents(*rules: Rule) -> dict[str, Any]:
+def documents(*rules: CelRule) -> dict[str, Any]:
     """The rules as part of a schema."""
     return {VALIDATIONS: [rule.document() for rule in rules]}
 
@@ -69,7 +69,7 @@ def documents(*rules: Rule) -> dict[str, Any]:
 def _message(says: str) -> dict[str, str]:
     if "{" not in says:
         return {"message": says}
-    texts_and_values = _VALUE.split(says)  # texts at even places, what stands in braces at odd ones
+    texts_and_values = _VALUE.split(says)  # text at even indices, expressions in braces at odd ones
     parts = [part if place % 2 else _quoted(part) for place, part in enumerate(texts_and_values) if part]
     return {"messageExpression": " + ".join(parts)}
 

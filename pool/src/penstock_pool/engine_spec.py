@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.cel import CelRule, Why, checked_by
 from penstock_pool.known import TimeModelName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, wrong_at
@@ -36,7 +36,7 @@ class ModelSource(Spec):
     """Where the weights come from: exactly one of these. Without any, the hub id is the model's name."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "[has(self.hub), has(self.persistentVolumeClaim), has(self.image)].filter(is, is).size() == 1",
             "names no single source; write exactly one of hub, persistentVolumeClaim, image",
         )
@@ -67,7 +67,7 @@ class ModelSpec(Spec):
     """The model."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "self.name == oldSelf.name",
             'stays "{oldSelf.name}": replicas change one by one, and meanwhile some would answer for another '
             "model; make a second pool",
@@ -77,13 +77,13 @@ class ModelSpec(Spec):
     )
 
     name: Text = Field(
-        description="The name clients ask for; also the hub id where `source` says nothing else.",
+        description="Name of the model in clients' requests; also the hub id unless `source` names another.",
         examples=["meta-llama/Llama-3.1-8B-Instruct"],
     )
     source: ModelSource | None = Field(default=None, description="Where the weights come from.")
 
 
-class Speculation(Spec):
+class SpeculationSpec(Spec):
     """Speculative decoding."""
 
     max_tokens: Annotated[Count, Field(le=16)] = Field(
@@ -108,19 +108,19 @@ class EngineSpec(Spec):
     """The engine beside every sidecar."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             f"self.type != 'simulated' || !self.timeModel.matches('^({AUTO}|.*[{SUFFIX[0]}]{SUFFIX[1:]})$')",
             SPEED_OF_A_BUILT_IN,
             at="timeModel",
         ),
-        Rule(
+        CelRule(
             "self.type != 'openai' || has(self.image)",
             "missing; a cluster has to know which container runs the engine, for example "
             "vllm/vllm-openai:v0.33.0",
             at="image",
             why=Why.MISSING,
         ),
-        Rule(
+        CelRule(
             "self.type != 'vllm' || !has(self.resources) || !has(self.resources.limits) || "
             f"!('{GPU}' in self.resources.limits) || "
             f"string(self.resources.limits['{GPU}']) in ['0', string(self.tensorParallelSize)] || "
@@ -164,7 +164,7 @@ class EngineSpec(Spec):
         description="How long an iteration takes: a built-in model by name, `auto` to measure the engine at "
         "start, or what `penstock profile` has written: a `.json` file beside this one, in a cluster "
         "`NAME.json` for the ConfigMap NAME with that file in it as `time-model.json`. Refined online in any "
-        "case. A simulated engine has to be told one.",
+        "case. A simulated engine requires one.",
         examples=["llama-3-8b-a100"],
     )
     kv_cache_tokens: Count | None = Field(
@@ -176,7 +176,9 @@ class EngineSpec(Spec):
     max_model_len: Count = Field(
         default=8192, description="Longest prompt and answer together, in tokens.", examples=[8192]
     )
-    speculation: Speculation | None = Field(default=None, description="Speculative decoding; absent: off.")
+    speculation: SpeculationSpec | None = Field(
+        default=None, description="Speculative decoding; absent: off."
+    )
     connect_timeout_s: Duration = Field(
         default=2.0, description="Longest wait for a connection to the engine.", examples=["2s"]
     )

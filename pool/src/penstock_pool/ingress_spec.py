@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import Rule, Why, checked_by
+from penstock_pool.cel import CelRule, Why, checked_by
 from penstock_pool.scalars import Host, LabelName, Name, ObjectName, wrong_at
 from penstock_pool.spec import Spec
 
@@ -25,25 +25,25 @@ class Ingress(Spec):
     """One host that leads to the pool's routers. Of two pools that claim one host, the older keeps it."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "self.kind != 'HTTPRoute' || has(self.gateway)",
             "missing; kind: HTTPRoute has to name the Gateway that it hangs on",
             at="gateway",
             why=Why.MISSING,
         ),
-        Rule(
+        CelRule(
             "self.kind == 'HTTPRoute' || !has(self.gateway)",
             "would not be used; write kind: HTTPRoute, or remove it",
             at="gateway",
             why=Why.UNUSED,
         ),
-        Rule(
+        CelRule(
             "self.kind == 'Ingress' || !has(self.className)",
             "would not be used; write kind: Ingress, or remove it",
             at="className",
             why=Why.UNUSED,
         ),
-        Rule(
+        CelRule(
             "self.kind == 'Ingress' || !has(self.tlsSecret)",
             "would not be used; the Gateway has its own, or write kind: Ingress",
             at="tlsSecret",

@@ -1,4 +1,4 @@
-"""From a file, or a document somebody else read, to a checked pool."""
+"""Loads and validates a pool from a file or a parsed document."""
 
 from pathlib import Path
 from typing import Any

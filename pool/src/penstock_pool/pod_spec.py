@@ -1,4 +1,4 @@
-"""What a pool says of its pods in Kubernetes' own terms: resources, and a template to merge."""
+"""A pool's settings of its pods in Kubernetes' terms: resources, and a pod template to merge."""
 
 import re
 from collections.abc import Mapping

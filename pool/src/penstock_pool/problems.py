@@ -75,7 +75,7 @@ def dotted(location: Location) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it may stand in a line: scalars as JSON, containers by their kind."""
+    """Format a value for an error line: scalars as JSON, containers by their type."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -150,7 +150,7 @@ def _model_at(root: type[BaseModel], location: Location) -> type[BaseModel] | No
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model class that an annotation speaks of, inside lists, unions and the like."""
+    """Return the model class in an annotation, inside lists, unions and the like."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_model_in(argument) for argument in get_args(annotation))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from penstock_pool.cel import Rule, documents
+from penstock_pool.cel import CelRule, documents
 from penstock_pool.durations import LONGEST_TEXT, exact_duration, parse_duration_s
 
 LARGEST_COUNT = 2**31 - 1
@@ -42,10 +42,10 @@ ObjectName = Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)]
 """The name of some other Kubernetes object."""
 
 Host = Annotated[str, Field(pattern=HOST, max_length=253)]
-"""A host name; `*.` may stand for its first part."""
+"""A host name, with `*.` as a wildcard for its first part."""
 
 MediaHost = Annotated[str, Field(pattern=MEDIA_HOST, max_length=253)]
-"""A host name; `*.` may stand for its first parts, and `*` for any host."""
+"""A host name, with `*.` as a wildcard for its first parts, or `*` for any host."""
 
 LabelName = Annotated[str, Field(pattern=LABEL_NAME, max_length=317)]
 """The name of a Kubernetes label or annotation."""
@@ -57,7 +57,7 @@ Url = Annotated[str, Field(pattern=URL, max_length=1024)]
 """An http or https URL."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
-"""Text that says something."""
+"""Text that is not empty."""
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -90,21 +90,21 @@ DURATION_FORMAT = "penstock-duration"
 _BARE = "^[0-9]+([.][0-9]+)?$"
 _IS_DURATION = f"self.matches('{DURATION}')"
 _ANY_DURATION = (
-    Rule(f"!self.matches('{_BARE}')", '"{self}" has no unit; write {self}ms or {self}s'),
-    Rule(
+    CelRule(f"!self.matches('{_BARE}')", '"{self}" has no unit; write {self}ms or {self}s'),
+    CelRule(
         f"self.matches('{_BARE}') || {_IS_DURATION}",
         '"{self}" is no duration; write for example 800ms, 1.5s or 2m',
     ),
-    Rule(
+    CelRule(
         f"!{_IS_DURATION} || duration(self) <= duration('24h')", '"{self}" is longer than a day; at most 24h'
     ),
 )
-_ABOVE_ZERO = Rule(
+_ABOVE_ZERO = CelRule(
     f"!{_IS_DURATION} || duration(self) > duration('0s')", '"{self}" is zero; it has to be positive'
 )
 
 
-def _duration_schema(*rules: Rule) -> WithJsonSchema:
+def _duration_schema(*rules: CelRule) -> WithJsonSchema:
     limits = {"type": "string", "format": DURATION_FORMAT, "maxLength": LONGEST_TEXT}
     return WithJsonSchema({**limits, **documents(*rules)})
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
-from penstock_pool.cel import KEYED_BY_NAME, Rule, checked_by
+from penstock_pool.cel import KEYED_BY_NAME, CelRule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
@@ -36,24 +36,24 @@ class PoolSpec(Spec):
     """What is wanted."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "!has(self.autoscaling) || self.replicas <= self.autoscaling.maxReplicas",
             "is above autoscaling's maxReplicas; at most that",
             at="replicas",
         ),
-        Rule(
+        CelRule(
             "self.tiers.size() == 0 || !has(self.defaultTier) || "
             "self.tiers.exists(tier, tier.name == self.defaultTier)",
             f'"{{self.defaultTier}}" is no tier; {_LIKE_THE_FIRST}',
             at="defaultTier",
         ),
-        Rule(
+        CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "self.tiers.exists(tier, tier.name == application.tier))",
             f"the tier of one is none of the pool's; {_LIKE_THE_FIRST}",
             at="applications",
         ),
-        Rule(
+        CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "!has(application.allow) || "
             "application.allow.all(name, self.tiers.exists(tier, tier.name == name)))",
@@ -74,7 +74,7 @@ class PoolSpec(Spec):
         default=None, description="How a cluster scales the replicas; absent: it does not."
     )
     tiers: Annotated[tuple[TierSpec, ...], Field(min_length=1, max_length=16)] = Field(
-        description="Classes of requests, each with its promise.", json_schema_extra=KEYED_BY_NAME
+        description="Classes of requests, each with its SLO.", json_schema_extra=KEYED_BY_NAME
     )
     default_tier: Name = Field(
         default_factory=lambda known: known["tiers"][0].name,
@@ -115,7 +115,7 @@ class Pool(Spec):
     """One ServingPool."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{POOL_NAME}')",
             "metadata.name: is no name; lower-case letters, digits and inner dashes, a letter first, "
             "at most 40",
@@ -127,7 +127,7 @@ class Pool(Spec):
     metadata: Metadata = Field(description="Its name.")
     spec: PoolSpec = Field(description="What is wanted.")
     status: dict[str, Any] | None = Field(
-        default=None, description="What a cluster observed; local tools do not look at it."
+        default=None, description="The state observed in a cluster; local tools ignore it."
     )
 
     def tiers(self) -> dict[str, Tier]:

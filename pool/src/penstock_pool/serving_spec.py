@@ -6,7 +6,7 @@ from penstock_core.domain.policy import Knobs
 from penstock_core.domain.replica_admission import MOST_SEQUENCES
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from penstock_pool.cel import Rule, documents
+from penstock_pool.cel import CelRule, documents
 from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
@@ -64,7 +64,7 @@ class Scheduling(Spec):
     )
     drain_timeout_s: Duration = Field(
         default=30.0,
-        description="A replica told to stop finishes its requests for so long.",
+        description="How long a stopping replica may finish its requests.",
         examples=["30s"],
     )
 
@@ -110,7 +110,7 @@ class RouterSpec(Spec):
         default=8 * 2**20,
         description="Largest request body, in bytes, at most 60 MiB; larger is answered 413.",
         examples=[8388608],
-        json_schema_extra=documents(Rule(f"self <= {MOST_BODY_BYTES}", _TOO_LONG)),
+        json_schema_extra=documents(CelRule(f"self <= {MOST_BODY_BYTES}", _TOO_LONG)),
     )
     max_header_bytes: Count = Field(
         default=32 * 2**10,
@@ -156,7 +156,7 @@ class RouterSpec(Spec):
         examples=["5s"],
     )
     drain_timeout_s: Duration = Field(
-        default=30.0, description="A router told to stop finishes its requests for so long.", examples=["30s"]
+        default=30.0, description="How long a stopping router may finish its requests.", examples=["30s"]
     )
     tls: RouterTls | None = Field(
         default=None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from penstock_core.domain.slo import Judge, Slo, Tier
 from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from penstock_pool.cel import Rule, Why, checked_by, documents
+from penstock_pool.cel import CelRule, Why, checked_by, documents
 from penstock_pool.durations import LONGEST_TEXT
 from penstock_pool.scalars import DURATION, Duration, Flag, Name, Number, wrong_at
 from penstock_pool.spec import Spec
@@ -39,7 +39,7 @@ Ttft = Annotated[
             "properties": {"slowdown": Slowdown.model_json_schema()["properties"]["slowdown"]},
             "required": ["slowdown"],
             "maxProperties": 1,
-            "anyOf": [{"enum": _LIKE}, _NO_OTHER_TYPE],  # what is of another type is told what it may be like
+            "anyOf": [{"enum": _LIKE}, _NO_OTHER_TYPE],  # for values of other types, the error lists examples
         }
     ),
 ]
@@ -47,10 +47,10 @@ Ttft = Annotated[
 `pattern` to text, `required` to mappings. CEL cannot see a field that has two types."""
 
 
-def _no_later_than_the_last_token(field: str) -> Rule:
+def _no_later_than_the_last_token(field: str) -> CelRule:
     both = f"has(self.{field}) && has(self.e2e)"
     durations = f"self.{field}.matches('{DURATION}') && self.e2e.matches('{DURATION}')"
-    return Rule(
+    return CelRule(
         f"!({both} && {durations}) || duration(self.{field}) <= duration(self.e2e)",
         f"is shorter than {field}; the last token is not due before the others",
         at="e2e",
@@ -118,16 +118,16 @@ class SloSpec(Spec):
 
 
 class TierSpec(Spec):
-    """A class of requests with one promise."""
+    """A class of requests with one SLO."""
 
     model_config = checked_by(
-        Rule(
+        CelRule(
             "!self.bestEffort || !has(self.slo)",
             "best effort carries no SLO; remove slo, or bestEffort: true",
             at="slo",
             why=Why.UNUSED,
         ),
-        Rule(
+        CelRule(
             "self.bestEffort || has(self.slo)",
             "missing; give targets, or write bestEffort: true",
             at="slo",
@@ -141,7 +141,9 @@ class TierSpec(Spec):
         default=1.0, description="What one admitted request is worth against another's.", examples=[1]
     )
     best_effort: Flag = Field(
-        default=False, description="No promise: served with what the others leave.", examples=[True]
+        default=False,
+        description="Without an SLO: served with the capacity that other tiers leave.",
+        examples=[True],
     )
     allow_request_targets: Flag = Field(
         default=False,

@@ -1,7 +1,7 @@
 """The time model that a pool names: a built-in, or one that `penstock profile` has written.
 
 The second kind is a JSON file beside the pool file. It says which model it was measured with, since the time
-of another is no use; whoever reads a pool is told so when the pool is read, not when it serves.
+model of another model is invalid; that is reported when the pool is read, not when it serves.
 """
 
 from functools import lru_cache

@@ -1,20 +1,18 @@
 """Cache of watched objects: every pool, and every object that carries the operator's label.
 
-A reconcile reads from here, so it costs the API server nothing where nothing is to be done. News comes in
-two ways, and they are believed differently.
+Reconciliations read from the cache, so they cost the API server nothing if there is nothing to do. Updates
+come from watches and from lists, with different precedence.
 
-A watch tells of one object at a time, and its events may be late: the operator has written a newer version
-meanwhile and knows it, or has heard that the object is gone. So of one object the higher resource version
-counts, and what is gone stays gone.
+A watch event reports one object, and may be late: the operator may have written a newer version, or have seen
+its deletion. So the higher resource version of an object wins, and a deleted object stays deleted.
 
-A list tells everything, as of some moment after it was asked for. It corrects what watches have lost (after a
-long break a watch lists what is there, and does not report what is gone), and also a history that went
-back: when etcd is restored from a backup, resource versions are lower than those that are known, and deleted
-objects exist again. So a list counts for everything that was known when it was asked for; only what was heard
-since may be newer.
+A list reports all objects as of some time after its request. It corrects events that watches have lost (after
+a long break a watch does not report deletions), and a restored etcd, in which resource versions are lower
+than known ones, and deleted objects exist again. So a list replaces everything known before its request; only
+later watch events may be newer.
 
-While a list's version is lower than one that was known before, watches are deaf: they go on from a version
-that the server has not reached again. `behind` says so, and lists have to be asked for more often.
+While a list's version is lower than a known one, watches report nothing, because they wait for a version that
+the server has not reached again. `behind` is true then, and resyncs are more frequent.
 """
 
 from collections import OrderedDict
@@ -26,11 +24,11 @@ from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import POOL_LABEL
 
 GONE_KEPT = 4096
-"""Uids of deleted objects that are remembered; late news is late by seconds, not by thousands of objects."""
+"""Number of remembered uids of deleted objects; late events are late by seconds."""
 
 
 class PoolKey(NamedTuple):
-    """Which pool."""
+    """Namespace and name of a pool."""
 
     namespace: str
     name: str
@@ -40,7 +38,7 @@ class PoolKey(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What was known when a list was asked for: the count of news, and the kind's highest version."""
+    """The cache's state at the request of a list: number of updates, and the kind's highest version."""
 
     news: int
     version: int
@@ -60,11 +58,11 @@ class Cache:
 
     @property
     def behind(self) -> bool:
-        """Whether the API server has gone back, and watches wait for versions that it has had before."""
+        """Whether the API server's resource versions have gone back, as after a restored etcd."""
         return bool(self._behind)
 
     def update(self, manifest: Manifest) -> bool:
-        """A watch, or the answer to a write, tells of an object. Return whether that is news."""
+        """Update an object from a watch event or the response to a write. Returns whether it is newer."""
         if manifest["metadata"]["uid"] in self._gone:
             return False
         known = self._objects.get(ref_of(manifest))
@@ -74,7 +72,7 @@ class Cache:
         return True
 
     def remove(self, manifest: Manifest) -> bool:
-        """An object is gone. Return whether that is news."""
+        """Remove a deleted object. Returns whether it was known."""
         uid = manifest["metadata"]["uid"]
         self._news += 1
         self._gone[uid] = self._news
@@ -92,13 +90,13 @@ class Cache:
         return True
 
     def mark(self, kind: ResourceKind) -> Mark:
-        """To be taken before a list is asked for."""
+        """Return the cache's state, to be taken before a list is requested."""
         return Mark(self._news, self._highest.get(kind, 0))
 
     def replace(
         self, kind: ResourceKind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
     ) -> None:
-        """All there is of a kind, as of a resource version. namespace None: in all of them."""
+        """Replace all objects of a kind by a list. namespace None: all namespaces. version: the list's."""
         for manifest in listed:
             self._believe(manifest, asked)
         there = {ref_of(manifest) for manifest in listed}
@@ -111,7 +109,7 @@ class Cache:
         self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
 
     def _believe(self, manifest: Manifest, asked: Mark) -> None:
-        """Keep a listed object, unless something newer was heard since the list was asked for."""
+        """Store a listed object, unless a watch has reported it since the list was requested."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         if self._gone.get(uid, 0) > asked.news:
             return
@@ -134,21 +132,21 @@ class Cache:
         self._highest[kind] = max(_version(manifest), self._highest.get(kind, 0))
 
     def pool(self, key: PoolKey) -> Manifest | None:
-        """A pool by its name."""
+        """Return a pool, or None."""
         return self._objects.get(Ref(POOL.api_version, POOL.kind, key.namespace, key.name))
 
     def pools(self) -> Iterator[Manifest]:
-        """Every pool."""
+        """Return every pool."""
         return (known for ref, known in self._objects.items() if ref.kind == POOL.kind)
 
     def children(self, key: PoolKey) -> tuple[Manifest, ...]:
-        """Every object that carries the pool's label, pods among them, in the order of their references."""
+        """Return every object with the pool's label, including pods, in the order of their references."""
         refs = sorted(self._of_pool.get(key, ()))
         return tuple(self._objects[ref] for ref in refs if ref.kind != POOL.kind)
 
 
 def pool_of(manifest: Manifest) -> PoolKey:
-    """The pool that an object is, or that its label names."""
+    """Return the pool that an object is, or that its label names."""
     metadata = manifest["metadata"]
     if manifest["kind"] == POOL.kind:
         return PoolKey(metadata["namespace"], metadata["name"])

@@ -1,16 +1,16 @@
-"""Which of several operators acts: the one that holds a Lease, as everywhere in Kubernetes.
+"""Leader election among several operators by a Lease, as usual in Kubernetes.
 
 The holder renews the Lease. An operator that has seen it unchanged for its whole duration takes it. Each
 measures that on its own clock, so clocks need not agree; only their rates have to, within a third.
 
 A holder may write until `HOLD_S` after it asked for the last renewal that was granted. Others wait for
 `DURATION_S` after they saw that renewal, which is later. Each write is checked against this bound when it is
-sent (`cluster/api_client.py`), because a process that was frozen notices nothing: it goes on where it stood,
-with reconciles under way, after another has taken the Lease. The margin, `DURATION_S - HOLD_S`, is what a
-write may take from the check to its effect. No Lease can bound a freeze between the check and the system
-call after it; what may arrive late is one write, which the new leader's next reconcile corrects.
+sent (`cluster/api_client.py`), because a process that was frozen continues its reconciliations after another
+operator has taken the Lease. The margin, `DURATION_S - HOLD_S`, is the time that a write may take from the
+check to its effect. No Lease can bound a freeze between the check and the system call after it; at most one
+write is late, which the new leader's next reconciliation corrects.
 
-An operator that is told to stop gives the Lease back, so that the next one begins at once.
+A stopping operator releases the Lease, so that the next one takes over immediately.
 """
 
 import asyncio
@@ -32,34 +32,34 @@ log = structlog.get_logger()
 DURATION_S = 15.0
 RENEW_S = 4.0
 HOLD_S = 10.0
-"""A holder that could not renew for so long no longer writes: well before others may begin."""
+"""Seconds after its last renewal for which a holder may write; shorter than `DURATION_S`."""
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux' monotonic clock stops while a machine is suspended; this one does not."""
+"""Linux's monotonic clock stops while a machine is suspended; this one does not."""
 
 
 class LeaseLost(Exception):
-    """This operator may not write: it does not provably hold the Lease."""
+    """This operator may not write, because it may not hold the Lease any more."""
 
 
 def elapsed_s() -> float:
-    """A clock that only goes forward, also while the process or its machine sleeps.
+    """Return the time of a monotonic clock that also advances while the machine is suspended.
 
-    Not the event loop's: that one is read once a turn, so it is late after a freeze in the middle of one.
+    The event loop's clock is read once per iteration, so it is late after a freeze.
     """
     return time.clock_gettime(_CLOCK)
 
 
 @dataclass(slots=True)
 class Sighting:
-    """A Lease's last version, and since when it has been the last. since_s: on this process' clock."""
+    """A Lease's last version and when it was first seen. since_s: on this process's clock."""
 
     version: str
     since_s: float
 
 
 def may_take(lease: Manifest | None, me: str, sighting: Sighting | None, now_s: float) -> bool:
-    """Whether the Lease is free: absent, given back, mine already, or silent for its whole duration."""
+    """Return whether the Lease can be taken: absent, released, already held, or expired."""
     if lease is None:
         return True
     spec = lease.get("spec", {})
@@ -71,7 +71,7 @@ def may_take(lease: Manifest | None, me: str, sighting: Sighting | None, now_s: 
 
 
 def taken(lease: Manifest | None, ref: Ref, me: str, now: str) -> Manifest:
-    """The Lease as its holder writes it. Its resource version stays: it only counts if nobody was faster."""
+    """Return the Lease as its holder writes it. Its resource version makes the write conditional."""
     before: dict[str, Any] = {} if lease is None else lease.get("spec", {})
     held = before.get("holderIdentity") == me
     spec = {
@@ -88,9 +88,10 @@ def taken(lease: Manifest | None, ref: Ref, me: str, now: str) -> Manifest:
 
 
 class Leadership:
-    """This operator's place among those that share a Lease.
+    """Leader election of this operator.
 
-    api: its writes are not checked against the Lease. changed: called with whether it leads now.
+    api: client whose writes are not checked against the Lease. changed: called with whether this is the
+        leader.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Leadership:
         self._sighting: Sighting | None = None
 
     async def run(self) -> None:
-        """Seek and keep the Lease until cancelled; then give it back."""
+        """Acquire and renew the Lease until cancelled; then release it."""
         try:
             while True:
                 await self.attempt()
@@ -119,18 +120,18 @@ class Leadership:
 
     @property
     def pause_s(self) -> float:
-        """Until the next attempt."""
+        """Seconds until the next attempt."""
         return RENEW_S if self._leads else RENEW_S / 2
 
     def check(self) -> None:
-        """Return where this operator may write now. Raises LeaseLost."""
+        """Return if this operator may write now. Raises LeaseLost."""
         if self._leads and self._now_s() - self._renewed_s >= HOLD_S:
             self._become(False)
         if not self._leads:
             raise LeaseLost(f"{self._ref} is not held, or was not renewed for {HOLD_S:g} s")
 
     async def attempt(self) -> None:
-        """Take the Lease where it is free, renew it where it is held."""
+        """Take the Lease if it is free, or renew it if it is held."""
         now_s = self._now_s()
         try:
             async with asyncio.timeout(HOLD_S - RENEW_S):
@@ -157,7 +158,7 @@ class Leadership:
             mine = taken(lease, self._ref, self._me, _now())
             await (self._api.create(mine) if lease is None else self._api.put(mine))
         except ApiRefused as refused:
-            if refused.code == 409:  # somebody was faster
+            if refused.code == 409:  # another operator was faster
                 return False
             raise
         return True

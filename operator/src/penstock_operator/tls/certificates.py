@@ -19,7 +19,7 @@ MakeKey = Callable[[], EllipticCurvePrivateKey]
 """A new private key: the one thing here that is random, so it comes in."""
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""Nodes' clocks may be behind by so much."""
+"""Tolerated clock skew between nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CertificateAndKey:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is made out to (a DNS name), and for what."""
+    """The DNS name of a certificate, and its usage."""
 
     name: str
     usage: x509.ObjectIdentifier
@@ -65,7 +65,7 @@ def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKe
 def issue(
     subject: Subject, signer: CertificateAndKey, now: datetime, life: timedelta, make_key: MakeKey
 ) -> CertificateAndKey:
-    """A certificate for the subject, and its new key."""
+    """Return a certificate for the subject with a new key."""
     key, signing_key, issuer = make_key(), _key(signer), _certificate(signer)
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
@@ -115,17 +115,17 @@ def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> Certif
 
 
 def begins(pair: CertificateAndKey) -> datetime:
-    """When it was made."""
+    """Return the begin of its validity."""
     return _certificate(pair).not_valid_before_utc + CLOCK_SKEW
 
 
 def left(pair: CertificateAndKey, now: datetime) -> timedelta:
-    """Until it expires."""
+    """Return the time until it expires."""
     return _certificate(pair).not_valid_after_utc - now
 
 
 def is_whole(pair: CertificateAndKey) -> bool:
-    """Whether it can be read, and the key is the certificate's."""
+    """Return whether it can be parsed, and the key matches the certificate."""
     try:
         return _certificate(pair).public_key() == _key(pair).public_key()
     except ValueError:
@@ -133,7 +133,7 @@ def is_whole(pair: CertificateAndKey) -> bool:
 
 
 def is_for(pair: CertificateAndKey, subject: Subject) -> bool:
-    """Whether it is made out to this subject."""
+    """Return whether it is for this subject."""
     names = _certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.DNSName) == [subject.name]
 

@@ -35,14 +35,14 @@ from penstock_operator.tls.certificates import (
 
 CERTIFICATE_LIFE = timedelta(days=365)
 CERTIFICATE_RENEWED = CERTIFICATE_LIFE / 3
-"""Left of a certificate's life when it is renewed."""
+"""Remaining life of a certificate at which it is renewed."""
 
 AUTHORITY_LIFE = timedelta(days=3650)
 AUTHORITY_RENEWED = timedelta(days=730)
 """Left of an authority's life when it gets a successor; longer than anything it signs lives."""
 
 TRUSTED_AFTER = timedelta(days=7)
-"""A new authority has been published for so long before it signs."""
+"""Time for which a new authority is published before it signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class StoredCredentials:
-    """What is left of a pool's keys: of each only what is there and whole."""
+    """The stored keys of a pool, without those that are missing or invalid."""
 
     authorities: tuple[CertificateAndKey, ...] = ()
     server: CertificateAndKey | None = None
@@ -133,7 +133,7 @@ def _entries(secret: Manifest | None) -> dict[str, bytes]:
 
 
 def _pems(text: bytes) -> list[bytes]:
-    """Each PEM block of several."""
+    """Return the PEM blocks of a text."""
     end = b"-----END "
     blocks, block = [], b""
     for line in text.splitlines(keepends=True):

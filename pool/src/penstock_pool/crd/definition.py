@@ -59,7 +59,7 @@ def definition() -> dict[str, Any]:
 
 
 def schema() -> Schema:
-    """What a ServingPool may say, and what its status says."""
+    """Return the schema of a ServingPool's spec and status."""
     root = Pool.model_json_schema(by_alias=True)
     rules = {key: value for key, value in root.items() if key.startswith("x-kubernetes-")}
     return {
@@ -87,7 +87,7 @@ def columns() -> list[dict[str, Any]]:
     """What `kubectl get pools` shows; those with a priority only with `-o wide`."""
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
-        _column("Ready", "string", f"{ready}.status", "Whether the pool is as its spec says."),
+        _column("Ready", "string", f"{ready}.status", "Whether the pool matches its spec."),
         _column("Replicas", "integer", ".status.replicas", "Replicas that there are."),
         _column("Serving", "integer", ".status.readyReplicas", "Replicas that take requests."),
         _column("Policy", "string", ".status.policy", "The scheduling policy that replicas run."),

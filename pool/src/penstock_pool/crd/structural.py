@@ -45,7 +45,7 @@ def _one_type(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> S
 
 
 def _about(whole: Schema) -> str:
-    """The description, with an example where it says more than the default."""
+    """Return the description, with an example if it differs from the default."""
     described = str(whole.get("description", ""))
     examples = whole.get("examples", ())
     if not examples or _default(whole, {}) == {"default": examples[0]}:
