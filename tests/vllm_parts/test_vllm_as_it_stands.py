@@ -87,6 +87,9 @@ def test_room_that_a_drafter_takes_of_a_batch_is_left_to_it_as_long_as_there_is_
 ) -> None:
     config = anything(speculative_config=anything(max_num_new_slots_for_drafting=slots))
     assert bounds_of(scheduler(vllm_config=config), SETTINGS).batch_tokens == tokens
+    one_more = anything(max_num_batched_tokens=16 * slots + 1)
+    left_one = scheduler(vllm_config=config, scheduler_config=one_more)
+    assert bounds_of(left_one, SETTINGS).batch_tokens == 1
 
 
 def test_memory_is_all_blocks_but_the_one_that_stands_for_none() -> None:

@@ -40,6 +40,8 @@ MEMORY_ANSWERS = 2000.0
 """Answers of a tier after which one has faded to a third."""
 
 LONGEST_TOKENS = 1 << 18
+"""Longer answers are not told apart."""
+
 BINS_PER_DOUBLING = 8
 HEAVIEST_ANSWER = 1e12
 """Weight of a new answer at which a tier's counts are brought back to scale."""
