@@ -49,7 +49,11 @@ def test_a_missing_image_is_named(variable: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("PENSTOCK_IMAGE_PULL_POLICY", "always", 'POLICY: "always" is no pull policy; one of Always, '),
+        (
+            "PENSTOCK_IMAGE_PULL_POLICY",
+            "always",
+            'POLICY: "always" is not a pull policy; use one of ',
+        ),
         ("PENSTOCK_TLS", "true", 'PENSTOCK_TLS: "true" is neither on nor off'),
     ],
 )

@@ -29,7 +29,7 @@ from penstock_simulator.http.completions import Completions
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
 from penstock_simulator.serving.step_planner import StepPlanner
-from penstock_simulator.serving.step_reports import StepReports
+from penstock_simulator.serving.step_reports import StepReportSender
 
 MODEL = TimeModel("quick", (Term(1e-6, 0.001),))
 
@@ -124,7 +124,7 @@ def real_time() -> Callable[..., object]:
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(speculation),
             truth=ExactTruth(model),
-            reports=StepReports(report_socket),
+            reports=StepReportSender(report_socket),
             metrics=metrics,
         )
         api = EngineApi(

@@ -19,7 +19,7 @@ from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import Iteration
-from penstock_simulator.serving.step_reports import StepReports
+from penstock_simulator.serving.step_reports import StepReportSender
 
 from tests.simulator.conftest import Eager
 
@@ -185,7 +185,7 @@ def crowd(job: Make, count: int) -> EngineState:
 def test_a_thousand_requests_fit_a_report(job: Make, tmp_path: Path) -> None:
     with bind(tmp_path / "t.sock") as receiver:
         sender = ReportSocket(tmp_path / "t.sock", print)
-        StepReports(sender).send(crowd(job, 1000), None, Iteration(), 0.0)
+        StepReportSender(sender).send(crowd(job, 1000), None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 20))
         sender.close()
     assert (len(report.request_ids), report.waiting, sender.lost) == (1000, 1000, 0)
@@ -197,7 +197,7 @@ def test_a_report_says_what_is_being_prefilled(job: Make, tmp_path: Path) -> Non
     started = state.start(Step({second: 7}))
     with bind(tmp_path / "t.sock") as receiver:
         sender = ReportSocket(tmp_path / "t.sock", print)
-        StepReports(sender).send(state, None, started, 0.02)
+        StepReportSender(sender).send(state, None, started, 0.02)
         report = StepReport.FromString(receiver.recv(1 << 20))
         sender.close()
     assert [report.request_ids[row] for row in report.prefilling] == [second]
@@ -210,7 +210,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
     state.apply(Step({first: 10}), 0.0)
     with bind(tmp_path / "t.sock") as receiver:
         sender = ReportSocket(tmp_path / "t.sock", print)
-        StepReports(sender).send(state, None, Iteration(), 0.0)
+        StepReportSender(sender).send(state, None, Iteration(), 0.0)
         report = StepReport.FromString(receiver.recv(1 << 24))
         sender.close()
     assert (report.running, report.waiting, report.request_ids[0]) == (1, 59_999, first)
@@ -222,7 +222,7 @@ def test_a_reader_that_is_behind_costs_reports_and_no_time(job: Make, tmp_path: 
     state = crowd(job, 10)
     with bind(tmp_path / "t.sock"):
         sender = ReportSocket(tmp_path / "t.sock", print)
-        reports = StepReports(sender)
+        reports = StepReportSender(sender)
         for _ in range(5000):
             reports.send(state, None, Iteration(), 0.0)
         sender.close()

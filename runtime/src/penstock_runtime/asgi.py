@@ -27,7 +27,7 @@ PIECE_BYTES = 65536
 """What of a whole response is written at once; as much as a connection's buffer takes before it is full."""
 
 BODY_S = 30.0
-"""For a body to arrive, where nobody says otherwise."""
+"""Default timeout for a body to arrive."""
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ def with_errors(app: App) -> App:
         try:
             await app(scope, receive, watched)
         except ClientGone:
-            if not started:  # nobody reads it: it only ends the exchange
+            if not started:  # no client reads it; it only ends the response
                 await answer_error(send, ApiError(400, "the client went away"))
         except ApiError as error:
             await _end_with(error, send, started)

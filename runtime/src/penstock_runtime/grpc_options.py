@@ -19,7 +19,7 @@ _BOTH: Options = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", PING_S * 1000),
-    ("grpc.keepalive_timeout_ms", PONG_S * 1000),  # of TCP: for bytes that nobody acknowledges
+    ("grpc.keepalive_timeout_ms", PONG_S * 1000),  # TCP timeout for unacknowledged bytes
     ("grpc.http2.ping_timeout_ms", PONG_S * 1000),  # of HTTP/2: by itself a ping is waited for a minute
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -29,7 +29,7 @@ from penstock_simulator.http.completions import Completions
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
 from penstock_simulator.serving.step_planner import StepPlanner
-from penstock_simulator.serving.step_reports import StepReports
+from penstock_simulator.serving.step_reports import StepReportSender
 from penstock_simulator.warm_up import warm_up
 
 log = structlog.get_logger()
@@ -100,7 +100,7 @@ def build_loop(pool: Pool, truth: GroundTruth, options: argparse.Namespace) -> S
         time_model=LearnedTimeModel(model),
         speculation=MeasuredSpeculation(speculation),
         truth=truth,
-        reports=StepReports(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
+        reports=StepReportSender(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
         metrics=metrics,
     )
 

@@ -29,7 +29,7 @@ HEADS = (
 
 
 def capacity_rps(answer: CapacityResult) -> float:
-    """The rate that counts: the highest that attains, of the bound the lowest that nobody can."""
+    """Return the highest rate that attains; for the bound, the lowest that no policy attains."""
     return answer.high_rps if answer.question.policy == ORACLE else answer.low_rps
 
 

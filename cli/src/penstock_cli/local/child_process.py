@@ -119,7 +119,7 @@ class ChildProcess:
 
 async def _wait_for_exit(running: asyncio.subprocess.Process) -> None:
     """Wait for the process only. `Process.wait` also waits for pipes, which its children may hold open."""
-    while running.returncode is None:  # noqa: ASYNC110  # asyncio tells nobody but `wait`
+    while running.returncode is None:  # noqa: ASYNC110  # asyncio only notifies `wait`
         await asyncio.sleep(POLL_S)
 
 

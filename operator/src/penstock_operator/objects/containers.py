@@ -29,7 +29,7 @@ ENGINE_KEY, ENGINE_KEY_ENTRY = "PENSTOCK_ENGINE_API_KEY", "api-key"
 """The variable that takes the engine's API key, and the entry of the Secret that has it."""
 
 READABLE = 0o440
-"""For the pod's user, and nobody else."""
+"""Readable only by the pod's user."""
 
 
 def container(context: RenderContext, name: str, image: str, **fields: Any) -> Json:

@@ -25,7 +25,7 @@ from penstock_operator.manifests.digest import digest
 from penstock_operator.objects.pool_file import replica_file, router_file
 
 LONGEST_DRAIN_S = 600.0
-"""A promise that may take longer is not waited for: nodes have to be emptied at some time."""
+"""Upper limit, because nodes must be drained at some time."""
 
 ENGINE_STOP_S = 10.0
 """For the engine to end after its sidecar has."""

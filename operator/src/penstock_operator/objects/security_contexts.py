@@ -20,7 +20,7 @@ POD_SECURITY: dict[str, Any] = {
 }
 
 ENGINE_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""Of a container with somebody else's image."""
+"""Security context of a container with a third-party image."""
 
 OWN_SECURITY: dict[str, Any] = {**ENGINE_SECURITY, "readOnlyRootFilesystem": True}
 """Of a container with an image of ours."""

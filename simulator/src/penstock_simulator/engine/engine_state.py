@@ -24,7 +24,7 @@ from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_simulator.engine.iteration import EngineRequest, Finish, Grant, Iteration, IterationResult
+from penstock_simulator.engine.iteration import ActiveRequest, Finish, Grant, Iteration, IterationResult
 from penstock_simulator.engine.preemption import growth_blocks, preempt_for_growth
 from penstock_simulator.engine.repeated_decodes import RepeatedDecodes, repeated_decodes
 from penstock_simulator.engine.step_checks import checked_iteration
@@ -64,9 +64,9 @@ class EngineState:
         self.preemptions = 0
         self.finished_thinking_tokens: dict[RequestId, int] = {}
         self._accept, self._extend_prediction = accept, extend_prediction
-        self._running: dict[RequestId, EngineRequest] = {}
-        self._waiting: list[EngineRequest] = []
-        self._waiting_ids: dict[RequestId, EngineRequest] = {}
+        self._running: dict[RequestId, ActiveRequest] = {}
+        self._waiting: list[ActiveRequest] = []
+        self._waiting_ids: dict[RequestId, ActiveRequest] = {}
         self._running_cache: tuple[Job, ...] | None = None  # invalidated by every change
         self._waiting_cache: tuple[Job, ...] | None = None
         self._iteration = Iteration()
@@ -131,7 +131,7 @@ class EngineState:
             raise ValueError(f"request {job.request.id} is already here")
         if self._kv.blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
             raise NeverFits(job.request.id)
-        self._enqueue(EngineRequest(job, answer_tokens, thinking_tokens))
+        self._enqueue(ActiveRequest(job, answer_tokens, thinking_tokens))
 
     def has_room(self, kv_tokens: int) -> bool:
         """Return whether one more request with `kv_tokens` may run: a free slot and enough free blocks."""
@@ -145,7 +145,7 @@ class EngineState:
         if job.request.id in self:
             raise ValueError(f"request {job.request.id} is already here")
         self._stop_repeating()
-        entry = EngineRequest(job, answer_tokens, thinking_tokens, decoding=job.decoding)
+        entry = ActiveRequest(job, answer_tokens, thinking_tokens, decoding=job.decoding)
         self._running[job.request.id] = entry
         self._running_cache = None
         self._grow(entry, job.computed_tokens)
@@ -255,7 +255,7 @@ class EngineState:
         self._apply_repeated()
         self._repeated = self._repeatable_blocks = None
 
-    def _handle_event(self, entry: EngineRequest, now_s: float, finished: dict[RequestId, Finish]) -> None:
+    def _handle_event(self, entry: ActiveRequest, now_s: float, finished: dict[RequestId, Finish]) -> None:
         """Handle the last token of an answer, the last of its thinking, or the last of its prediction."""
         if entry.job.generated_tokens == entry.answer_tokens:
             finished[entry.job.request.id] = self._finish_request(entry)
@@ -278,19 +278,19 @@ class EngineState:
         drafted.append(Drafted(job.request.tier, grant.drafts, accepted))
         return min(1 + accepted, grant.entry.answer_tokens - job.generated_tokens)
 
-    def _grow(self, entry: EngineRequest, kv_tokens: int) -> None:
+    def _grow(self, entry: ActiveRequest, kv_tokens: int) -> None:
         blocks = growth_blocks(entry, kv_tokens, self._kv)
         self.free_blocks -= blocks
         entry.blocks += blocks
 
-    def _finish_request(self, entry: EngineRequest) -> Finish:
+    def _finish_request(self, entry: ActiveRequest) -> Finish:
         request = entry.job.request
         del self._running[request.id]
         self._free(entry)
         self.finished_thinking_tokens.pop(request.id, None)
         return Finish.LENGTH if entry.answer_tokens >= request.max_output_tokens else Finish.STOP
 
-    def _preempt(self, entry: EngineRequest) -> None:
+    def _preempt(self, entry: ActiveRequest) -> None:
         del self._running[entry.job.request.id]
         self._running_cache = None
         self._free(entry)
@@ -299,14 +299,14 @@ class EngineState:
         self._enqueue(entry, started=True)
         self.preemptions += 1
 
-    def _enqueue(self, entry: EngineRequest, *, started: bool = False) -> None:
+    def _enqueue(self, entry: ActiveRequest, *, started: bool = False) -> None:
         """Queue by arrival. Among equal arrival times, requests that had been started go first."""
         find = bisect_left if started else bisect_right
         self._waiting.insert(find(self._waiting, _arrival_s(entry), key=_arrival_s), entry)
         self._waiting_ids[entry.job.request.id] = entry
         self._waiting_cache = None
 
-    def _dequeue(self, job_id: RequestId) -> EngineRequest | None:
+    def _dequeue(self, job_id: RequestId) -> ActiveRequest | None:
         entry = self._waiting_ids.pop(job_id, None)
         if entry is not None:
             place = bisect_left(self._waiting, _arrival_s(entry), key=_arrival_s)
@@ -314,10 +314,10 @@ class EngineState:
             self._waiting_cache = None
         return entry
 
-    def _free(self, entry: EngineRequest) -> None:
+    def _free(self, entry: ActiveRequest) -> None:
         self.free_blocks += entry.blocks
         entry.blocks = 0
 
 
-def _arrival_s(entry: EngineRequest) -> float:
+def _arrival_s(entry: ActiveRequest) -> float:
     return entry.job.request.arrival_s

@@ -23,7 +23,7 @@ class InvalidStep(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class EngineRequest:
+class ActiveRequest:
     """A request inside the engine.
 
     answer_tokens: true length of its answer, which no policy can read.
@@ -63,7 +63,7 @@ class Grant(NamedTuple):
     drafts: draft tokens verified with it, for a decode.
     """
 
-    entry: EngineRequest
+    entry: ActiveRequest
     tokens: int
     drafts: int
 
@@ -89,7 +89,7 @@ class Iteration:
     preempted: jobs preempted before it, by the step or because blocks ran out.
     """
 
-    decodes: list[EngineRequest] = field(default_factory=list)
+    decodes: list[ActiveRequest] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     preempted: tuple[RequestId, ...] = ()
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from penstock_core.domain.replica_view import KvCache
 
-from penstock_simulator.engine.iteration import EngineRequest, Iteration
+from penstock_simulator.engine.iteration import ActiveRequest, Iteration
 
 
-def growth_blocks(entry: EngineRequest, kv_tokens: int, kv: KvCache) -> int:
+def growth_blocks(entry: ActiveRequest, kv_tokens: int, kv: KvCache) -> int:
     """Return how many more blocks a request needs to hold `kv_tokens`."""
     return max(kv.blocks_for(kv_tokens) - entry.blocks, 0)
 
 
 def preempt_for_growth(
-    wanted: Iteration, running: Sequence[EngineRequest], kv: KvCache
-) -> tuple[Iteration, list[EngineRequest]]:
+    wanted: Iteration, running: Sequence[ActiveRequest], kv: KvCache
+) -> tuple[Iteration, list[ActiveRequest]]:
     """Return the part of an iteration that fits into KV memory, and the running requests to preempt for it.
 
     running: all requests that hold blocks, in the order in which they were started.
@@ -27,7 +27,7 @@ def preempt_for_growth(
     owed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
     owed |= {id(entry): 1 for entry in full}
     missing_blocks = sum(owed.values()) - kv.free_blocks
-    out: dict[int, EngineRequest] = {}
+    out: dict[int, ActiveRequest] = {}
     for entry in _preemption_order(wanted, running) if missing_blocks > 0 else ():
         out[id(entry)] = entry
         missing_blocks -= entry.blocks + owed.get(id(entry), 0)
@@ -36,13 +36,13 @@ def preempt_for_growth(
     return _without(wanted, out), [entry for entry in out.values() if entry.blocks]
 
 
-def _preemption_order(wanted: Iteration, running: Sequence[EngineRequest]) -> list[EngineRequest]:
+def _preemption_order(wanted: Iteration, running: Sequence[ActiveRequest]) -> list[ActiveRequest]:
     """Return all candidates, the first to be preempted first."""
     newcomers = [g.entry for g in reversed(wanted.grants) if g.entry.blocks == 0]
     return [*newcomers, *sorted(reversed(running), key=lambda entry: not entry.job.best_effort)]
 
 
-def _without(wanted: Iteration, out: dict[int, EngineRequest]) -> Iteration:
+def _without(wanted: Iteration, out: dict[int, ActiveRequest]) -> Iteration:
     if not out:
         return wanted
     preempted = [entry.job.request.id for entry in out.values() if entry.blocks]

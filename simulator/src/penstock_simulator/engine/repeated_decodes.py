@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock_core.domain.request import Job, RequestId, after_each
 
-from penstock_simulator.engine.iteration import EngineRequest, Iteration
+from penstock_simulator.engine.iteration import ActiveRequest, Iteration
 from penstock_simulator.engine_timing.batch_shape import BatchShape
 
 
@@ -20,7 +20,7 @@ class RepeatedDecodes:
     """A sequence of equal iterations.
 
     iteration: each of them. least_blocks: blocks that must be free before each.
-    left: how many may still begin before an event of a request (`EngineRequest.next_event_tokens`).
+    left: how many may still begin before an event of a request (`ActiveRequest.next_event_tokens`).
     context_tokens: context that the first one reads, without the tokens that it computes.
     blocks_needed: blocks that an iteration allocates, indexed by `begun` modulo a block's tokens.
     begun: iterations begun.
@@ -65,7 +65,7 @@ class RepeatedDecodes:
 
 
 def repeated_decodes(
-    entries: Sequence[EngineRequest], least_blocks: int, block_tokens: int
+    entries: Sequence[ActiveRequest], least_blocks: int, block_tokens: int
 ) -> RepeatedDecodes | None:
     """Return the repetition that these decodes, which are all running requests, can begin; None if none."""
     left = min([entry.next_event_tokens - entry.job.generated_tokens for entry in entries], default=0) - 1

@@ -10,16 +10,16 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import RequestId
 
-from penstock_simulator.engine.iteration import EngineRequest, Grant, InvalidStep, Iteration
+from penstock_simulator.engine.iteration import ActiveRequest, Grant, InvalidStep, Iteration
 
-Entries = Mapping[RequestId, EngineRequest]
+Entries = Mapping[RequestId, ActiveRequest]
 
 
 def checked_iteration(
     step: Step, running: Entries, waiting: Entries, limits: Limits, kv: KvCache
 ) -> Iteration:
     """Return the step as an iteration. Raises InvalidStep."""
-    decodes: list[EngineRequest] = []
+    decodes: list[ActiveRequest] = []
     grants: list[Grant] = []
     for job_id, tokens in step.tokens.items():
         entry = running.get(job_id)
@@ -36,7 +36,7 @@ def checked_iteration(
     return Iteration(decodes, grants, step.preempt)
 
 
-def _grant(job_id: RequestId, entry: EngineRequest | None, tokens: int, drafts: int) -> Grant:
+def _grant(job_id: RequestId, entry: ActiveRequest | None, tokens: int, drafts: int) -> Grant:
     if entry is None:
         raise InvalidStep(f"{job_id} is unknown")
     if not 0 < tokens <= entry.job.pending_tokens:
@@ -70,7 +70,7 @@ def _check_promoted(step: Step, running: Entries, waiting: Entries) -> None:
 
 
 def _check_new(
-    new: Sequence[Grant], preempted: Sequence[EngineRequest], running: int, limits: Limits, kv: KvCache
+    new: Sequence[Grant], preempted: Sequence[ActiveRequest], running: int, limits: Limits, kv: KvCache
 ) -> None:
     running += len(new) - len(preempted)
     if running > limits.running:

@@ -19,7 +19,7 @@ from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.engine_timing.ground_truth import GroundTruth
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_planner import StepPlanner
-from penstock_simulator.serving.step_reports import MeasuredIteration, StepReports
+from penstock_simulator.serving.step_reports import MeasuredIteration, StepReportSender
 from penstock_simulator.serving.token_stream import TokenStream
 
 CATCH_UP_S = 0.05
@@ -43,7 +43,7 @@ class StepLoop:
         time_model: LearnedTimeModel,
         speculation: MeasuredSpeculation,
         truth: GroundTruth,
-        reports: StepReports,
+        reports: StepReportSender,
         metrics: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

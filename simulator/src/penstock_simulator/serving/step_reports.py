@@ -19,7 +19,7 @@ class MeasuredIteration(NamedTuple):
     duration_s: float
 
 
-class StepReports:
+class StepReportSender:
     """Numbers step reports and sends them, with an instance id by which the sidecar detects a restart.
 
     reports: the sidecar's socket; None sends nothing.
