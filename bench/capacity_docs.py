@@ -108,7 +108,8 @@ def still_open(rows: Rows) -> Lines:
     asked = [question for name in LEADING for question in PARTS[name].questions()]
     missing = sum(rows.answer(question) is None for question in asked)
     return [
-        f"- {missing} of these {len(asked)} searches are still to be made: a rival may gain by one"
+        f"- {missing} of these {len(asked)} searches are still to be made: "
+        "until then the first three are upper bounds"
     ] * bool(missing)
 
 
