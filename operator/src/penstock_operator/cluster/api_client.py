@@ -1,14 +1,14 @@
-"""The API server: a few verbs on plain JSON.
+"""Client of the Kubernetes API server: a few verbs on plain JSON.
 
-lightkube finds the server and its credentials (in a pod the service account's, else a kubeconfig) and reads
-a rotated token again when the old one is refused. A rotated authority is this module's business: a
-connection that fails on TLS is made anew, once, from the files as they are now.
+lightkube finds the server and its credentials (in a pod the service account's, otherwise a kubeconfig), and
+reads a rotated token again when the server refuses the old one. This module handles a rotated certificate
+authority: after a TLS failure it connects once more, with the files as they are now.
 
-Every write is server-side apply in the operator's name with strict validation: a field that the server does
-not know is an error, never dropped in silence. Where several operators share a Lease, a fence is asked when a
-write's bytes are about to be sent, not before: a request may wait for a connection, and a process may be
-frozen meanwhile. Nothing is retried here, for a caller that works by levels has its own next time; every
-failure of the server is one of two exceptions.
+Every write is a server-side apply under the operator's field manager with strict validation, so the server
+rejects unknown fields instead of dropping them. If several operators share a Lease, `fence` is called when
+the bytes of a write are about to be sent, not earlier: a request may wait for a connection, and a process may
+be frozen meanwhile. This module retries nothing, because its callers reconcile by level and run again anyway.
+Every failure is one of two exceptions.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import FIELD_MANAGER
 
 REQUEST_S = 10.0
-"""Longest wait for the API server; its own webhooks may take that long."""
+"""Timeout of the API server in seconds, whose webhooks may take that long."""
 
 PAGE = "100"
-"""Objects in one answer to a list: reading a page keeps everything else waiting for a few milliseconds."""
+"""Objects per page of a list. Parsing a page blocks the event loop for a few milliseconds."""
 
 _WRITTEN = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 _MERGE = {"content-type": "application/merge-patch+json"}
@@ -40,7 +40,7 @@ _METADATA_ONLY = {"accept": "application/json;as=PartialObjectMetadata;g=meta.k8
 
 
 class ApiRefused(Exception):
-    """The API server answered, and not as wished. code: HTTP; reason, causes: Kubernetes' words for it."""
+    """The API server answered with an error. code: HTTP status; reason, causes: Kubernetes' fields of it."""
 
     def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -48,12 +48,12 @@ class ApiRefused(Exception):
 
     @property
     def leaving(self) -> bool:
-        """Whether the namespace is being deleted, and everything in it with it."""
+        """Return whether the namespace is being deleted, and everything in it."""
         return "NamespaceTerminating" in self.causes
 
     @property
     def passing(self) -> bool:
-        """Whether the same may be granted in a moment: the server is busy, or something behind it is."""
+        """Return whether a retry may succeed: the server, or a service behind it, is busy or unavailable."""
         return self.code == 429 or self.code >= 500
 
 
@@ -62,7 +62,7 @@ class ApiUnreachable(Exception):
 
 
 def found_access() -> SingleConfig:
-    """Where the API server is and who this is: a pod's own, else $KUBECONFIG. Raises StartError."""
+    """Return address and credentials of the API server: a pod's own, else $KUBECONFIG. Raises StartError."""
     try:
         found = KubeConfig.from_env().get()
     except ConfigError as error:
@@ -75,7 +75,7 @@ def found_access() -> SingleConfig:
 class Api:
     """One connection pool to one API server.
 
-    fence: called before a write is sent; what it raises is raised by the write, which is not sent then.
+    fence: called before a write is sent. If it raises, the write is not sent and raises the same exception.
     """
 
     def __init__(self, access: SingleConfig, fence: Callable[[], None] | None = None) -> None:
@@ -88,26 +88,29 @@ class Api:
         return client_adapter.AsyncClient(self._access, parameters)
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def get(self, ref: Ref) -> Manifest | None:
-        """An object, or None where there is none."""
+        """Return an object, or None if it does not exist."""
         return await self._maybe("GET", kind_of(ref).path(ref.namespace, ref.name))
 
     async def exists(self, ref: Ref) -> bool:
-        """Whether there is one. Only metadata travels, so a Secret's content never reaches the operator."""
+        """Return whether an object exists.
+
+        Only its metadata is read, so a Secret's content is never transferred.
+        """
         path = kind_of(ref).path(ref.namespace, ref.name)
         return await self._maybe("GET", path, headers=_METADATA_ONLY) is not None
 
     async def read(self, path: str) -> Manifest | None:
-        """What is at a path of the server's, or None."""
+        """Return the JSON at a path of the server, or None if there is none."""
         return await self._maybe("GET", path)
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
-        """Every object of a kind that the selectors pick, and the list's resource version."""
+        """Return all objects of a kind that match the selectors, and the list's resource version."""
         selected = {"labelSelector": labels, "fieldSelector": fields, "limit": PAGE}
         params = {name: value for name, value in selected.items() if value}
         found: list[Manifest] = []
@@ -121,32 +124,35 @@ class Api:
     async def apply(
         self, manifest: Manifest, subresource: str | None = None, dry_run: bool = False
     ) -> Manifest:
-        """Server-side apply, by force. The object as it is now."""
+        """Apply a manifest by forced server-side apply. Returns the resulting object."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"], subresource)
         params = _WRITTEN | {"force": "true"} | ({"dryRun": "All"} if dry_run else {})
         return await self._request("PATCH", path, params, _APPLY, orjson.dumps(manifest))
 
     async def overwrite(self, manifest: Manifest) -> Manifest:
-        """Merge a manifest into an object that exists; lists become the manifest's, whoever wrote entries."""
+        """Merge a manifest into an existing object.
+
+        Lists are replaced, including entries of other managers.
+        """
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"])
         return await self._request("PATCH", path, _WRITTEN, _MERGE, orjson.dumps(manifest))
 
     async def put(self, manifest: Manifest) -> Manifest:
-        """Replace an object, only if it is still of the resource version that the manifest names."""
+        """Replace an object if it still has the manifest's resource version."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
         return await self._request("PUT", path, _WRITTEN, None, orjson.dumps(manifest))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object that does not exist yet."""
+        """Create an object that does not exist yet."""
         path = kind_of(manifest).path(manifest["metadata"]["namespace"])
         body = orjson.dumps(manifest)
         return await self._request("POST", path, _WRITTEN, None, body)
 
     async def delete(self, ref: Ref, uid: str) -> None:
-        """Delete an object, in the background, if it is still the one with that uid; gone is fine as well."""
+        """Delete an object in the background if it still has this uid. An absent object is not an error."""
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         path = kind_of(ref).path(ref.namespace, ref.name)
         await self._maybe("DELETE", path, body=orjson.dumps(options))
@@ -191,7 +197,7 @@ class Api:
         raise _refused(response)
 
     async def _check_fence(self, step: str, _: dict[str, Any]) -> None:
-        """Ask the fence when httpcore begins to send a request's head, and again for its body."""
+        """Call the fence when httpcore begins to send a request's head, and again for its body."""
         if self._fence is not None and ".send_request_" in step and step.endswith(".started"):
             self._fence()
 

@@ -1,9 +1,9 @@
 """Compares the cluster's ServingPool CRD with the schema of this operator, once at start.
 
-The CRD's fields are read from the OpenAPI page that the API server publishes to every client, which needs no
-permission. An operator that could not write the status does not start. Any other difference is one
-log line, and fields that both sides know are served. A pool with a field that this operator does not know
-is never half read: it is Degraded, SpecInvalid, with the name of the field.
+The CRD's fields are read from the OpenAPI document that the API server publishes to every client, which needs
+no permission. An operator that could not write the status does not start. Any other difference is logged in
+one line, and fields that both sides know are served. A pool with a field that this operator does not know is
+not served in part: it is Degraded with reason SpecInvalid and the name of the field.
 """
 
 import asyncio
@@ -21,14 +21,17 @@ log = structlog.get_logger()
 
 APPLY = "kubectl apply --server-side -f crds/servingpools.yaml"
 WAIT_S = 30.0
-"""For a definition that was applied a moment ago to be published."""
+"""Seconds to wait until a CRD that was just applied is published."""
 
 POLL_S = 1.0
 MOST_NAMED = 8
 
 
 async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:
-    """Compare, and say what differs. Raises StartError where the operator could not work; ApiUnreachable."""
+    """Compare the schemas and log differences.
+
+    Raises StartError if the operator cannot work; ApiUnreachable.
+    """
     found: Mapping[str, Any] | None = None
     deadline_s = asyncio.get_running_loop().time() + wait_s
     while found is None and asyncio.get_running_loop().time() < deadline_s:
@@ -44,7 +47,7 @@ async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:
 
 
 def published(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema of a ServingPool on an API server's OpenAPI page."""
+    """Return the ServingPool schema in an API server's OpenAPI document; None if there is none."""
     for schema_ in page.get("components", {}).get("schemas", {}).values():
         kinds = schema_.get("x-kubernetes-group-version-kind", ())
         if {"group": GROUP, "kind": "ServingPool", "version": VERSION} in kinds:
@@ -53,7 +56,7 @@ def published(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def fields(schema_: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Every field of a schema's spec and status, like `spec.tiers[].slo.tpot`."""
+    """Yield every field of a schema's spec and status, like `spec.tiers[].slo.tpot`."""
     for name, inner in schema_.get("properties", {}).items():
         path = f"{at}.{name}" if at else name
         if path.startswith(("spec", "status")):
@@ -64,7 +67,7 @@ def fields(schema_: Mapping[str, Any], at: str = "") -> Iterator[str]:
 
 
 def judge(ours: set[str], theirs: set[str]) -> list[str]:
-    """What to say about the difference, a line each. Raises StartError where no status could be written."""
+    """Return one line per difference. Raises StartError if the status could not be written."""
     older, newer = sorted(ours - theirs), sorted(theirs - ours)
     definition = "this cluster's ServingPool"
     if mute := [field for field in older if field.startswith("status")]:

@@ -1,8 +1,7 @@
-"""The kinds of object that the operator speaks about, and where the API server keeps them.
+"""The kinds of objects that the operator reads and writes, and their paths at the API server.
 
-`WATCHED` are the kinds that a pool's children are of. Their objects are followed by the operator's label,
-so nothing that is not the operator's is ever streamed to it. Secrets are not among them: to follow them
-would take the right to list them.
+`WATCHED` are the kinds of a pool's child objects. They are watched by the operator's label, so the API server
+sends only the operator's own objects. Secrets are not watched, because that needs the right to list them.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ VERSION = "v1alpha1"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """One kind. plural: its name in paths. optional: its CRD need not be installed."""
+    """One kind. plural: its name in paths. optional: whether its CRD may be missing."""
 
     api_version: str
     kind: str
@@ -25,16 +24,16 @@ class ResourceKind:
 
     @property
     def group(self) -> str:
-        """Empty for the core group."""
+        """Return the API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def version(self) -> str:
-        """Without the group."""
+        """Return the version without the group."""
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Under the API server's root. namespace None: all of them."""
+        """Return the path under the API server's root. namespace None: all namespaces."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return "/".join(filter(None, [f"{root}{within}/{self.plural}", name, subresource]))
@@ -72,7 +71,7 @@ _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (POOL, SECRET, CLAIM
 
 
 def kind_of(which: Manifest | Ref) -> ResourceKind:
-    """The kind of a manifest or of what a reference points at. Raises KeyError for one not listed here."""
+    """Return the kind of a manifest or reference. Raises KeyError if it is not listed here."""
     if isinstance(which, Ref):
         return _BY_NAME[which.api_version, which.kind]
     return _BY_NAME[which["apiVersion"], which["kind"]]

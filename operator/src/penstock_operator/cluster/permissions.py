@@ -1,20 +1,19 @@
-"""Every right that the operator needs, and what for. The chart grants exactly these, and a test compares.
+"""Every permission that the operator needs, and for what. A test checks that the chart grants exactly these.
 
-Reading and writing other people's objects is what an operator must be trusted with least: there is no right
-on nodes, none to list Secrets, none on pods but to read them. Where it serves some namespaces only, these
-are Roles in each of them, and `CLUSTER` is not needed.
+Permissions are minimal: none on nodes, none to list Secrets, only reads of pods. An operator that serves
+selected namespaces has these as Roles in each of them and does not need `CLUSTER`.
 """
 
 from dataclasses import dataclass
 
 READ = ("get", "list", "watch")
 OWN = (*READ, "create", "patch", "delete")
-"""To make objects, follow them, and remove them."""
+"""Verbs to create, watch and delete objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRule:
-    """Verbs on resources of an API group. names: on objects of these names only; none: on all."""
+    """Verbs on resources of an API group. names: limits them to objects of these names; none: all objects."""
 
     group: str
     resources: tuple[str, ...]
@@ -57,7 +56,7 @@ POOLS = (
         "discovery.k8s.io", ("endpointslices",), READ, "only what one has can be granted: routers get this"
     ),
 )
-"""Where pools are served."""
+"""Permissions in every namespace whose pools are served."""
 
 CLUSTER = (
     PermissionRule(
@@ -67,17 +66,17 @@ CLUSTER = (
         "kinds that are installed later are noticed without a restart",
     ),
 )
-"""In the whole cluster, beside `POOLS`, where all namespaces are served."""
+"""Permissions in the whole cluster, in addition to `POOLS`, if all namespaces are served."""
 
 LEASE = (
     PermissionRule("coordination.k8s.io", ("leases",), ("create",), "one of several operators acts"),
     PermissionRule("coordination.k8s.io", ("leases",), ("get", "update"), "the same", ("penstock-operator",)),
 )
-"""In the operator's own namespace."""
+"""Permissions in the operator's own namespace."""
 
 
 def manifest_rules(rules: tuple[PermissionRule, ...]) -> list[dict[str, list[str]]]:
-    """As a Role has them."""
+    """Return the rules as a Role has them."""
     return [
         {"apiGroups": [rule.group], "resources": list(rule.resources), "verbs": list(rule.verbs)}
         | ({"resourceNames": list(rule.names)} if rule.names else {})

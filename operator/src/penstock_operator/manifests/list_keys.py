@@ -1,8 +1,8 @@
-"""Which lists of a Kubernetes object are really maps, and by what.
+"""Lists in Kubernetes objects that are maps, and their keys.
 
 Kubernetes writes maps as lists of objects that have a key: containers by name, mounts by path. Server-side
-apply merges such a list entry by entry and replaces every other list whole; comparing and merging here follow
-the same division, which is the schema's own (`x-kubernetes-list-map-keys`).
+apply merges such a list entry by entry and replaces every other list as a whole. Comparing and merging here
+do the same, by the schema's own division (`x-kubernetes-list-map-keys`).
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 def list_key(field: str, items: list[Any]) -> str | None:
-    """What keys the entries of the list in this field; None where it is a plain list, replaced whole."""
+    """Return the key of the list in this field; None if it is a plain list, which is replaced as a whole."""
     if not all(isinstance(item, dict) for item in items):
         return None
     key = _KEYS.get(field) or _port_key(field, items)

@@ -1,19 +1,19 @@
-"""Kubernetes objects as the API server writes them, and how to point at one.
+"""Kubernetes objects as plain JSON, and references to them.
 
-A manifest is plain JSON. Nothing here knows a client library: pure code makes and compares manifests, the
-shell carries them to the API server.
+Nothing here depends on a client library: pure code makes and compares manifests, and the API client sends
+them.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 Manifest = dict[str, Any]
-"""One Kubernetes object, as JSON. What is made here is never changed afterwards."""
+"""One Kubernetes object as JSON. Never modified after it is made."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """Which object. Equal for two versions of the same object."""
+    """Reference to an object. Equal for two versions of the same object."""
 
     api_version: str
     kind: str
@@ -26,7 +26,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class PoolOwner:
-    """The ServingPool that objects are made for. uid: the API server's, new for every pool of one name."""
+    """The ServingPool that owns objects. uid: of the API server, unique even among pools of the same name."""
 
     name: str
     namespace: str
@@ -34,6 +34,6 @@ class PoolOwner:
 
 
 def ref_of(manifest: Manifest) -> Ref:
-    """The object that a manifest is of."""
+    """Return the reference of a manifest's object."""
     metadata = manifest["metadata"]
     return Ref(manifest["apiVersion"], manifest["kind"], metadata.get("namespace", ""), metadata["name"])

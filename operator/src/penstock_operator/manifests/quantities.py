@@ -9,7 +9,7 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 def quantity(given: str | int | float) -> Decimal | None:
-    """Its value; None where it is none."""
+    """Return the value of a quantity; None if it is invalid."""
     parts = _QUANTITY.fullmatch(str(given))
     if parts is None:
         return None

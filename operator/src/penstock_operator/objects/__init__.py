@@ -1,1 +1,1 @@
-"""The objects of a pool, one file per kind of child: each makes manifests of a pool, decides nothing."""
+"""The manifests of a pool's objects, one file per kind."""

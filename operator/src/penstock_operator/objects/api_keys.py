@@ -1,8 +1,8 @@
-"""How routers get the API keys of their pool's applications. The operator never reads them.
+"""Delivers the API keys of a pool's applications to its routers. The operator never reads the keys.
 
-The kubelet mounts the Secrets, so that a router starts with its keys whether or not the API server answers.
-From then on the router reads the Secrets itself, by name, because the kubelet brings a change only after a
-minute or more, and a revoked key has to stop within seconds. Its right is to get exactly these Secrets.
+The kubelet mounts the Secrets, so a router starts with its keys even if the API server does not answer. After
+that the router reads the Secrets itself, by name: the kubelet updates a mount only after a minute or more,
+and a revoked key must stop working within seconds. The router's Role allows to get exactly these Secrets.
 """
 
 from typing import Any

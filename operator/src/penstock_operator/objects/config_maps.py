@@ -1,4 +1,4 @@
-"""ConfigMaps: the pool file, as replicas and as routers read it; and what autoscaling has learned."""
+"""ConfigMaps: the pool file of replicas and of routers, and the learned capacity of a replica."""
 
 from collections.abc import Iterable
 from math import inf
@@ -14,7 +14,7 @@ CAPACITY_ENTRY = "capacityRps"
 
 
 def replica_config_map(context: RenderContext) -> Manifest:
-    """For sidecars and simulated engines."""
+    """Return the ConfigMap that sidecars and simulated engines read."""
     data = {POOL_ENTRY: replica_file(context.pool)}
     return child(
         context, "v1", "ConfigMap", replica_name(context.name), component=Component.REPLICA, data=data
@@ -22,13 +22,13 @@ def replica_config_map(context: RenderContext) -> Manifest:
 
 
 def router_config_map(context: RenderContext) -> Manifest:
-    """For routers."""
+    """Return the ConfigMap that routers read."""
     data = {POOL_ENTRY: router_file(context.pool)}
     return child(context, "v1", "ConfigMap", router_name(context.name), component=Component.ROUTER, data=data)
 
 
 def learned_config_map(context: RenderContext) -> tuple[Manifest, ...]:
-    """For the operator itself, after a restart. No pod reads it."""
+    """Return the ConfigMap that the operator itself reads after a restart; no pod mounts it."""
     capacity_rps = context.facts.capacity_rps
     if capacity_rps is None:
         return ()
@@ -37,7 +37,7 @@ def learned_config_map(context: RenderContext) -> tuple[Manifest, ...]:
 
 
 def learned_capacity_rps(pool: str, children: Iterable[Manifest]) -> float | None:
-    """What such a ConfigMap says. None where there is none, or where it cannot be read."""
+    """Return the learned capacity in requests per second; None if it is missing or invalid."""
     for one in children:
         if one["kind"] == "ConfigMap" and one["metadata"]["name"] == learned_name(pool):
             try:

@@ -1,4 +1,4 @@
-"""What every container of ours has: image, security, a place for temporary files, its last words kept."""
+"""Common parts of all containers: image, security context, temporary files, termination message."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CONFIG_FOLDER = "/etc/penstock"
 POOL_FILE = f"{CONFIG_FOLDER}/pool.yaml"
 TLS_FOLDER = "/etc/penstock-tls"
 MODEL_FOLDER = "/model"
-"""Where weights from a claim or an image are, read-only."""
+"""Mount path of weights from a claim or an image; read-only."""
 
 TELEMETRY_FOLDER = "/run/penstock"
 TELEMETRY_SOCKET = f"{TELEMETRY_FOLDER}/telemetry.sock"
@@ -23,20 +23,20 @@ CONFIG_MOUNT: Json = {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": 
 TLS_MOUNT: Json = {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}
 TELEMETRY_MOUNT: Json = {"name": "telemetry", "mountPath": TELEMETRY_FOLDER}
 TIME_MODEL_ENTRY = "time-model.json"
-"""The entry of a ConfigMap that holds a measured time model."""
+"""Key of the measured time model in its ConfigMap."""
 
 ENGINE_KEY, ENGINE_KEY_ENTRY = "PENSTOCK_ENGINE_API_KEY", "api-key"
-"""The variable that takes the engine's API key, and the entry of the Secret that has it."""
+"""Environment variable of the engine's API key, and key of its Secret's entry."""
 
 READABLE = 0o440
-"""Readable only by the pod's user."""
+"""File mode: readable only by the pod's user."""
 
 
 def container(context: RenderContext, name: str, image: str, **fields: Any) -> Json:
-    """A container with what is common to all; `fields` beside it or instead.
+    """Return a container with the common parts; `fields` are added or override them.
 
-    What it says last on stderr before it dies is kept in the pod's status, where people and the pool's
-    conditions find it.
+    If a container fails, the pod's status keeps the end of its log (its termination message), where the
+    pool's conditions find the cause.
     """
     return {
         "name": name,
@@ -49,7 +49,7 @@ def container(context: RenderContext, name: str, image: str, **fields: Any) -> J
 
 
 def engine_key(context: RenderContext, *variables: str) -> list[Json]:
-    """Environment variables with the API key between sidecar and engine; none where the pool names no key."""
+    """Return the environment variables with the engine's API key; none if the pool names no key."""
     key = context.pool.spec.engine.api_key
     if key is None:
         return []
@@ -58,7 +58,7 @@ def engine_key(context: RenderContext, *variables: str) -> list[Json]:
 
 
 def resources(given: Resources, default: Json) -> Json:
-    """As the pool has them; requests and limits that it leaves out are the default's."""
+    """Return the pool's resources; missing requests and limits are taken from the default."""
     told = given.model_dump(exclude_defaults=True)
     return {
         part: told.get(part, default.get(part))
@@ -68,7 +68,7 @@ def resources(given: Resources, default: Json) -> Json:
 
 
 def probe(path: str, port: str, period_s: int, failures: int) -> Json:
-    """Asks by HTTP. Five seconds for an answer: a busy process is slow, and not dead."""
+    """Return an HTTP probe. Its timeout is five seconds, because a busy process is slow but not dead."""
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period_s,
@@ -78,18 +78,18 @@ def probe(path: str, port: str, period_s: int, failures: int) -> Json:
 
 
 def empty_folder(name: str, path: str, **options: Any) -> tuple[Json, Json]:
-    """A volume that lives as long as the pod, and its mount."""
+    """Return an emptyDir volume and its mount."""
     return {"name": name, "emptyDir": options}, {"name": name, "mountPath": path}
 
 
 def config_volume(config_map: str, *more: Json) -> Json:
-    """The pool file, and what else stands in its folder: one volume, for none is mounted in another."""
+    """Return one projected volume with the pool file and further files, because volume mounts do not nest."""
     sources = [{"configMap": {"name": config_map}}, *more]
     return {"name": CONFIG_MOUNT["name"], "projected": {"sources": sources, "defaultMode": READABLE}}
 
 
 def time_model_source(context: RenderContext) -> tuple[Json, ...]:
-    """Of the configuration's volume: the measured time model, where the pool names one and not a built-in."""
+    """Return the source of the measured time model for that volume; empty for a built-in model."""
     named = context.pool.spec.engine.time_model
     if not named.endswith(SUFFIX):
         return ()
@@ -98,13 +98,13 @@ def time_model_source(context: RenderContext) -> tuple[Json, ...]:
 
 
 def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:
-    """These entries of the TLS Secret and no others."""
+    """Return a volume with only these entries of the TLS Secret."""
     items = [{"key": entry, "path": entry} for entry in entries]
     shown = {"secretName": secret, "items": items, "defaultMode": READABLE}
     return {"name": TLS_MOUNT["name"], "secret": shown}
 
 
 def pull_secrets(context: RenderContext) -> Json:
-    """The part of a pod's spec that says how to fetch images; empty where there is nothing to say."""
+    """Return the pod spec's image pull secrets; empty if there are none."""
     names = context.settings.image_pull_secrets
     return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}

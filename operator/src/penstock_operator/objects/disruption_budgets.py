@@ -1,7 +1,7 @@
-"""Disruption budgets: nodes are emptied one pod of a component at a time.
+"""PodDisruptionBudgets: draining nodes evicts one pod of a component at a time.
 
-As `maxUnavailable: 1`, so that a pool of one can be moved too. A pod that is not ready anyway holds up no
-node.
+They set `maxUnavailable: 1`, so that a pool of one replica can be evicted too. A pod that is not ready does
+not block draining a node.
 """
 
 from penstock_operator.manifests.manifest import Manifest
@@ -11,7 +11,7 @@ from penstock_operator.objects.render_context import RenderContext
 
 
 def disruption_budgets(context: RenderContext) -> tuple[Manifest, ...]:
-    """For replicas and for routers."""
+    """Return the budgets of replicas and of routers."""
     return (
         _budget(context, replica_name(context.name), Component.REPLICA),
         _budget(context, router_name(context.name), Component.ROUTER),

@@ -1,15 +1,15 @@
-"""The engine of a replica's pod, by type.
+"""The engine of a replica's pod, by engine type.
 
-It is an init container that keeps running (`restartPolicy: Always`). Kubernetes starts such a container
-before the pod's main one and stops it after: so the sidecar finds an engine that serves, and on termination
-drains while its engine still works, whatever image the engine is and however it takes a SIGTERM. It is the
-last init container: what a `podTemplate` adds may be what the engine waits for, such as its weights. It
-listens on the pod's address for the kubelet's probes; the NetworkPolicy keeps everybody else out, for a
-request that comes around the sidecar is a request that nobody admitted.
+The engine is an init container that keeps running (`restartPolicy: Always`). Kubernetes starts such a
+container before the pod's main container and stops it after: the sidecar finds a running engine, and on
+termination it drains while the engine still works, whatever the engine's image does on SIGTERM. The engine is
+the last init container, because those that a `podTemplate` adds may prepare it, by fetching weights for
+example. It listens on the pod's address for the kubelet's probes. A NetworkPolicy blocks all other clients,
+whose requests would bypass admission.
 
-`vllm` gets its scheduler beside it: vLLM's image stays as it is, an init container copies the plug-in into a
-folder that both see, and PYTHONPATH names it. `openai` gets its arguments and nothing else. `simulated` is
-ours.
+`vllm` gets Penstock's scheduler without a change to vLLM's image: an init container copies the plug-in into a
+shared folder that PYTHONPATH names. `openai` gets its arguments and nothing else. `simulated` is Penstock's
+own image.
 """
 
 from collections.abc import Callable
@@ -43,33 +43,34 @@ Json = dict[str, Any]
 
 ENGINE = "engine"
 CACHE_FOLDER = "/var/cache/engine"
-"""Home of an engine of others: downloads and compiled kernels, for the pod's life."""
+"""HOME of a third-party engine: downloads and compiled kernels, for the life of the pod."""
 
 PLUGIN_SOURCE = "/plugin"
-"""Where the plug-in's image has it."""
+"""Path of the plug-in in its image."""
 
 PLUGIN_FOLDER = "/opt/penstock"
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Where Kubernetes reads why a container ended; where nothing stands there, in the end of its log."""
+"""Path of the termination message. If the file is empty, Kubernetes uses the end of the container's log."""
 
 UNTIL_IT_LISTENS = "until grep -q '^SigCgt:.*[4-7c-f]...$' /proc/1/status; do sleep 0.2; done"
-"""Waits until a container's first process catches SIGTERM (bit 14 of its mask).
+"""Shell command that waits until a container's first process catches SIGTERM (bit 14 of its signal mask).
 
-Linux throws away what the first process of a container does not catch, and vLLM catches nothing while it is
-imported: told to stop in those seconds it would load on, until the pod's grace period is over.
+Linux ignores signals that a container's first process does not catch, and vLLM catches none while it is being
+imported. Without this wait, an engine that is stopped in those seconds would load on until the end of the
+pod's grace period.
 """
 
 MODEL_LOAD_S = 1800
-"""Longest that an engine may take to download, load and compile its model."""
+"""Longest start of an engine in seconds: download, load and compile the model."""
 
 SIMULATED_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "192Mi"}}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineContainer:
-    """What an engine adds to a pod. init: containers that have to end before it starts."""
+    """What an engine adds to a pod. init: containers that must end before it starts."""
 
     container: Json
     init: tuple[Json, ...] = ()
@@ -77,7 +78,7 @@ class EngineContainer:
 
 
 def engine(context: RenderContext) -> EngineContainer:
-    """The pool's engine. Raises UnsupportedPool where it has no image to run."""
+    """Return the pool's engine. Raises UnsupportedPool if it has no image."""
     made = _TYPES[context.pool.spec.engine.type](context)
     if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
         made.container["env"] = [*key, *made.container.get("env", [])]
@@ -85,10 +86,10 @@ def engine(context: RenderContext) -> EngineContainer:
 
 
 def engine_last(template: Json) -> Json:
-    """A replica's pod template whose engine starts after every other init container.
+    """Return the pod template with the engine moved after all other init containers.
 
-    Kubernetes starts init containers in order: the next one when a container that ends has ended, or when one
-    that keeps running has started, which an engine has once its model is loaded.
+    Kubernetes starts init containers in order. The next one starts when the previous one has ended or, if it
+    keeps running, has started; an engine has started once its model is loaded.
     """
     containers = template["spec"]["initContainers"]
     ordered = sorted(containers, key=lambda each: isinstance(each, dict) and each.get("name") == ENGINE)
@@ -154,9 +155,9 @@ def _vllm(context: RenderContext) -> EngineContainer:
 
 
 def _with_gpus(spec: EngineSpec) -> Resources:
-    """The engine's resources, with as many GPUs as it spans where they name no device at all.
+    """Return the engine's resources. If they name no device, one GPU per tensor-parallel rank is added.
 
-    A device is what a device plug-in advertises: a resource whose name has a domain.
+    Devices are resources of device plug-ins, whose names have a domain.
     """
     if any("/" in name for name in (*spec.resources.limits, *spec.resources.requests)):
         return spec.resources
@@ -165,7 +166,7 @@ def _with_gpus(spec: EngineSpec) -> Resources:
 
 
 def uses_gpus(container: Json) -> bool:
-    """Whether a container asks for NVIDIA's GPUs, or for parts of them."""
+    """Return whether a container requests NVIDIA GPUs or partitions of them."""
     limits = container["resources"].get("limits") or {}
     vendor = GPU.partition("/")[0]
     return any(name.startswith(f"{vendor}/") and str(number) != "0" for name, number in limits.items())
@@ -186,7 +187,7 @@ def _plugin_environment(context: RenderContext) -> list[Json]:
 
 
 def _time_model(context: RenderContext) -> str:
-    """A built-in's name, or where the measured one is mounted."""
+    """Return the name of a built-in time model, or the path at which the measured one is mounted."""
     named = context.pool.spec.engine.time_model
     return f"{CONFIG_FOLDER}/{named}" if time_model_source(context) else named
 
@@ -201,7 +202,7 @@ def _openai(context: RenderContext) -> EngineContainer:
 
 
 def _others(context: RenderContext, image: str, **started: Any) -> EngineContainer:
-    """An engine with somebody else's image: a home to write to, shared memory, its model."""
+    """Return an engine with a third-party image: writable home, shared memory, model."""
     cache, cache_mount = empty_folder("engine-cache", CACHE_FOLDER)
     shared, shared_mount = empty_folder("shared-memory", "/dev/shm", medium="Memory")
     temporary, its_mount = empty_folder("tmp", "/tmp")
@@ -223,7 +224,7 @@ def _others(context: RenderContext, image: str, **started: Any) -> EngineContain
 
 
 def _weights(context: RenderContext) -> tuple[Json, ...]:
-    """The volume with the weights, where they do not come from a hub."""
+    """Return the volume with the weights; empty if they are downloaded from a hub."""
     source = context.pool.spec.model.source
     if source is None or source.hub is not None:
         return ()
@@ -235,7 +236,7 @@ def _weights(context: RenderContext) -> tuple[Json, ...]:
 
 
 def _model(context: RenderContext) -> str:
-    """What vLLM is to load: a folder, or a name on the hub."""
+    """Return the model argument of vLLM: a folder, or a name on the hub."""
     model = context.pool.spec.model
     if model.source is None:
         return model.name
@@ -249,7 +250,7 @@ _HOME = {
     "HOME": CACHE_FOLDER,
     "HF_HOME": f"{CACHE_FOLDER}/huggingface",
     "XDG_CACHE_HOME": f"{CACHE_FOLDER}/cache",
-    "USER": "engine",  # who has no entry in /etc/passwd: libraries that ask for a name ask here first
+    "USER": "engine",  # for libraries that need a user name: /etc/passwd has no entry for the uid
 }
 _TYPES: dict[str, Callable[[RenderContext], EngineContainer]] = {
     "simulated": _simulated,

@@ -1,23 +1,25 @@
-"""Other people's autoscalers, where a pool asks for one: a HorizontalPodAutoscaler, or KEDA's ScaledObject.
+"""External autoscalers: a HorizontalPodAutoscaler or KEDA's ScaledObject, if the pool asks for one.
 
-Both act on the pool's `scale` subresource, never on the StatefulSet: `spec.replicas` stays the one place
-where the number of replicas is written.
+Both scale the pool's `scale` subresource, never the StatefulSet, so the number of replicas is written only in
+`spec.replicas`.
 
-Demand is what has an SLO. A tier without one is served in what is left and asks for no replica; nor does a
-request that no replica could ever serve.
+Only requests with an SLO count as demand. Best-effort tiers are served with the remaining capacity and cause
+no scale-up, nor do requests that no replica could ever serve.
 
-KEDA asks Prometheus, and takes the largest of these as the number of replicas:
+KEDA queries Prometheus and takes the largest of these as the number of replicas:
 
-- filled: how many full replicas the admitted requests make, at `FILL` each;
-- short: replicas that were ready / share of the worst tier that was admitted, where that share is below
-  `targetAttainment`; at `FILL` each, and at most twice as many as there were. Both are of the same two
-  minutes: what fewer replicas refused is not asked of more;
-- where none may run: 1 while any request is open, held ones among them. This is what wakes the pool.
+- filled: the admitted requests as a number of full replicas, divided by `FILL`;
+- short: replicas that were ready / admitted share of the worst tier, if that share is below
+  `targetAttainment`; divided by `FILL`, and at most twice the ready replicas. Both values are of the same two
+  minutes, so rejections by fewer replicas do not count against more;
+- if the pool scales to zero: 1 while any request is open, including requests that wait for a replica. This
+  wakes the pool.
 
-Each is 0 where there is nothing to do, and empty only where Prometheus does not know: KEDA takes that for an
-error (`ignoreNullValues`) and nothing is scaled down.
+Each query returns 0 if nothing is needed, and is empty only if Prometheus has no data. KEDA treats an empty
+result as an error (`ignoreNullValues: false`), so nothing is scaled down then.
 
-An HPA asks the custom metrics API (prometheus-adapter) for the first: it knows only averages over pods.
+An HPA reads the first value from the custom metrics API (prometheus-adapter), which has only averages over
+pods.
 """
 
 from typing import Any
@@ -32,23 +34,23 @@ from penstock_operator.objects.render_context import RenderContext
 Json = dict[str, Any]
 
 FILL = 0.9
-"""How full replicas are planned to be; what is left takes what comes while more of them start."""
+"""Planned utilization of replicas. The rest serves new demand while more replicas start."""
 
 LEAST_KEPT = 0.5
-"""A shortfall asks for at most twice the replicas: whether growth helps shows only when it is there."""
+"""Upper limit of one scale-up as a factor, because its effect is measured only when the replicas run."""
 
 FEWEST = 3
-"""So many requests have to have fallen short."""
+"""Fewest requests that were not admitted that cause a scale-up."""
 
 AVERAGED = "2m"
-"""Demand is averaged over so long: four scrapes at Prometheus' usual interval of 30 s."""
+"""Window over which demand is averaged: four scrapes at Prometheus' usual interval of 30 s."""
 
 LOOK_S = 15
-"""Between two looks, of both."""
+"""Seconds between two evaluations, of both autoscalers."""
 
 
 def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
-    """The one that the pool asks for; none where it scales by itself, or not at all."""
+    """Return the autoscaler that the pool asks for; empty if the operator scales the pool or nobody does."""
     told = context.pool.spec.autoscaling
     if told is None or told.by == "penstock":
         return ()
@@ -101,7 +103,7 @@ def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
 
 
 def _questions(context: RenderContext, told: Autoscaling) -> list[tuple[str, float]]:
-    """What is asked, and how much of it one replica stands for. By the labels that a ServiceMonitor gives."""
+    """Return Prometheus queries, by a ServiceMonitor's labels, and the value that one replica can serve."""
     within = f'namespace="{context.owner.namespace}"'
     replicas, routers = (
         f'{within},service="{replicas_service_name(context.name)}"',
@@ -119,7 +121,7 @@ def _questions(context: RenderContext, told: Autoscaling) -> list[tuple[str, flo
 
 
 def _short(context: RenderContext, replicas: str, routers: str, wanted: float) -> str:
-    """Replicas that it would have taken to admit everything; empty where enough was admitted."""
+    """Return the query of the replicas needed to admit all demand; empty result if enough was admitted."""
     idle = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
     demand = f'{routers},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
     verdicts = f"penstock_router_verdicts_total{{{demand}"
@@ -137,7 +139,7 @@ def _behavior(told: Autoscaling) -> Json:
 
 
 def _rules(told: ScaleUp | ScaleDown) -> Json:
-    """A window, and at most so many pods at a time."""
+    """Return an HPA's scaling rules: a window, and a limit of pods per period."""
     window: Json = {"stabilizationWindowSeconds": min(round(told.stabilization_window_s), 3600)}
     if told.max_step is None:
         return window

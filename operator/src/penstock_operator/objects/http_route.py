@@ -1,7 +1,8 @@
-"""HTTPRoute of the Gateway API: the pool's host, on a Gateway that is there already.
+"""HTTPRoute of the Gateway API: the pool's host on an existing Gateway.
 
-Only `/v1`, like the Ingress, and without time limits: the router has its own. Where routers serve TLS, the
-Gateway needs a BackendTLSPolicy for the pool's Service: which authority it trusts is not the pool's to say.
+It routes only `/v1`, like the Ingress, and sets no timeouts, because the router has its own. If routers serve
+TLS, the Gateway needs a BackendTLSPolicy for the pool's Service, which the administrator of the Gateway
+writes, because it says which authority the Gateway trusts.
 """
 
 from penstock_operator.manifests.manifest import Manifest
@@ -13,7 +14,7 @@ from penstock_operator.objects.services import api_port
 
 
 def http_route(context: RenderContext) -> tuple[Manifest, ...]:
-    """The HTTPRoute, where the pool asks for one."""
+    """Return the HTTPRoute, if the pool asks for one."""
     wanted = context.pool.spec.ingress
     if wanted is None or wanted.gateway is None:
         return ()

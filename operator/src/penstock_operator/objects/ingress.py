@@ -1,9 +1,9 @@
-"""Ingress: the pool's host, for clients outside the cluster.
+"""Ingress: the pool's host for clients outside the cluster.
 
-Only `/v1` is led in: metrics and what routers say of themselves stay inside. Answers are streams that last
-for minutes, and a proxy that buffers them or cuts them off after sixty seconds breaks them. Of the usual
-controllers only nginx does either, so it is told not to by its annotations, which others do not read; the
-pool's own annotations win. Traefik and HAProxy pass streams on as they come.
+Only `/v1` is exposed; metrics and the routers' reports stay inside. Responses are streams of minutes, which a
+proxy that buffers them or cuts them off after sixty seconds would break. Of the usual controllers only nginx
+does this by default, so its annotations disable it; other controllers ignore them. The pool's own annotations
+take precedence. Traefik and HAProxy forward streams unbuffered.
 """
 
 from penstock_operator.manifests.manifest import Manifest
@@ -19,7 +19,7 @@ _NGINX = "nginx.ingress.kubernetes.io"
 
 
 def ingress(context: RenderContext) -> tuple[Manifest, ...]:
-    """The Ingress, where the pool asks for one."""
+    """Return the Ingress, if the pool asks for one."""
     wanted = context.pool.spec.ingress
     if wanted is None or wanted.kind != "Ingress":
         return ()

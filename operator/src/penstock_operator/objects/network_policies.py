@@ -1,10 +1,9 @@
-"""NetworkPolicies: who may connect to a pool's pods.
+"""NetworkPolicies: which pods may connect to a pool's pods.
 
-A replica is reached by its own pool's routers, and by nobody else: whoever talks to an engine directly takes
-what was promised to others. Metrics, and all else on routers' admin ports, are for whoever collects them,
-anywhere in the cluster. Routers' API is reached from everywhere: it is public by its nature, and guarded by
-keys. Where pods connect to is not limited: hubs, tracing and Redis are elsewhere in every cluster. The
-kubelet's probes come from the node and are always let in.
+Only routers of the same pool reach a replica: a request sent directly to an engine would take capacity from
+admitted requests. Any pod may reach the admin ports of routers and the metrics of replicas. The routers' API
+is open to all and protected by API keys. Egress is not limited, because hubs, tracing and Redis differ
+between clusters. The kubelet's probes come from the node and are always allowed.
 """
 
 from typing import Any
@@ -27,7 +26,7 @@ ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 
 def replica_network_policy(context: RenderContext) -> Manifest:
-    """gRPC from this pool's routers, metrics from any pod, nothing else."""
+    """Allow gRPC from this pool's routers and metrics from any pod, nothing else."""
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(
         context,
@@ -38,7 +37,7 @@ def replica_network_policy(context: RenderContext) -> Manifest:
 
 
 def router_network_policy(context: RenderContext) -> Manifest:
-    """The API from everywhere, the admin port from any pod, nothing else."""
+    """Allow the API from everywhere and the admin port from any pod, nothing else."""
     return _policy(
         context,
         router_name(context.name),

@@ -1,4 +1,4 @@
-"""What all objects of a pool have in common: namespace, labels, and the pool as their owner."""
+"""Common metadata of a pool's objects: namespace, labels, and the pool as their owner."""
 
 from typing import Any
 
@@ -18,7 +18,10 @@ def child(
     labels: dict[str, str] | None = None,
     **body: Any,
 ) -> Manifest:
-    """An object of the pool. component: None for what belongs to both. labels: beside the pool's own."""
+    """Return an object of the pool.
+
+    component None: of both components. labels: in addition to the pool's own.
+    """
     owner = context.owner
     own = pool_labels(owner.name) if component is None else component_labels(owner.name, component)
     metadata: Manifest = {

@@ -1,4 +1,4 @@
-"""What both kinds of pods share: labels, their configuration's digest, security, spreading."""
+"""Common parts of both components' pods: labels, digest of the configuration, security, topology spread."""
 
 from typing import Any
 
@@ -13,10 +13,11 @@ Json = dict[str, Any]
 def pod_template(
     context: RenderContext, component: Component, read: str, patch: Json | None, **spec: Any
 ) -> Json:
-    """The template of a component's pods, with the pool's own words for it laid over.
+    """Return the template of a component's pods, merged with the pool's `podTemplate`.
 
-    read: digest of what the pods read beside their template. The labels that select the pods and this digest
-    stay, whatever the patch says.
+    read: digest of what the pods read besides their template. Selector labels and this digest cannot be
+        overridden
+    by the pool's template.
     """
     secrets = [{"name": name} for name in context.settings.image_pull_secrets]
     base: Json = {
@@ -42,7 +43,7 @@ def pod_template(
 
 
 def _spread(pool: str, component: Component, key: str) -> Json:
-    """Evenly where that is possible; a pod that cannot be spread serves better than one that waits."""
+    """Return a soft constraint that spreads pods evenly: scheduling a pod comes before spreading it."""
     return {
         "maxSkew": 1,
         "topologyKey": key,

@@ -1,11 +1,11 @@
-"""The pool file as each component reads it: what it uses of the pool, and nothing else.
+"""The pool file of each component: the fields that it reads, and nothing else.
 
-So a component's pods roll exactly when something changes that they read: the file is what their configuration
-is a digest of. A field at its default is left out, written or not; a new version's new field then rolls
-nothing either.
+A component's pods are rolled when a field that they read changes, because the digest of this file is on their
+template. Fields at their defaults are left out, whether or not the pool writes them, so that a new field of a
+new version does not roll pods.
 
-Which fields a component reads is a table. A field of the schema that is in neither it nor the list of those
-that only the operator reads fails a test, so that no field is forgotten.
+Tables list the fields that each component reads. A test fails if a field of the schema is neither in them nor
+in the list of fields that only the operator reads.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ from penstock_operator.objects.render_context import UnsupportedPool
 Json = dict[str, Any]
 
 KEYS_FOLDER = "/etc/penstock/keys"
-"""Where routers have the Secrets of their pool's applications, a folder each."""
+"""Folder in which routers find the Secrets of applications, one subfolder each."""
 
 KEYS_ENTRY = "keys"
-"""The entry of such a Secret that holds the keys, one a line."""
+"""Key of the Secret's entry with the API keys, one per line."""
 
 ALL = None
-"""Every field of this part."""
+"""Marks that every field of a part is read."""
 
 Reads = Mapping[str, frozenset[str] | None]
-"""Parts of `spec`, and which of their fields are read."""
+"""Parts of `spec`, and the fields of each that are read."""
 
 REPLICA_READS: Reads = {
     "model": frozenset({"name"}),
@@ -48,7 +48,7 @@ REPLICA_READS: Reads = {
     "tiers": ALL,
     "scheduling": ALL,
 }
-"""What the sidecar and a simulated engine read."""
+"""Fields that the sidecar and a simulated engine read."""
 
 ROUTER_READS: Reads = {
     "model": frozenset({"name"}),
@@ -74,16 +74,19 @@ ROUTER_READS: Reads = {
         }
     ),
 }
-"""What a router reads as it stands; `autoscaling` and `applications` are put in its own words."""
+"""Fields that a router reads unchanged; `autoscaling` and `applications` are rewritten for it."""
 
 
 def replica_file(pool: Pool) -> str:
-    """The pool file for replicas."""
+    """Return the pool file of replicas."""
     return write_document(_part(pool, REPLICA_READS))
 
 
 def router_file(pool: Pool) -> str:
-    """The pool file for routers. Raises UnsupportedPool for keys in a file: a cluster has none."""
+    """Return the pool file of routers.
+
+    Raises UnsupportedPool if API keys are in a file, which clusters lack.
+    """
     document = _part(pool, ROUTER_READS)
     spec = document["spec"]
     if pool.spec.applications:
@@ -114,7 +117,7 @@ def _with_mounted_keys(application: Json) -> Json:
 
 
 def _holding(pool: Pool) -> Json:
-    """Autoscaling as routers care about it: whether none may run, and how long one may take to wake."""
+    """Return the fields of autoscaling that routers read: whether it scales to zero, and `wakeTimeout`."""
     told = pool.spec.autoscaling
     assert told is not None
     dumped = told.model_dump(mode="json", by_alias=True, include={"wake_timeout_s"}, exclude_defaults=True)

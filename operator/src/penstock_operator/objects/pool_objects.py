@@ -1,9 +1,9 @@
 """Renders every object of a ServingPool.
 
-One pure function from the pool, and the few facts that are not in it, to every object that should exist. An
-object that is no longer wanted is simply not in the answer: `decide` finds it as an orphan. Each kind of
-child has its own file in `objects/`; here they are only put in the order in which they are best applied:
-what pods need to start, then the pods, then what leads traffic to them.
+One pure function maps the pool, and the few facts that are not in it, to all objects that should exist. An
+object that is no longer desired is absent from the result, and `decide` finds it as an orphan. Each kind has
+its own file in `objects/`. This module only orders them for applying: first what pods need to start, then the
+pods, then the objects that route traffic to them.
 """
 
 from penstock_pool import Pool
@@ -30,7 +30,7 @@ from penstock_operator.settings import OperatorSettings
 def desired(
     pool: Pool, owner: PoolOwner, settings: OperatorSettings, facts: RenderFacts
 ) -> tuple[Manifest, ...]:
-    """Every object of the pool, in the order to apply them.
+    """Return every object of the pool, in the order to apply them.
 
     Each has the pool's labels, its ownerReference and its namespace, and the annotation
     `penstock.dev/wanted`. Equal arguments give equal manifests. Raises UnsupportedPool.
@@ -60,7 +60,7 @@ def desired(
 
 
 def _with_digest(manifest: Manifest) -> Manifest:
-    """The manifest with a digest of itself, by which a later look knows what was asked for."""
+    """Return the manifest with its own digest, from which later reconciliations tell a change from drift."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), WANTED_ANNOTATION: digest(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

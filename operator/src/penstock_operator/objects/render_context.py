@@ -10,16 +10,16 @@ from penstock_operator.tls.credentials import Credentials
 
 
 class UnsupportedPool(Exception):
-    """A valid pool that this operator cannot run. The message is for its status: field, what, what to do."""
+    """A valid pool that this operator cannot run. The message is for its status: field, cause, remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderFacts:
-    """What is wanted beside the pool's own words.
+    """Facts for rendering that are not in the pool.
 
-    replicas: how many replicas to run now: `spec.replicas`, or what autoscaling decided.
-    credentials: keys and certificates to publish; None where TLS is off, and only there.
-    capacity_rps: what autoscaling has learned that a replica takes; None: nothing yet, or it does not scale.
+    replicas: number of replicas to run now: `spec.replicas`, or autoscaling's decision.
+    credentials: keys and certificates to publish; None if and only if TLS is off.
+    capacity_rps: learned capacity of a replica in requests per second; None: not learned, or not scaled here.
     """
 
     replicas: int
@@ -29,7 +29,7 @@ class RenderFacts:
 
 @dataclass(frozen=True, slots=True)
 class RenderContext:
-    """All that an object may depend on."""
+    """All inputs of an object's manifest."""
 
     pool: Pool
     owner: PoolOwner
@@ -38,5 +38,5 @@ class RenderContext:
 
     @property
     def name(self) -> str:
-        """The pool's."""
+        """Return the pool's name."""
         return self.owner.name

@@ -1,9 +1,9 @@
 """The StatefulSet of replicas: an engine and its sidecar in each pod.
 
-A StatefulSet and not a Deployment, because a GPU is not there twice: a Deployment brings the new pod up
-before, or kills the old one at once, and names that stay are what metrics and logs are read by. All start and
-stop together (`Parallel`): no replica needs another, and a scale-down drains all that go at the same time,
-the highest ordinals first to be chosen.
+It is a StatefulSet because GPUs are scarce: a Deployment would start the new pod beside the old one, or stop
+the old one before the new one is ready, and its pod names, by which people read metrics and logs, change.
+All pods start and stop together (`Parallel`): replicas are independent, and a scale-down drains all removed
+replicas, those of the highest ordinals, at the same time.
 """
 
 from penstock_operator.manifests.manifest import Manifest
@@ -24,7 +24,7 @@ from penstock_operator.objects.sidecar_container import SERVER_ENTRIES, TEMPORAR
 
 
 def replica_set(context: RenderContext) -> Manifest:
-    """The StatefulSet. Raises UnsupportedPool."""
+    """Return the StatefulSet. Raises UnsupportedPool."""
     name, beside = replica_name(context.name), engine(context)
     volumes = [
         config_volume(name, *time_model_source(context)),

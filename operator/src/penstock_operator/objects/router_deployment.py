@@ -1,10 +1,10 @@
 """The Deployment of routers.
 
-Each new one is up before an old one goes. One that is to stop first goes on serving while `/ready` says no,
-until proxies have heard of it, then finishes what it has.
+A new router is ready before an old one stops. A stopping router first serves on while `/ready` fails, until
+proxies have removed it, and then finishes its requests.
 
-Probes ask the admin port, which answers while the API's port has as many connections as it may, and is in
-the clear whether or not the API is.
+Probes use the admin port, which answers while the API's port is at its connection limit, and which never has
+TLS.
 """
 
 from typing import Any
@@ -45,18 +45,18 @@ Json = dict[str, Any]
 
 ROUTER = "router"
 CLIENT_ENTRIES = ("ca.crt", "client.crt", "client.key")
-"""What a router needs of the TLS Secret."""
+"""Entries of the TLS Secret that a router needs."""
 
 CERTIFICATE_FOLDER = "/etc/penstock-certificate"
 CERTIFICATE_MOUNT: Json = {"name": "certificate", "mountPath": CERTIFICATE_FOLDER, "readOnly": True}
-"""What the API is served with, where the pool names it."""
+"""Mount path of the API's certificate, if the pool names one."""
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
-"""Where the pool says nothing: `spec.router.resources`."""
+"""Default of `spec.router.resources`."""
 
 
 def router_deployment(context: RenderContext) -> Manifest:
-    """The Deployment."""
+    """Return the Deployment."""
     name, router = router_name(context.name), context.pool.spec.router
     temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
     volumes = [config_volume(name, *time_model_source(context), *key_volumes(context)), temporary]
@@ -135,7 +135,7 @@ def _certificate_arguments(context: RenderContext) -> list[str]:
 
 
 def _certificate_volumes(context: RenderContext) -> list[Json]:
-    """The API's certificate, as a whole folder: the kubelet renews no entry that is mounted by itself."""
+    """Return the volume of the API's certificate: a folder, as the kubelet updates no subPath mounts."""
     tls = context.pool.spec.router.tls
     if tls is None:
         return []
@@ -153,7 +153,7 @@ def _tls_arguments(context: RenderContext) -> list[str]:
 
 
 def _redis(context: RenderContext) -> Json:
-    """Where the operator names a Secret with the URL of the Redis that routers share."""
+    """Return the environment variable with the URL of the routers' Redis; none without its Secret."""
     secret = context.settings.redis_url_secret
     if secret is None:
         return {}

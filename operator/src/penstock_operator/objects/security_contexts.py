@@ -1,14 +1,14 @@
-"""What pods may do: as little as the restricted Pod Security Standard allows, and a read-only root for ours.
+"""Security contexts of pods: restricted Pod Security Standard, read-only root for Penstock's images.
 
-Everything in a pod runs as one user, so that the engine may write to the socket that its sidecar owns.
-Engines of others keep a writable root: they compile, cache and unpack where they like. One that needs root
-says so in the pool's `podTemplate`.
+All containers of a pod run as one user, so that the engine may write to its sidecar's socket. Third-party
+engines keep a writable root, because they compile, cache and unpack into arbitrary folders. A pool whose
+engine needs root sets it in its `podTemplate`.
 """
 
 from typing import Any
 
 USER = 65532
-"""Nobody in particular, as distroless images have it."""
+"""The user id `nonroot` of distroless images."""
 
 POD_SECURITY: dict[str, Any] = {
     "runAsNonRoot": True,
@@ -23,4 +23,4 @@ ENGINE_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilit
 """Security context of a container with a third-party image."""
 
 OWN_SECURITY: dict[str, Any] = {**ENGINE_SECURITY, "readOnlyRootFilesystem": True}
-"""Of a container with an image of ours."""
+"""Security context of a container with Penstock's image."""

@@ -1,4 +1,4 @@
-"""Service accounts, and the rights of routers: to watch where replicas are, and to get the pool's keys."""
+"""Service accounts, and the routers' permissions: watch replicas' endpoints, get Secrets with API keys."""
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name
@@ -10,7 +10,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def accounts(context: RenderContext) -> tuple[Manifest, ...]:
-    """Both service accounts, the routers' Role and its binding. Replicas get no token at all."""
+    """Return both service accounts, the routers' Role and its binding. Replicas get no token."""
     router = router_name(context.name)
     rule = {
         "apiGroups": ["discovery.k8s.io"],
@@ -43,7 +43,7 @@ def accounts(context: RenderContext) -> tuple[Manifest, ...]:
 
 
 def _account(context: RenderContext, name: str, component: Component) -> Manifest:
-    """Whoever borrows the account gets no token with it; a pod that needs one asks for it."""
+    """Return an account that mounts no token by default; a pod that needs one requests it."""
     return child(
         context, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
     )

@@ -1,4 +1,4 @@
-"""ServiceMonitor: how the Prometheus operator finds routers and replicas."""
+"""ServiceMonitor: makes the Prometheus operator scrape routers and replicas."""
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import POOL_LABEL
@@ -9,11 +9,14 @@ POOL_AS_LABEL = {
     "sourceLabels": ["__meta_kubernetes_service_label_penstock_dev_pool"],
     "targetLabel": "pool",
 }
-"""Which pool a metric is of, in the label that alerts and the dashboard of the chart know."""
+"""Relabeling that adds the pool's name, in the label that the chart's alerts and dashboard use."""
 
 
 def service_monitor(context: RenderContext) -> tuple[Manifest, ...]:
-    """One for the pool's Services, where the pool asks for it. Each endpoint is on one of them only."""
+    """Return a ServiceMonitor of the pool's Services, if the pool asks for it.
+
+    Each endpoint is scraped once.
+    """
     wanted = context.pool.spec.monitoring
     if not wanted.service_monitor:
         return ()

@@ -1,7 +1,7 @@
-"""Services: the one that clients call, and headless ones that find each router and each replica.
+"""Services: one for clients, and headless ones that resolve to each router and each replica.
 
-The admin ports of routers have a Service of their own: whoever exposes the one that clients call, by a load
-balancer or a route, exposes the API and nothing else.
+The routers' admin ports have a separate Service, so that exposing the clients' Service by a load balancer or
+a route exposes only the API.
 """
 
 from typing import NamedTuple
@@ -22,19 +22,19 @@ from penstock_operator.objects.render_context import RenderContext
 
 
 class ApiPort(NamedTuple):
-    """The port of the Service that clients call. name: also its protocol."""
+    """Port of the Service for clients. name: also its protocol."""
 
     name: str
     number: int
 
 
 def api_port(context: RenderContext) -> ApiPort:
-    """HTTPS where the pool names a certificate."""
+    """Return the API's port: HTTPS if the pool names a certificate."""
     return ApiPort("http", 80) if context.pool.spec.router.tls is None else ApiPort("https", 443)
 
 
 def router_service(context: RenderContext) -> Manifest:
-    """`http://POOL.NAMESPACE/v1`, or `https`: the pool, from inside the cluster."""
+    """Return the Service for clients in the cluster, `http://POOL.NAMESPACE/v1` or `https`."""
     name, number = api_port(context)
     spec = {
         "type": "ClusterIP",
@@ -45,7 +45,7 @@ def router_service(context: RenderContext) -> Manifest:
 
 
 def admin_service(context: RenderContext) -> Manifest:
-    """Every router's admin port by itself, for Prometheus and `kubectl port-forward`."""
+    """Return the headless Service of the routers' admin ports, for Prometheus and `kubectl port-forward`."""
     spec = {
         "clusterIP": "None",
         "selector": selector(context.name, Component.ROUTER),
@@ -56,7 +56,7 @@ def admin_service(context: RenderContext) -> Manifest:
 
 
 def replicas_service(context: RenderContext) -> Manifest:
-    """Every replica by itself: its EndpointSlices are what routers watch."""
+    """Return the headless Service of replicas, whose EndpointSlices routers watch."""
     spec = {
         "clusterIP": "None",
         "selector": selector(context.name, Component.REPLICA),

@@ -1,6 +1,6 @@
 """The sidecar: the main container of a replica's pod.
 
-No readiness of the engine's own: the sidecar asks its engine every second, and `/ready` is what it heard.
+The engine has no readiness probe of its own: the sidecar probes it every second and reports it in `/ready`.
 """
 
 import math
@@ -29,16 +29,16 @@ Json = dict[str, Any]
 SIDECAR = "sidecar"
 TEMPORARY = "sidecar-tmp"
 SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
-"""What a replica needs of the TLS Secret."""
+"""Entries of the TLS Secret that a replica needs."""
 
 START_S = 120
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-"""What a hundred requests a second take; `podTemplate` says otherwise, by the container's name."""
+"""Default resources, enough for 100 requests/s; `podTemplate` overrides them by container name."""
 
 
 def sidecar(context: RenderContext) -> Json:
-    """The container. Its volumes are the pod's."""
+    """Return the container. Its volumes belong to the pod."""
     tls = context.settings.tls
     mounts = [CONFIG_MOUNT, TELEMETRY_MOUNT, {"name": TEMPORARY, "mountPath": "/tmp"}]
     return container(
@@ -64,7 +64,7 @@ def sidecar(context: RenderContext) -> Json:
 
 
 def _start_s(context: RenderContext) -> int:
-    """Longest that it may take to answer: to compile what is not yet, to measure where it has to."""
+    """Return the longest start in seconds: compiling the policy, and measuring the engine if needed."""
     engine = context.pool.spec.engine
     return START_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
 

@@ -1,9 +1,9 @@
-"""A pod template laid over another, as Kubernetes' strategic merge does it.
+"""Merges a pod template into another one, by the rules of Kubernetes' strategic merge.
 
-Maps merge deeply, lists that are maps merge entry by entry, everything else is replaced, and `null` removes.
-So a `podTemplate` that names the engine's container and one environment variable adds that variable: ports,
-probes and mounts stay, unless it names them too. Which list a container stands in is ours to know: the engine
-is an init container that keeps running, and a patch that calls it a container means that one.
+Maps are merged deeply, lists that are maps are merged entry by entry, everything else is replaced, and `null`
+removes. So a `podTemplate` that names the engine's container and one environment variable adds that variable;
+ports, probes and mounts stay unless it names them. A patch may list the engine under `containers`, although
+it is an init container that keeps running: entries are moved to the list of the container that they name.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ _CONTAINERS = ("initContainers", "containers")
 
 
 def merge_pod_template(base: Json, patch: Json) -> Json:
-    """`base` with `patch` laid over it; neither is changed."""
+    """Return `base` merged with `patch`; neither is changed."""
     return merged(base, _with_containers_at_home(base, patch))
 
 
 def merged(base: Json, patch: Json) -> Json:
-    """One map laid over another."""
+    """Return one map merged with another."""
     result = dict(base)
     for field, value in patch.items():
         if value is None:
@@ -50,7 +50,7 @@ def _merged_list(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _with_containers_at_home(base: Json, patch: Json) -> Json:
-    """The patch with every container of ours in the list in which the base has it."""
+    """Return the patch with each of Penstock's containers in the list in which the base has it."""
     spec = patch.get("spec")
     if not isinstance(spec, dict):
         return patch

@@ -1,7 +1,7 @@
-"""Secrets with the keys for mutual TLS: one that pods mount parts of, and one that nobody mounts.
+"""Secrets for mutual TLS: one that pods mount in part, and one that no pod mounts.
 
-Pods get the public authorities and their own pair. What signs stays in a Secret of its own, so that no pod's
-volume can show it by mistake.
+Pods get the public certificates of the authorities and their own pair. Signing keys are in a separate Secret,
+so that no pod's volume can expose them by mistake.
 """
 
 from base64 import b64encode
@@ -13,7 +13,7 @@ from penstock_operator.objects.render_context import RenderContext
 
 
 def tls_secrets(context: RenderContext) -> tuple[Manifest, ...]:
-    """Both of them; none where TLS is off."""
+    """Return both Secrets; none if TLS is off."""
     held = context.facts.credentials
     if held is None:
         return ()

@@ -1,1 +1,1 @@
-"""What a pool's routers report: the client that asks them, and the page that they answer with."""
+"""Reports of a pool's routers: the HTTP client, and the parsed demand page."""

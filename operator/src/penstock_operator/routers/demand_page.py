@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 COUNTERS = ("arrived", "admitted", "best_effort", "rejected", "hops", "judged", "met")
-"""What autoscaling takes differences of."""
+"""Names of the counters whose differences autoscaling uses."""
 
 ATTAINMENT = ("all_judged", "all_met")
-"""Of all requests, those that were turned away being missed."""
+"""Of all requests, those that were turned away counted as missed."""
 
 Counters = Mapping[str, Mapping[str, int]]
-"""By tier, then by name."""
+"""Counters by tier, then by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:
-    """One router's answer. router: its pod's uid; since_s: how long it has counted."""
+    """One router's report. router: its pod's uid; since_s: how long it has counted."""
 
     router: str
     since_s: float
@@ -26,7 +26,7 @@ class DemandReading:
 
 
 def reading_of(router: str, page: Mapping[str, Any]) -> DemandReading:
-    """A page as JSON. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+    """Parse a page from JSON. Raises KeyError, TypeError, ValueError or AttributeError if it is invalid."""
     tiers = {
         name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
         for name, counts in page["tiers"].items()
@@ -38,14 +38,14 @@ def reading_of(router: str, page: Mapping[str, Any]) -> DemandReading:
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """All requests of a tier since the routers started: those that ended, and those that met its SLO."""
+    """Requests of a tier since the routers started: those that ended, and those that met its SLO."""
 
     judged: int = 0
     met: int = 0
 
 
 def counts_of(readings: Iterable[DemandReading]) -> dict[str, TierCounts]:
-    """Attainment since the routers started, by tier."""
+    """Return attainment since the routers started, by tier."""
     found: dict[str, TierCounts] = {}
     for reading in readings:
         for name, tier in reading.tiers.items():

@@ -1,20 +1,20 @@
-"""A pool's status: what was observed, in the words of `penstock_pool.status`.
+"""A pool's status from what was observed, in the types of `penstock_pool.status`.
 
-Pure, and a function of what is there now: nothing is remembered but when each condition changed its mind.
-An equal status is not written again, so a pool at rest causes no writes at all.
+Pure, and a function of the present state. Only the times of the conditions' transitions are carried over. An
+equal status is not written again, so a pool without changes causes no writes.
 
 Deployment tools (flux, Argo CD, `helm --wait`, `kubectl wait`) wait for `Ready`: together with
-`observedGeneration` it says that a change is done. `Available` says that requests are answered. Conditions
-build on one another:
+`observedGeneration` it says that a change is complete. `Available` says that requests are answered.
+Conditions build on one another:
 
-    Degraded       there is a problem; the first one names it
-    ReplicasReady  as many replicas as are wanted are ready, or none is wanted
-    RouterReady    the same of routers
-    Available      one of each is ready, so requests are answered; or none is wanted and one would be woken
-    Ready          the pool is as its spec says: all pods that are wanted are ready and of the newest spec,
-                   and the Gateway, where one is asked for, has accepted its route
-    Progressing    pods are on their way to what the spec says
-    Autoscaling    what the last decision was; only where there is autoscaling
+    Degraded       there is a problem; the message has the first one
+    ReplicasReady  as many replicas as desired are ready, or none is desired
+    RouterReady    the same for routers
+    Available      at least one of each is ready; or no replica is desired, and the first request starts one
+    Ready          the pool is as its spec says: all desired pods are ready and of the newest spec,
+                   and the Gateway, if the pool asks for one, has accepted its route
+    Progressing    pods are being created, replaced or removed
+    Autoscaling    the last decision; only with autoscaling
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,16 +32,16 @@ Status = dict[str, Any]
 
 
 class ConditionReason(StrEnum):
-    """Why a condition is as it is, where no `Cause` says so."""
+    """Reasons of conditions for which no `Cause` applies."""
 
     SERVING = "Serving"
-    ASLEEP = "Asleep"  # no replica, and the first request wakes one
-    NONE_WANTED = "NoneWanted"  # no replica, and none is to come
+    ASLEEP = "Asleep"  # no replica; the first request starts one
+    NONE_WANTED = "NoneWanted"  # no replica, and no request starts one
     ALL_READY = "AllReady"
-    STARTING = "Starting"  # pods are on their way, and nothing is known to be wrong
+    STARTING = "Starting"  # pods are starting, without a known problem
     ROLLING_OUT = "RollingOut"  # pods are replaced by pods of the newer spec
     ROUTE_PENDING = "RoutePending"  # the Gateway has not answered
-    SCALING = "Scaling"  # there are more or fewer pods than are wanted
+    SCALING = "Scaling"  # there are more or fewer pods than desired
     SETTLED = "Settled"
     AS_WANTED = "AsWanted"
     SCALED_BY_OTHERS = "ScaledByOthers"  # a HorizontalPodAutoscaler or KEDA writes spec.replicas
@@ -49,11 +49,11 @@ class ConditionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a status is made of.
+    """Inputs of a status.
 
-    wakes: whether a pool without replicas gets one when it is asked.
-    attainment: None where no router answered; the status then keeps the last figures.
-    autoscaling: `status.autoscaling` as it is to be.
+    wakes: whether a pool without replicas starts one at the first request.
+    attainment: None if no router answered; the status then keeps the last values.
+    autoscaling: the new `status.autoscaling`.
     """
 
     pool: str
@@ -71,7 +71,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """How one component's pods stand, by what makes them. settled: that has acted on all it was told."""
+    """Pods of one component, as their controller reports them.
+
+    settled: whether the controller has observed the newest generation.
+    """
 
     wanted: int
     there: int = 0
@@ -82,12 +85,12 @@ class Pods:
 
     @property
     def all_ready(self) -> bool:
-        """Whether none is missing."""
+        """Return whether all desired pods are ready."""
         return self.settled and self.ready >= self.wanted and self.there >= self.wanted
 
 
 def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
-    """The status as it should be. before: as it is. now: RFC 3339."""
+    """Return the new status. before: the present one. now: RFC 3339."""
     replicas = _pods(view, Component.REPLICA, "StatefulSet", replica_name(view.pool), view.replicas_wanted)
     routers = _pods(view, Component.ROUTER, "Deployment", router_name(view.pool), view.routers_wanted)
     said = _conditions(view, replicas, routers)
@@ -107,7 +110,7 @@ def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
 
 
 def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None:
-    """A condition of a status, by its type."""
+    """Return a condition of a status by its type; None if there is none."""
     return next((c for c in status.get("conditions", ()) if c["type"] == type_), None)
 
 
@@ -130,7 +133,7 @@ def _pods(view: View, component: Component, kind: str, name: str, wanted: int) -
 
 
 Said = tuple[str, bool, str, str]
-"""Condition type, whether it holds, reason, message."""
+"""Condition type, whether it is true, reason, message."""
 
 
 def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
@@ -176,7 +179,7 @@ def _available(view: View, replicas: Pods, routers: Pods) -> Said:
 
 
 def _serving(view: View, replicas: Pods, counts: str) -> tuple[ConditionReason, str]:
-    """What a pool does that has all the pods it needs."""
+    """Return reason and message of `Available` for a pool that has the pods that it needs."""
     if replicas.ready > 0:
         return ConditionReason.SERVING, counts
     if view.wakes:
@@ -252,7 +255,7 @@ def _attainment(counts: Mapping[str, TierCounts] | None, before: Mapping[str, An
     judged, met = sum(c.judged for c in counts.values()), sum(c.met for c in counts.values())
     tiers = [_tier(name, tier) for name, tier in sorted(counts.items())]
     if _shares(tiers) == _shares(before.get("tiers", ())):
-        tiers = list(before.get("tiers", ()))  # more requests alone are no news
+        tiers = list(before.get("tiers", ()))  # higher counts alone are no reason for a write
     return {"attainment": f"{met / judged:.1%}" if judged else "", "tiers": tiers}
 
 

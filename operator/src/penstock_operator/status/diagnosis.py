@@ -1,11 +1,11 @@
-"""Why a pool does not run as it should, in words that lead to the cause.
+"""Diagnoses why a pool does not run, from Kubernetes' own reports.
 
-A pool can be valid and still not run: an image that nobody can pull, a GPU that no node has, a claim that
-does not exist. Kubernetes knows the reason each time, and keeps it in a dozen places: pods' conditions,
-states of their containers, Events of the controllers that make them. Here all of it is read at once and
-becomes a `Problem`: a cause as a type, and one sentence that says where, what, and what would be right.
+A pool can be valid and still not run: an image cannot be pulled, no node has the GPU, a claim does not exist.
+Kubernetes reports the reason in many places: conditions of pods, states of containers, Events of
+controllers. This module reads all of them and returns `Problem`s: a cause as a type, and one sentence that
+says where, what, and how to correct it.
 
-Pure: what was gathered comes in. A problem is never remembered, so it is gone as soon as its cause is.
+Pure: all observations are arguments. No problem is remembered, so it disappears with its cause.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,32 +22,32 @@ from penstock_operator.manifests.timestamps import unix_s
 
 
 class Cause(StrEnum):
-    """Why a pool is degraded. The same word is the condition's reason and the Event's."""
+    """Why a pool is degraded; the reason of the condition and of the Event."""
 
     SPEC_INVALID = "SpecInvalid"  # the operator cannot read the pool
-    CANNOT_RUN = "CannotRun"  # it can, and knows no way to run it
+    CANNOT_RUN = "CannotRun"  # the operator can read the pool and cannot run it
     HOST_TAKEN = "HostTaken"  # an older pool has the ingress host
-    ROUTE_REJECTED = "RouteRejected"  # the Gateway does not take the pool's HTTPRoute
-    NAME_TAKEN = "NameTaken"  # an object of a needed name belongs to somebody else
-    API_REFUSED = "ApiRefused"  # the API server does not take an object
+    ROUTE_REJECTED = "RouteRejected"  # the Gateway rejects the pool's HTTPRoute
+    NAME_TAKEN = "NameTaken"  # an object of a needed name has another owner
+    API_REFUSED = "ApiRefused"  # the API server rejects an object
     QUOTA_EXCEEDED = "QuotaExceeded"  # a ResourceQuota allows no more pods
-    PODS_REFUSED = "PodsRefused"  # pods are not admitted, for another reason
-    SECRET_MISSING = "SecretMissing"  # a Secret that pods mount
+    PODS_REFUSED = "PodsRefused"  # pods are rejected for another reason
+    SECRET_MISSING = "SecretMissing"  # a Secret that pods mount does not exist
     CONFIG_MAP_MISSING = "ConfigMapMissing"
-    CLAIM_MISSING = "ClaimMissing"  # the PersistentVolumeClaim of the weights
-    CLAIM_PENDING = "ClaimPending"  # it exists, without a volume
+    CLAIM_MISSING = "ClaimMissing"  # the PersistentVolumeClaim of the weights does not exist
+    CLAIM_PENDING = "ClaimPending"  # the claim has no volume yet
     VOLUME_NOT_MOUNTED = "VolumeNotMounted"
-    GPU_MISSING = "GpuMissing"  # no node has the GPUs free
-    UNSCHEDULABLE = "Unschedulable"  # no node fits, for another reason
-    IMAGE_MISSING = "ImageMissing"  # cannot be pulled
-    CONTAINER_REFUSED = "ContainerRefused"  # the node cannot make the container
+    GPU_MISSING = "GpuMissing"  # no node has enough free GPUs
+    UNSCHEDULABLE = "Unschedulable"  # no node fits for another reason
+    IMAGE_MISSING = "ImageMissing"  # the image cannot be pulled
+    CONTAINER_REFUSED = "ContainerRefused"  # the node cannot create the container
     OUT_OF_MEMORY = "OutOfMemory"  # a container was killed at its memory limit
-    ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"  # its model or its KV cache has no room
+    ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"  # the model or its KV cache exceeds the GPU's memory
     ENGINE_CRASHING = "EngineCrashing"
-    ENGINE_NOT_READY = "EngineNotReady"  # runs, and does not answer its probes
+    ENGINE_NOT_READY = "EngineNotReady"  # the engine runs and fails its probes
     SIDECAR_CRASHING = "SidecarCrashing"
     ROUTER_CRASHING = "RouterCrashing"
-    EVICTED = "Evicted"  # the node threw a pod out
+    EVICTED = "Evicted"  # the node evicted a pod
 
 
 NOT_AS_WRITTEN = frozenset(
@@ -60,18 +60,18 @@ NOT_AS_WRITTEN = frozenset(
         Cause.API_REFUSED,
     }
 )
-"""While one of these holds, part of the spec is not in effect, however well the pods are."""
+"""Causes for which part of the spec is not in effect, even if all pods are ready."""
 
 NOT_OF_PODS = frozenset({Cause.HOST_TAKEN, Cause.ROUTE_REJECTED})
-"""They keep clients outside the cluster away, and no pod from running."""
+"""Causes that block clients outside the cluster but keep no pod from running."""
 
 ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
-"""Of several problems the first is the one to read first: later ones often follow from it."""
+"""Order of causes: a later one is often a consequence of an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. component: whose pods it keeps from running; None: both, or neither."""
+    """One problem. component: whose pods it keeps from running; None: both, or neither."""
 
     cause: Cause
     message: str
@@ -79,18 +79,18 @@ class Problem:
 
 
 SLOW_START_S = 120.0
-"""An engine that has run for so long and was never ready is worth a word; big models load for minutes."""
+"""Seconds after which a running engine that was never ready is reported; large models load for minutes."""
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 _UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
 _NOT_BEGUN = {"ContainerCreating", "PodInitializing"}
-"""What a container waits for while its pod has no volumes yet, or another container goes first."""
+"""Waiting reasons of containers whose pod has no volumes yet, or that wait for another container."""
 
 _SILENT = {137: "killed: its node had no memory left, or it had stopped answering its liveness probe"}
-"""Exit codes of processes that could not say a word."""
+"""Exit codes of processes that end without a message."""
 
-_NO_ROOM = (  # in the words of torch, and of vLLM 0.32 where it allocates its KV cache
+_NO_ROOM = (  # messages of torch, and of vLLM 0.32 when it allocates its KV cache
     "out of memory",
     "OutOfMemoryError",
     "No available memory for the cache blocks",
@@ -104,10 +104,10 @@ _CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
 def diagnose(
     children: Sequence[Manifest], events: Sequence[Manifest], absent: Sequence[Problem], now_s: float
 ) -> tuple[Problem, ...]:
-    """Every problem, roots first, one of each cause and component.
+    """Return all problems, root causes first, one per cause and component.
 
-    events: Warnings about the pool's StatefulSet and pods. absent: what references do not lead to.
-    now_s: Unix time, to tell what takes long from what has just begun.
+    events: Warnings about the pool's StatefulSet and pods. absent: problems of references.
+    now_s: Unix time, from which slow starts are recognized.
     """
     found = [*absent, *_of_workloads(children), *_of_events(children, events)]
     for pod in pods_of(children):
@@ -119,7 +119,7 @@ def diagnose(
 
 
 def of_pod(pod: Manifest, now_s: float) -> list[Problem]:
-    """What one pod says of itself."""
+    """Return the problems in one pod's status."""
     status, name, component = pod.get("status", {}), pod["metadata"]["name"], component_of(pod)
     if status.get("phase") == "Failed":
         words = f"{name}: {status.get('reason', 'failed')}: {status.get('message', 'no message')}"
@@ -201,7 +201,10 @@ def _slow(
 
 
 def _of_workloads(children: Iterable[Manifest]) -> list[Problem]:
-    """A Deployment says itself when its pods are refused; a StatefulSet only in Events."""
+    """Return the problems in the conditions of Deployments.
+
+    StatefulSets report rejected pods only in Events.
+    """
     return [
         _refused(condition.get("message", ""), component_of(child))
         for child in children
@@ -217,8 +220,9 @@ def _refused(said: str, component: Component | None) -> Problem:
 
 
 def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[Problem]:
-    """What only Events tell, where it still holds: Events stay for an hour, their causes may not, nor may the
-    pod: a StatefulSet's next one has the same name."""
+    """Return the problems that only Events report, if they still exist. Events last for an hour and can
+    outlive their cause and their pod, whose successor in a StatefulSet has the same name.
+    """
     newest_last = sorted(events, key=event_time)
     waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _mounted(pod)}
     short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
@@ -239,13 +243,13 @@ def _is_about(event: Manifest, pod: Manifest | None) -> bool:
 
 
 def event_time(event: Manifest) -> str:
-    """When it last happened, in whichever of its fields says so."""
+    """Return the last time of an event, from whichever of its fields has it."""
     when = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
     return str(when)
 
 
 def _named_absence(where: str, said: str, component: Component | None) -> Problem | None:
-    """`secret "x" not found`, as the kubelet writes it in many sentences."""
+    """Return the problem in a message like the kubelet's `secret "x" not found`; None in any other."""
     if "not found" not in said:
         return None
     for word, cause in (
@@ -259,15 +263,18 @@ def _named_absence(where: str, said: str, component: Component | None) -> Proble
 
 
 def _mounted(pod: Manifest) -> bool:
-    """The kubelet mounts a pod's volumes before it pulls the first image: a mount that failed once, and not
-    the second time, leaves its Event behind while a container waits for something else."""
+    """Return whether the pod's volumes are mounted.
+
+    The kubelet mounts them before it pulls the first image. A mount that failed once and then succeeded
+    leaves its Event behind while a container waits for another reason.
+    """
     status = pod.get("status", {})
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     return status.get("phase") in ("Running", "Succeeded") or any(map(_begun, containers))
 
 
 def _begun(container: dict[str, Any]) -> bool:
-    """Its image was looked for, at least."""
+    """Return whether the kubelet has at least looked for the container's image."""
     state = container.get("state", {})
     return bool(state) and state.get("waiting", {}).get("reason") not in _NOT_BEGUN
 
@@ -278,7 +285,7 @@ def _lacks_pods(child: Manifest) -> bool:
 
 
 def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Problem:
-    """A reference that leads nowhere. needed_for: the field of the pool that names it."""
+    """Return the problem of a missing object. needed_for: the field of the pool that names it."""
     causes = {
         "Secret": Cause.SECRET_MISSING,
         "ConfigMap": Cause.CONFIG_MAP_MISSING,

@@ -1,8 +1,9 @@
-"""What a pool's pods cannot start without and the pool does not own: others' Secrets, ConfigMaps and claims.
+"""References of a pool's pods to objects that the pool does not own: Secrets, ConfigMaps and claims.
 
-The kubelet would notice too, minutes later and pod by pod. Looked up here, what is absent is reported at
-once, by the field that names it. References are read from the pods as they are wanted, so that a volume of
-the pool's own podTemplate counts as well. Only existence is asked: the content of a Secret stays where it is.
+The kubelet reports a missing object minutes later and pod by pod. The operator looks references up itself,
+and reports a missing object immediately with the field that names it. References are read from the desired
+pods, so volumes of the pool's podTemplate are included. Only existence is checked; the content of Secrets is
+not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, OperatorSetti
 
 
 class PodReference(NamedTuple):
-    """An object that somebody else has to make. field: of the pool or of the operator's settings."""
+    """An object that the user must create. field: of the pool or of the operator's settings."""
 
     ref: Ref
     field: str
@@ -44,7 +45,7 @@ def references(
 
 
 def _named(pod: Manifest) -> Iterator[tuple[str, str]]:
-    """Kind and name of all that a pod mounts, pulls images with, or takes its environment from."""
+    """Yield kind and name of all objects that a pod mounts, pulls images with, or takes variables from."""
     for secret in pod.get("imagePullSecrets", ()):
         if name := secret.get("name"):
             yield "Secret", name
@@ -69,7 +70,10 @@ def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
-    """suffix: `KeyRef` where one variable is set, `Ref` where every entry becomes a variable."""
+    """Yield references of environment variables.
+
+    suffix: `KeyRef` for single variables, `Ref` if every entry becomes a variable.
+    """
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
         told = source.get(f"{field}{suffix}")
         if told is not None and not told.get("optional"):

@@ -1,10 +1,10 @@
-"""Whether the pool's Gateway routes to it, as the HTTPRoute's status says.
+"""Whether the pool's Gateway accepts its route, from the HTTPRoute's status.
 
-A route is a request to a Gateway, which its controller may refuse: no listener of that host, a namespace that
-may not attach, a Service that it cannot resolve. The controller writes its answer for each parent, with the
-generation of the route that it has looked at; an older answer is none.
+A Gateway's controller may reject a route: no listener for the host, a namespace that may not attach, a
+Service that it cannot resolve. It writes its answer for each parent with the generation of the route that it
+has observed; an answer for an older generation is ignored.
 
-Pure: the route comes in as the API server has it.
+Pure: the argument is the route as the API server has it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,11 @@ from penstock_operator.manifests.manifest import Manifest, ref_of
 from penstock_operator.status.diagnosis import Cause, Problem
 
 DECIDING = ("Accepted", "ResolvedRefs")
-"""Conditions of a parent that keep traffic out where they are False."""
+"""Conditions of a parent that block traffic if they are False."""
 
 
 def rejected_routes(children: Iterable[Manifest]) -> Iterator[Problem]:
-    """A problem for each reason for which a Gateway refuses a route."""
+    """Yield a problem for each reason for which a Gateway rejects a route."""
     for route in _routes(children):
         for condition in _answers(route):
             if condition["type"] in DECIDING and condition["status"] == "False":
@@ -30,7 +30,7 @@ def rejected_routes(children: Iterable[Manifest]) -> Iterator[Problem]:
 
 
 def pending_route(children: Iterable[Manifest]) -> str | None:
-    """Why a route does not lead anywhere yet; None where it does, or where there is none."""
+    """Return why a route is not in effect yet; None if it is, or if there is no route."""
     for route in _routes(children):
         accepted = (c for c in _answers(route) if c["type"] == "Accepted" and c["status"] == "True")
         if next(accepted, None) is None:
@@ -46,7 +46,7 @@ def _routes(children: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _answers(route: Manifest) -> Iterator[dict[str, Any]]:
-    """Conditions that the Gateway's controller gave of the route as it is now."""
+    """Yield the conditions of the Gateway's controller for the route's present generation."""
     metadata = route["metadata"]
     for parent in route.get("status", {}).get("parents", ()):
         if _key(parent["parentRef"], metadata) == _key(_wanted(route), metadata):

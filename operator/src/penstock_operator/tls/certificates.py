@@ -1,8 +1,8 @@
-"""Certificates: an authority that signs itself, and what it signs. Elliptic curves, PEM.
+"""X.509 certificates: self-signed authorities and the certificates that they sign. Elliptic curves, PEM.
 
-An authority may sign for its pool's name and nothing else (name constraints): whoever steals it can play that
-pool, which they could with what they had to steal it from. Serial numbers come from the keys, so that the
-same key makes the same certificate.
+Name constraints limit an authority to its pool's name, so a stolen signing key impersonates only that pool,
+which access to the stolen Secret permits anyway. Serial numbers are derived from keys, so the same key makes
+the same certificate.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509.oid import NameOID
 
 MakeKey = Callable[[], EllipticCurvePrivateKey]
-"""A new private key: the one thing here that is random, so it comes in."""
+"""Returns a new private key. The only source of randomness, so it is an argument."""
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Tolerated clock skew between nodes."""
@@ -39,7 +39,7 @@ class Subject:
 
 
 def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKey) -> CertificateAndKey:
-    """A new authority, which signs itself. Its name has its key in it: two of one pool are told apart."""
+    """Return a new self-signed authority. Its name has a digest of its key, so it is unique."""
     key = make_key()
     name = _common_name(f"penstock {_serial(key):x}"[:40])
     usage = x509.KeyUsage(
@@ -96,7 +96,7 @@ def _builder(
 
 
 def _serial(key: EllipticCurvePrivateKey) -> int:
-    """As good as random, for the key is, and the same for the same key. X.509 wants at most 159 bits."""
+    """Return a serial number derived from the key, random like the key. X.509 allows at most 159 bits."""
     public = key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -115,7 +115,7 @@ def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> Certif
 
 
 def begins(pair: CertificateAndKey) -> datetime:
-    """Return the begin of its validity."""
+    """Return the start of its validity."""
     return _certificate(pair).not_valid_before_utc + CLOCK_SKEW
 
 
@@ -139,7 +139,7 @@ def is_for(pair: CertificateAndKey, subject: Subject) -> bool:
 
 
 def signed_by(pair: CertificateAndKey, signer: CertificateAndKey) -> bool:
-    """By key identifiers: what was stored is looked through here, and peers check signatures."""
+    """Return whether a certificate names the signer's key. Signatures are verified by peers, not here."""
     told = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     of = _certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return told.key_identifier == of.digest

@@ -1,15 +1,15 @@
-"""Keys and certificates by which routers and replicas trust one another.
+"""Keys and certificates for mutual TLS between a pool's routers and replicas.
 
-Each pool has its own authority. It signs one certificate for replicas (a server's, made out to the headless
-Service) and one for routers (a client's), and a pod holds only its own key. Nobody outside the pool's
-namespace is trusted, and nobody has to install cert-manager.
+Each pool has its own authority. It signs one server certificate for replicas (for the name of their headless
+Service) and one client certificate for routers; a pod has only its own key. Nothing outside the pool's
+namespace is trusted, and cert-manager is not needed.
 
-Certificates live a year and are renewed when a third of it is left; authorities live ten and get a successor
-when two are left. Nothing breaks meanwhile, because trust is handed out before it is used: a new authority is
-published beside the old one at once, and signs only after `TRUSTED_AFTER`, when every pod has long read it.
-An authority that has expired is dropped, and with it went all that it signed.
+Certificates are valid for a year and renewed when a third of it is left; authorities for ten years, with a
+successor when two are left. Rotation causes no failures, because trust comes before use: a new authority is
+published beside the old one immediately, and signs only after `TRUSTED_AFTER`, when every pod has read it.
+An expired authority is dropped; all its certificates have expired earlier.
 
-Nothing here is random but `make_key`, and no clock is read: `now` comes in.
+Only `make_key` is random, and no clock is read: `now` is an argument.
 """
 
 from base64 import b64decode
@@ -39,7 +39,7 @@ CERTIFICATE_RENEWED = CERTIFICATE_LIFE / 3
 
 AUTHORITY_LIFE = timedelta(days=3650)
 AUTHORITY_RENEWED = timedelta(days=730)
-"""Left of an authority's life when it gets a successor; longer than anything it signs lives."""
+"""Remaining life of an authority at which it gets a successor; longer than the life of its certificates."""
 
 TRUSTED_AFTER = timedelta(days=7)
 """Time for which a new authority is published before it signs."""
@@ -47,7 +47,7 @@ TRUSTED_AFTER = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """All of a pool's keys. authorities: oldest first; more than one while they change over."""
+    """All keys of a pool. authorities: oldest first; more than one during a rotation."""
 
     authorities: tuple[CertificateAndKey, ...]
     server: CertificateAndKey
@@ -64,7 +64,7 @@ class StoredCredentials:
 
 
 def read_credentials(signing: Manifest | None, published: Manifest | None) -> StoredCredentials:
-    """What two Secrets hold, `names.authority_name` and `names.tls_name`, as far as it is of use."""
+    """Return the valid part of two Secrets, `names.authority_name` and `names.tls_name`."""
     own, shown = _entries(signing), _entries(published)
     pairs = zip(_pems(own.get("ca.crt", b"")), _pems(own.get("ca.key", b"")), strict=False)
     return StoredCredentials(
@@ -77,7 +77,7 @@ def read_credentials(signing: Manifest | None, published: Manifest | None) -> St
 def renewed(
     held: StoredCredentials | Credentials, server_name: str, now: datetime, make_key: MakeKey
 ) -> Credentials:
-    """Credentials good for a while yet: those held where nothing is due, else with what was due made anew.
+    """Return credentials that remain valid for a while: the stored ones, with those due for renewal replaced.
 
     now: aware.
     """
@@ -101,7 +101,7 @@ def renewed(
 def _authorities(
     held: Sequence[CertificateAndKey], server_name: str, now: datetime, make_key: MakeKey
 ) -> tuple[CertificateAndKey, ...]:
-    """Those that have not expired, and a new one where none will last."""
+    """Return the authorities that have not expired, and a new one if the newest is due for a successor."""
     alive = tuple(pair for pair in held if left(pair, now) > timedelta(0))
     if alive and left(alive[-1], now) > AUTHORITY_RENEWED:
         return alive
@@ -109,7 +109,7 @@ def _authorities(
 
 
 def _signer(authorities: Sequence[CertificateAndKey], now: datetime) -> CertificateAndKey:
-    """The newest that everybody trusts by now; where there is only a new one, nobody has trusted another."""
+    """Return the newest authority that all pods trust by now; the oldest if all are new."""
     trusted = [pair for pair in authorities if begins(pair) + TRUSTED_AFTER <= now]
     return trusted[-1] if trusted else authorities[0]
 
@@ -117,7 +117,7 @@ def _signer(authorities: Sequence[CertificateAndKey], now: datetime) -> Certific
 def _is_good(
     pair: CertificateAndKey, subject: Subject, authorities: Sequence[CertificateAndKey], now: datetime
 ) -> bool:
-    """Whether it is this subject's, will last, and is trusted."""
+    """Return whether a certificate is for this subject, is not due for renewal, and is trusted."""
     trusted = any(signed_by(pair, signer) for signer in authorities)
     return trusted and is_for(pair, subject) and left(pair, now) > CERTIFICATE_RENEWED
 
