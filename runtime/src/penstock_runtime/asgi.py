@@ -1,8 +1,8 @@
-"""The little of ASGI that Penstock's processes speak, without a framework on the token path.
+"""The parts of ASGI that Penstock's processes use, without a framework on the token path.
 
-An app that raises `ApiError` has answered: `with_errors` writes it in OpenAI's shape, as a response where
-nothing was sent yet and as the stream's last event where something was. Anything else that escapes an app is
-our fault: it is logged with its trace, and the client gets a 500 in the same shape, without one.
+An app raises `ApiError` to answer with an error: `with_errors` writes it in OpenAI's format, as a response if
+nothing has been sent, otherwise as the stream's last event. Any other exception of an app is a defect: it is
+logged with its traceback, and the client gets a 500 in the same format, without the traceback.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 PIECE_BYTES = 65536
-"""What of a whole response is written at once; as much as a connection's buffer takes before it is full."""
+"""Bytes of a whole response that are written at once; as many as a connection's buffer takes."""
 
 BODY_S = 30.0
 """Default timeout for a body to arrive."""
@@ -39,7 +39,10 @@ class ClientGone(Exception):
 async def answer(
     send: Send, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
 ) -> None:
-    """One whole response. A long one is written as the client takes it: no more than a piece waits."""
+    """Send a whole response.
+
+    A long one is sent in pieces, as the client reads it; at most one piece is buffered.
+    """
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
     rest: bytes | memoryview = body
@@ -51,7 +54,7 @@ async def answer(
 
 
 async def answer_error(send: Send, error: ApiError) -> None:
-    """An error as a whole response."""
+    """Send an error as a whole response."""
     headers = [(name.encode(), value.encode()) for name, value in error.headers]
     await answer(send, error.body(), error.status, headers=headers)
 
@@ -62,9 +65,9 @@ async def read_body(
     timeout_s: float = BODY_S,
     hold: Callable[[int], None] = lambda more_bytes: None,
 ) -> bytes:
-    """The request's body. Raises ApiError 413 past `max_bytes`, 408 past `timeout_s`, ClientGone.
+    """Return the request's body. Raises ApiError 413 over `max_bytes`, 408 after `timeout_s`; ClientGone.
 
-    hold: called with the length of each piece before it is kept; what it raises ends the reading.
+    hold: called with the length of each piece before it is stored; its exception ends the reading.
     """
     chunks: list[bytes] = []
     size_bytes, more = 0, True
@@ -83,7 +86,7 @@ async def read_body(
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """413, on a connection that then closes."""
+    """Return an error 413 that also closes the connection."""
     return ApiError(
         413,
         f"the request's body is over the bound of {max_bytes} bytes",
@@ -117,7 +120,7 @@ def with_errors(app: App) -> App:
             return
         started = False
 
-        def watched(message: Message) -> Awaitable[None]:  # no coroutine of its own: each token passes here
+        def watched(message: Message) -> Awaitable[None]:  # no coroutine, because every token passes here
             nonlocal started
             started = True
             return send(message)

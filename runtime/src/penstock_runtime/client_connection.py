@@ -1,22 +1,22 @@
-"""The client's end of an HTTP connection, as an application may use it beside ASGI.
+"""The client's connection, for applications that need more than ASGI offers.
 
-ASGI tells an application of a client that has gone only if it waits for it, which takes a task per request.
-And a part of a response passes several coroutines on its way to the socket. So a server puts the connection
-itself into the scope's extensions, under `CLIENT`.
+ASGI reports that a client has disconnected only to an application that awaits it, which costs one task per
+request. And each part of a response passes several coroutines on its way to the socket. So the server puts
+the connection itself into the scope's extensions, under `CLIENT`.
 """
 
 import asyncio
 from collections.abc import Callable
 
 CLIENT = "penstock.client"
-"""Extension in an ASGI scope: the `ClientConnection`."""
+"""Key of the `ClientConnection` in an ASGI scope's extensions."""
 
 
 class ClientConnection:
     """One connection.
 
-    gone: it was lost. slow: it was broken because the client did not read.
-    on_gone: called when it is lost, for the request that is served.
+    gone: it was lost. slow: it was aborted because the client did not read.
+    on_gone: called when it is lost, for the request in progress.
     """
 
     __slots__ = ("_transport", "gone", "on_gone", "paused", "slow")
@@ -27,20 +27,23 @@ class ClientConnection:
         self.on_gone: Callable[[], None] | None = None
 
     def lost(self) -> None:
-        """Note that it is lost."""
+        """Record that the connection is lost."""
         self.gone = True
         if self.on_gone is not None:
             self.on_gone()
 
     def break_slow(self) -> None:
-        """Break the connection at once, whatever waits to be written: the client does not read."""
+        """Abort the connection and drop its unsent bytes, because the client does not read."""
         self.slow = True
         self._transport.abort()
 
     def write_part(self, data: bytes) -> bool:
-        """Write a part of a response whose head was sent without a length. False where it has to wait."""
+        """Write a part of a response that was started without a length.
+
+        Returns False if the buffer is full.
+        """
         if self.paused:
             return False
-        if not self._transport.is_closing():  # else its loss is on its way, and uvloop would raise
+        if not self._transport.is_closing():  # otherwise uvloop raises; the loss is reported soon
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

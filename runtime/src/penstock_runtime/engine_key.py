@@ -1,16 +1,17 @@
-"""The API key between a sidecar and its engine: with it, only the sidecar's requests are served.
+"""The API key between a sidecar and its engine: with it, the engine serves only the sidecar's requests.
 
-It comes by the environment, which no process list shows, and goes as vLLM reads it, as a bearer token.
+Processes get it in an environment variable, which process lists do not show. Requests carry it as a bearer
+token, as vLLM expects it.
 """
 
 import hmac
 from collections.abc import Mapping
 
 VARIABLE = "PENSTOCK_ENGINE_API_KEY"
-"""Of the sidecar, and of what starts or measures an engine. Empty: there is no key."""
+"""Variable of the sidecar, and of programs that start or measure an engine. Empty: no key."""
 
 ENDS_WITH_NEWLINE = "\r\n"
-"""What files of keys end with."""
+"""Suffix of files with keys."""
 
 
 def engine_key(environment: Mapping[str, str]) -> str:
@@ -24,5 +25,5 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def carries(headers: Mapping[bytes, bytes], key: str) -> bool:
-    """Return whether a request's headers carry this key. Takes as long for a wrong one as for a right one."""
+    """Return whether a request's headers carry this key. Compares in constant time."""
     return hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {key}".encode())

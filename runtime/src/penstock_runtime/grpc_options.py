@@ -1,7 +1,7 @@
-"""What both ends of a session must agree on, as gRPC channel arguments.
+"""gRPC channel arguments of both ends of a session, which must agree.
 
-A peer that vanishes without closing its connection is found by pings. gRPC servers hang up on clients that
-ping oftener than every five minutes unless told otherwise, so the two sides' settings belong together.
+Pings detect a peer that vanishes without closing its connection. By default, gRPC servers close connections
+of clients that ping more often than every five minutes, so both sides' settings are in one place.
 """
 
 PING_S = 10
@@ -20,19 +20,19 @@ _BOTH: Options = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", PING_S * 1000),
     ("grpc.keepalive_timeout_ms", PONG_S * 1000),  # TCP timeout for unacknowledged bytes
-    ("grpc.http2.ping_timeout_ms", PONG_S * 1000),  # of HTTP/2: by itself a ping is waited for a minute
+    ("grpc.http2.ping_timeout_ms", PONG_S * 1000),  # timeout of HTTP/2 pings, by default a minute
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 CLIENT_OPTIONS: Options = (
     *_BOTH,
-    ("grpc.use_local_subchannel_pool", 1),  # each channel reconnects on its owner's clock, not a shared one
+    ("grpc.use_local_subchannel_pool", 1),  # each channel reconnects with its own backoff, not a shared one
     ("grpc.enable_retries", 0),
 )
 
 SERVER_OPTIONS: Options = (
     *_BOTH,
-    ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the connections
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not shared
     ("grpc.http2.min_ping_interval_without_data_ms", PING_S * 500),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_S * 500),
     ("grpc.keepalive_permit_without_calls", 1),

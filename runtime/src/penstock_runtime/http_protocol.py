@@ -1,15 +1,16 @@
-"""uvicorn's httptools protocol, with the bounds that it lacks.
+"""uvicorn's httptools protocol with bounds on time and memory.
 
-httptools reads a request head of any length and waits for it for any time, and uvicorn answers what it
-cannot parse in plain text. Here a head has a bound in bytes and in seconds, connections have a bound in
-number, and each refusal is an error in OpenAI's shape on a connection that then closes.
+httptools reads a request head of any length for any time, and uvicorn answers unparsable requests in plain
+text. This protocol bounds a head in bytes and seconds and the number of connections. Each refusal is an error
+in OpenAI's format on a connection that then closes.
 
-A response may end before its request does: a wrong key is answered 401 while megabytes of body are on their
-way. A connection that is closed with unread bytes is reset, and the client loses the answer. So the rest of
-the request is read and dropped, within bounds in bytes and seconds (nginx calls it a lingering close).
+A response may end before its request does: a wrong key is answered with 401 while megabytes of body are still
+arriving. Closing a connection with unread bytes resets it, and the client loses the response. So the rest of
+the request is read and dropped, within bounds in bytes and seconds (nginx's lingering close).
 
-A client that does not read its answer keeps bytes in memory. Where none of them has left for `write_s` while
-nothing more can be written, the connection is aborted; the app hears of it as of any client that goes away.
+A client that does not read its response keeps bytes in memory. If the write buffer has not become shorter for
+`write_s` while nothing more can be written, the connection is aborted, and the app is notified as of any
+disconnect.
 """
 
 import asyncio
@@ -28,21 +29,21 @@ from penstock_runtime.openai_errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """What one process takes from its clients.
+    """Bounds of one process on its clients.
 
     head_bytes: request line and headers together.
     head_s: from the connection, or a request's first byte, to the end of its head.
-    keep_alive_s: an idle connection is closed after it. Longer than clients' own pools keep one, so that
-        it is they who close.
-    connections: open at once; more are answered 503 and closed. Under TLS they count from before their
-        handshake, and more are closed without one.
-    half_closed_s: a client that has closed its side looks like one that has gone. What is ready within this
-        still reaches it; after it the client has gone.
-    linger_s, linger_bytes: the rest of a request that is answered already is read for so long and up to this
-        length; past either the connection is aborted.
-    write_s: longest wait of written bytes for a client that takes none; noticed within twice that.
-    last_call_s: when the server stops, an idle connection is closed after it: its client may have asked
-        before it could hear of that.
+    keep_alive_s: an idle connection is closed after it. Longer than the idle timeout of usual client pools,
+        so that the client closes first.
+    connections: open at once; more are answered 503 and closed. Under TLS they are counted from before the
+        handshake, and those over the bound are closed without one.
+    half_closed_s: a client that has closed its sending side cannot be told from one that has disconnected. A
+        response that is ready within this time still reaches it; afterwards it counts as disconnected.
+    linger_s, linger_bytes: the rest of a request that is already answered is read for this long and up to
+        this length; then the connection is aborted.
+    write_s: longest time in which a client takes no written bytes; detected within twice that.
+    last_call_s: when the server stops, an idle connection is closed after it, because its client may have
+        sent a request before it could notice.
     """
 
     head_bytes: int = 65536
@@ -58,7 +59,10 @@ class HttpBounds:
 
 @dataclass(frozen=True, slots=True)
 class _Transport:
-    """The transport as uvicorn has it. close: closes it, or half of it while its client still sends."""
+    """The transport as uvicorn sees it.
+
+    close: closes it, or only the sending side while the client still sends.
+    """
 
     write: Callable[[bytes], None]
     is_closing: Callable[[], bool]
@@ -69,7 +73,7 @@ class _Transport:
 
 
 class BoundedConfig(uvicorn.Config):
-    """uvicorn's settings and our bounds, which is how the bounds reach each connection."""
+    """uvicorn's configuration with the bounds, which is how each connection gets them."""
 
     bounds: HttpBounds = HttpBounds()
 
@@ -92,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
     _refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock of the first head."""
+        """Start the timer of the first head."""
         self._wire, self._client = transport, ClientConnection(transport)
         self._extensions = {CLIENT: self._client}
         seen = _Transport(
@@ -107,15 +111,15 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.connections) > self.config.bounds.connections:
             full = ApiError(503, "too many connections", "server_error", headers=(("retry-after", "1"),))
             transport.write(_response(full))
-            transport.close()  # at once: connections that linger would be those over the bound
+            transport.close()  # without lingering, which would hold connections over the bound
             return
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, and let go of what refers back here: a lost connection is freed at once.
+        """Stop the timers, and break reference cycles, so that a lost connection is freed immediately.
 
-        uvicorn leaves its keep-alive timer running, which would hold the connection for all of that time;
-        what is then only in cycles waits for a full collection, and thousands of connections with it.
+        uvicorn leaves its keep-alive timer running, which would hold the connection until it ends. Objects
+        that are only in cycles wait for a full garbage collection, and thousands of connections with them.
         """
         self._disarm()
         for timer in (self._closing, self._linger_timer, self._write_timer, self.timeout_keep_alive_task):
@@ -123,12 +127,15 @@ class BoundedHttp(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         self._client.lost()
-        self.transport = self._wire  # an app that is not done asks it whether it is closing
+        self.transport = self._wire  # an app that has not ended asks it whether it is closing
         del self.parser, self.flow
         self.cycle = None  # type: ignore[assignment]  # as before the first request
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep our side open for a moment, if an answer is due. TLS has no half-closed connections."""
+        """Keep the sending side open for `half_closed_s` if a response is due.
+
+        TLS has no half-closed connections.
+        """
         if self._idle or self._refused or self._wire.get_extra_info("sslcontext") is not None:
             return False
         super().shutdown()
@@ -136,14 +143,14 @@ class BoundedHttp(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        """Close with the answer that is due; where none is, in a moment."""
+        """Close after the response that is due; without one, after `last_call_s`."""
         if self._idle:
             self._closing = self.loop.call_later(self.config.bounds.last_call_s, self._close_idle)
         else:
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, unless the head or the rest of an answered request has grown past its bound."""
+        """Feed the parser, unless the head or the rest of an answered request exceeds its bound."""
         if self._wire.is_closing():
             return
         if (self._refused or self._linger_timer is not None) and not self._lingers_for(len(data)):
@@ -156,21 +163,21 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(self._head_too_large())
 
     def pause_writing(self) -> None:
-        """Watch whether the client takes what waits."""
+        """Start to watch whether the client reads what is buffered."""
         super().pause_writing()
         self._client.paused = True
         self._watch_writes()
 
     def resume_writing(self) -> None:
-        """Let parts of responses be written again."""
+        """Allow parts of responses to be written again."""
         super().resume_writing()
         self._client.paused = False
 
     def on_message_begin(self) -> None:
-        """Begin a head. Its first bytes were counted when they came, unless they came behind a body."""
+        """Begin a head. Its first bytes are already counted, unless they arrived behind a body."""
         self._in_head = True
         super().on_message_begin()
-        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # ASGI's own place
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # the place that ASGI defines
 
     def on_headers_complete(self) -> None:
         """End a head."""
@@ -183,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Expect the next head, or close where the answer was the connection's last."""
+        """Expect the next head, or close if this was the connection's last response."""
         self._in_head, self._receiving = True, False
         super().on_message_complete()
         if self._linger_timer is not None:
@@ -197,7 +204,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self._wire.close()
 
     def on_response_complete(self) -> None:
-        """Read what is left of the request, and watch whether the client reads what is left of the answer."""
+        """Read the rest of the request, and watch whether the client reads the rest of the response."""
         if self._answered_early:
             self._linger()
         if self._wire.get_write_buffer_size():
@@ -205,7 +212,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or what a callback above has refused."""
+        """Refuse invalid HTTP, or a request that a callback above has refused."""
         self._refuse(self._refusal or ApiError(400, "this is not an HTTP/1.1 request"))
 
     @property
@@ -214,7 +221,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     @property
     def _answered_early(self) -> bool:
-        """Whether the answer is complete and its request is not."""
+        """Return whether the response is complete and its request is not."""
         return self._receiving and self._idle
 
     def _close_idle(self) -> None:
@@ -227,7 +234,7 @@ class BoundedHttp(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, and drop what else comes. An answer that has begun is the connection's last."""
+        """Answer with an error, and drop further bytes. After a response that has begun, only close."""
         self._disarm()
         if self._refused or self._wire.is_closing():
             return
@@ -244,30 +251,30 @@ class BoundedHttp(HttpToolsProtocol):
         self._watch_writes()
 
     def _write(self, data: bytes) -> None:
-        """Write, unless the client has gone: of that the app hears later, and uvloop would raise here."""
+        """Write, unless the connection is closing: the app is notified later, and uvloop would raise here."""
         if not self._wire.is_closing():
             self._wire.write(data)
 
     def _close_after_request(self) -> None:
-        """Close, at once where all of the request has been read."""
+        """Close the connection; immediately if the whole request has been read."""
         if self._answered_early:
             self._half_close()
         else:
             self._wire.close()
 
     def _half_close(self) -> None:
-        """Tell the client that nothing follows, where the transport can (TLS cannot)."""
+        """Close the sending side, if the transport can (TLS cannot)."""
         self._half_closed = True
         if self._wire.can_write_eof():
             self._wire.write_eof()
 
     def _linger(self) -> None:
-        """Read on for a while, so that the client is not reset before it has read its answer."""
+        """Read and drop for `linger_s`, so that the client is not reset before it has read its response."""
         if self._linger_timer is None:
             self._linger_timer = self.loop.call_later(self.config.bounds.linger_s, self._wire.abort)
 
     def _lingers_for(self, more_bytes: int) -> bool:
-        """Return whether bytes of an answered request are to be parsed: none past the bound or a refusal."""
+        """Return whether bytes of an answered request are parsed: none over the bound or after a refusal."""
         self._linger_bytes += more_bytes
         if self._linger_bytes > self.config.bounds.linger_bytes:
             self._wire.abort()
@@ -275,13 +282,13 @@ class BoundedHttp(HttpToolsProtocol):
         return not self._refused
 
     def _watch_writes(self, unread_bytes: float = inf) -> None:
-        """Look later whether fewer bytes wait than now."""
+        """Check after `write_s` whether the write buffer has become shorter."""
         self._unread_bytes = unread_bytes
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self.config.bounds.write_s, self._look_at_writes)
 
     def _look_at_writes(self) -> None:
-        """Abort where the client has taken nothing. While more may be written, a full buffer tells of it."""
+        """Abort if the client has read nothing. While writing is not paused, nothing is checked."""
         self._write_timer = None
         waiting_bytes = self._wire.get_write_buffer_size()
         if not waiting_bytes or not (self.flow.write_paused or self._idle or self._refused):

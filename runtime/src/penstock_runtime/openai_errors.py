@@ -6,15 +6,15 @@ from typing import Any
 import orjson
 
 
-@dataclass(eq=False, slots=True)  # not frozen: whoever re-raises an exception writes its traceback
+@dataclass(eq=False, slots=True)  # not frozen: raising an exception again sets its traceback
 class ApiError(Exception):
-    """An answer that is an error.
+    """A response that is an error.
 
     status: HTTP status.
-    type: one word for programs, like `invalid_request_error`.
-    param: the field or header that is wrong, where one is.
-    code: a narrower word, where there is one.
-    headers: beside content-type, like `retry-after`.
+    type: an identifier for programs, like `invalid_request_error`.
+    param: the invalid field or header, if there is one.
+    code: a more specific identifier, if there is one.
+    headers: in addition to content-type, like `retry-after`.
     """
 
     status: int

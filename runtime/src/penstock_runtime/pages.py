@@ -1,8 +1,8 @@
-"""The small HTTP face of a process: pages to look at it by, for probes, for Prometheus and for people.
+"""HTTP pages of a process for probes, Prometheus and people.
 
     app = pages_app("penstock-sidecar of r0", {"/metrics": Page("for Prometheus", registry_text, PROMETHEUS)})
 
-`/` lists the pages. Nothing here is for clients of the API: these pages belong on a port of their own.
+`/` lists the pages. They are not for clients of the API, and are served on a separate port.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,10 @@
 """Values read from files that are renewed in place, like a certificate and its key.
 
     files = RenewedFiles((cert, key), read_pair)
-    files.look()    # another pair, or None where there is no news
+    files.look()    # the new pair, or None if it is unchanged
 
-Whoever uses the value looks before each use. A renewal that is only half there, or files that cannot be read,
-change nothing: the last whole value stays valid until the files change again.
+Call `look` before each use of the value. If a renewal is incomplete or files cannot be read, the last valid
+value is kept until the files change again.
 """
 
 import threading
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 
 class RenewedFiles(Generic[T]):
-    """A value and the files that it is read from. May be asked from several threads at once.
+    """A value and the files that it is read from. Thread-safe.
 
-    value: as it was read last. read: raises OSError where the files make no whole value.
+    value: the last valid value. read: raises OSError if the files hold no valid value.
     """
 
     def __init__(self, files: Sequence[Path], read: Callable[[], T]) -> None:
@@ -33,7 +33,7 @@ class RenewedFiles(Generic[T]):
         self.value = read()
 
     def look(self) -> T | None:
-        """Return the value where it is another one than last time, else None."""
+        """Return the value if it has changed since the last call, else None."""
         with self._lock:
             try:
                 stamp = _stamp(self._files)
@@ -41,7 +41,7 @@ class RenewedFiles(Generic[T]):
                     return None
                 self._seen = stamp
                 value = self._read()
-                if _stamp(self._files) != stamp:  # renewed while they were read: the next look sees it
+                if _stamp(self._files) != stamp:  # renewed while they were read: the next call reads them
                     return None
             except OSError as error:
                 self._complain(error)
@@ -51,7 +51,7 @@ class RenewedFiles(Generic[T]):
             return value
 
     def _complain(self, error: OSError) -> None:
-        """Log a reason once, for a handshake that anybody can begin may bring it up again."""
+        """Log a reason once, because clients can trigger any number of handshakes."""
         trouble = f"{error.filename}: {error.strerror}"
         if trouble != self._trouble:
             self._trouble = trouble
@@ -59,6 +59,6 @@ class RenewedFiles(Generic[T]):
 
 
 def _stamp(files: Sequence[Path]) -> Stamp:
-    """Changes whenever a file does. A mounted Secret is renewed by turning a link to another folder."""
+    """Return a stamp that changes with the files. Kubernetes renews a mounted Secret by replacing a link."""
     found = [file.stat() for file in files]
     return tuple((stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found)

@@ -1,4 +1,4 @@
-"""How a Penstock process listens, says that it is ready, and stops.
+"""Serving of a Penstock process: listen, report readiness, stop.
 
     def main() -> int:
         return run_process(lambda stop: serve_router(options, stop))
@@ -10,9 +10,9 @@
             await stop.wait()
             server.say_goodbye()
 
-SIGTERM and SIGINT set `stop`; leaving `serving` closes the listener, answers requests that were on their way,
-lets open responses end for up to `drain_s`, ends the rest with an error event, and returns. A second signal
-ends the process at once.
+SIGTERM and SIGINT set `stop`. Leaving `serving` closes the listener, answers requests that have arrived, lets
+open responses end for up to `drain_s`, ends the rest with an error event, and returns. A second signal ends
+the process immediately.
 """
 
 import asyncio
@@ -38,21 +38,22 @@ BACKLOG = 2048
 """Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
 
 LAST_WORDS_S = 1.0
-"""For responses that were cut off at the end of a drain to send their error."""
+"""Seconds for responses that were cut off at the end of a drain to send their error."""
 
 CLOSE = (b"connection", b"close")
-"""The header of an answer after which its connection is closed."""
+"""The header of a response after which its connection is closed."""
 
 DATE_S = 1.0
-"""Between two dates in the headers of answers: they are to the second."""
+"""Seconds between updates of the date header, whose resolution is a second."""
 
 YOUNG_OBJECTS = 20_000
-"""Made and not freed, before Python looks for cycles. Thousands live as long as a request does, and at
-Python's own 700 it looks through them again and again; few of ours are in cycles."""
+"""Allocations minus deallocations before Python's garbage collector looks for cycles. Thousands of objects
+live as long as a request, and with Python's default of 700 it examines them repeatedly; few are in cycles.
+"""
 
 
 class StartError(Exception):
-    """The process cannot start; the message is one line for its user."""
+    """The process cannot start. The message is one line for the user."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,9 +99,9 @@ async def serving(
     bounds: HttpBounds | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator["Server"]:
-    """Serve `app` on `listener` inside the block; drain on leaving it, not at all if by an error.
+    """Serve `app` on `listener` inside the block. Leaving the block drains, except by an exception.
 
-    tls: of a server (`penstock_runtime.tls`); None serves in the clear.
+    tls: a server's context (`penstock_runtime.tls`); None serves without TLS.
     """
     server = Server(_config(app, drain_s, bounds or HttpBounds()), tls)
     running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -123,7 +124,7 @@ async def serving(
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
     """Run `main(stop)` on uvloop to its end; `stop` is set by SIGTERM and SIGINT. Returns the exit code."""
-    gc.freeze()  # modules live as long as the process: no collection need look through them
+    gc.freeze()  # modules live as long as the process, so collections need not examine them
     gc.set_threshold(YOUNG_OBJECTS)
     try:
         uvloop.run(_until_stopped(main))
@@ -161,7 +162,7 @@ class Server(uvicorn.Server):
         self.up, self._leaving = asyncio.Event(), asyncio.Event()
 
     def say_goodbye(self) -> None:
-        """Close each connection with its next answer, so that whoever asks again asks another server."""
+        """Close each connection after its next response, so that clients connect to another server."""
         if CLOSE not in self.config.encoded_headers:
             self.config.encoded_headers = [*self.config.encoded_headers, CLOSE]
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
@@ -178,7 +179,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, with bounds on the handshakes of TLS, and tell when it does."""
+        """Listen as uvicorn does, with bounds on TLS handshakes, and set `up`."""
         self.servers = [await self._listening(listener) for listener in sockets or ()]  # type: ignore[misc]
         self.started = True
         self.up.set()
@@ -194,7 +195,7 @@ class Server(uvicorn.Server):
         return BoundedHttp(self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """Renew the date header every second, where uvicorn wakes ten times for it."""
+        """Update the date header every second; uvicorn's own loop wakes ten times as often."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):
@@ -214,7 +215,7 @@ def _config(app: App, drain_s: float, bounds: HttpBounds) -> BoundedConfig:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=bounds.keep_alive_s,
-        timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # given to asyncio.wait_for as it is
+        timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # passed to asyncio.wait_for unchanged
     )
     config.bounds = bounds
     return config

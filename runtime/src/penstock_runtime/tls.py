@@ -1,7 +1,7 @@
-"""TLS of an HTTP server, whose certificate is reloaded when its files have been renewed.
+"""TLS of an HTTP server, with a certificate that is reloaded when its files are renewed.
 
-Python asks at every handshake which context is to serve it. Connections that stand go on with what they began
-with; a new one is shown what is in the files by then.
+Python asks at every handshake which context to use. Open connections keep their certificate; a new connection
+gets the one in the files.
 """
 
 import ssl
@@ -12,7 +12,10 @@ from penstock_runtime.renewed_files import RenewedFiles
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 or later, with a certificate that follows its files. Raises OSError where these are no pair."""
+    """Return a context for TLS 1.2 or later that follows its files.
+
+    Raises OSError if they are not a valid pair.
+    """
     files = RenewedFiles((cert, key), lambda: _context(cert, key))
 
     def at_handshake(connection: ssl.SSLObject, server_name: str | None, asked: ssl.SSLContext) -> None:
@@ -26,7 +29,7 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
 
 def _context(cert: Path, key: Path) -> ssl.SSLContext:
     for file in (cert, key):
-        file.open().close()  # ssl would not say which of them it cannot read
+        file.open().close()  # ssl's error would not name the file
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:

@@ -1,7 +1,8 @@
-"""A server that counts a connection from its first moment, before the handshake of TLS.
+"""A server that counts a connection before its TLS handshake.
 
-asyncio's own tells a protocol of its connection after the handshake, so nothing bounds how many clients begin
-one and never end it. Here each accepted socket is counted at once, and one over the bound is closed.
+asyncio's own server calls the protocol after the handshake, so the number of clients that begin a handshake
+and never end it is not bounded. This server counts each accepted socket immediately and closes those over the
+bound.
 """
 
 import asyncio
@@ -13,18 +14,18 @@ from contextlib import suppress
 from penstock_runtime.http_protocol import HttpBounds
 
 GOODBYE_S = 1.0
-"""For a client to answer that TLS ends; then its connection is closed without."""
+"""Seconds for a client to answer the end of TLS; then its connection is closed."""
 
 NO_SOCKETS_PAUSE_S = 1.0
-"""Before accepting again when the process has no file descriptor left. The kernel holds clients meanwhile."""
+"""Seconds before accepting again if the process has no file descriptor left. The kernel queues clients."""
 
 
 class TlsServer:
-    """Accepts on one listening socket until closed.
+    """Accepts connections on one listening socket until it is closed.
 
-    connection: makes the protocol of one connection.
-    bounds: `head_s` is that of a handshake; `connections` counts handshakes too.
-    standing: connections whose handshake is done.
+    connection: returns the protocol of one connection.
+    bounds: `head_s` also bounds a handshake; `connections` includes handshakes.
+    standing: connections whose handshake is complete.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TlsServer:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(self._listener)
-            except ConnectionError:  # the client has gone already
+            except ConnectionError:  # the client has disconnected already
                 continue
             except OSError:
                 await asyncio.sleep(NO_SOCKETS_PAUSE_S)
@@ -68,7 +69,7 @@ class TlsServer:
             task.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
-        with suppress(OSError, TimeoutError):  # ssl.SSLError too: the client's fault, and its loss
+        with suppress(OSError, TimeoutError):  # includes ssl.SSLError: an invalid handshake
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._connection,
                 accepted,
@@ -79,6 +80,6 @@ class TlsServer:
 
 
 def _refuse(accepted: socket.socket) -> None:
-    """Close it, so that the client reads an end, even where it has spoken already."""
+    """Close a socket so that the client reads an end of stream, even if it has sent data already."""
     with accepted, suppress(OSError):
         accepted.shutdown(socket.SHUT_WR)
