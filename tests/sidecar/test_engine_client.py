@@ -96,7 +96,7 @@ def card(id: str, **more: object) -> Page:
         ({"health": Page(status=500)}, Probe(False, cause="/health answers 500")),
         (
             {"models": Page(MODELS, 401)},
-            Probe(False, cause="it wants another API key: set PENSTOCK_ENGINE_API_KEY"),
+            Probe(False, cause="it requires another API key: set PENSTOCK_ENGINE_API_KEY"),
         ),
         ({"models": Page(MODELS, 503)}, Probe(False, cause="/v1/models answers 503")),
         ({"models": Page(b"no JSON")}, Probe(True)),

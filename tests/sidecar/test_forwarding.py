@@ -125,6 +125,9 @@ class Desk:
     def put(self, event: wire.Event, *_: object, **__: object) -> None:
         self.events.append(event)
 
+    def output(self, id: int, data: bytes, tokens: int, _: object) -> None:
+        self.put(wire.Event(id=id, output=wire.Output(data=data, tokens=tokens)))
+
     def forget(self, request: ReplicaRequest) -> None:
         """Nothing to forget."""
 

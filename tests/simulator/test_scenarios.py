@@ -144,5 +144,5 @@ def test_a_scenario_runs_on_another_engine_with_that_engines_speed_and_memory() 
     assert list(arrivals(other, 1.0, 0)) == list(arrivals(own, 1.0, 0))
     with pytest.raises(UnknownTimeModel, match="no built-in time model is called 'gpu'"):
         scenario("coder@gpu")
-    with pytest.raises(UnknownScenario, match="no scenario is called 'code'"):
+    with pytest.raises(UnknownScenario, match="unknown scenario 'code'"):
         scenario("code@opt-13b-a100")
