@@ -1,5 +1,5 @@
-"""Penstock's decisions, pure: state and `now` come in, decisions go out.
+"""Penstock's decisions as pure functions of state and time.
 
-No I/O, no clock, no global randomness. Every shell (sidecar, router, engine, simulation) is a thin layer
-around what is decided here.
+No I/O, no clock, no global randomness: `now` is an argument. The sidecar, router, engine plug-in and
+simulation are thin layers around this package.
 """

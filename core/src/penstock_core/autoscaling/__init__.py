@@ -1,1 +1,1 @@
-"""How many replicas a pool should have, decided from what admission refused and what it learned."""
+"""Autoscaling: the number of replicas of a pool, from rejected demand and learned capacity."""

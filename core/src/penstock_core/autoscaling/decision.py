@@ -1,15 +1,16 @@
-"""How many replicas a pool is to have, decided by what its admission knows.
+"""Decides how many replicas a pool should have, from what its admission reports.
 
-An autoscaler that watches a queue learns of an overload when the queue is long. A pool that refuses what it
-cannot keep has no long queue, and knows more: which share of the demand it had to refuse, how often requests
-were sent on, whether promises were kept, and how full its planner takes every replica to be.
+An autoscaler that watches a queue detects an overload when the queue is long. A pool with admission has no
+long queue and better information: the share of demand that it rejected, how often requests hopped, whether
+SLOs of admitted requests were met, and how full its planner considers every replica.
 
-Up fast: what fell short says how many replicas would have kept it. Down slowly, a few at a time, once all
-decisions within the window agree, and never below what the promises already made would fill; where it was
-never seen how much a replica takes, every step is watched for a whole window before the next. To zero only
-where that is allowed and nothing has come for the idle timeout; from zero with the first request.
+Scale-up is fast: the shortfall says how many replicas would have met it. Scale-down is slow: a few replicas
+at a time, once all decisions within the window agree, and never below what the admitted requests would fill.
+While the capacity of a replica is unknown, each step is observed for a whole window before the next one. A
+pool scales to zero only if that is allowed and it has had no request for the idle timeout; the first request
+wakes it.
 
-A value in, a value out: `Memory` is all that is kept between two calls.
+Pure functions of values: `Memory` is the only state between two calls.
 """
 
 from collections.abc import Callable
@@ -24,23 +25,23 @@ from penstock_core.autoscaling.terms import Decision, Reason, Scaling
 from penstock_core.autoscaling.utilization import filling
 
 HOPPED = 0.2
-"""Where more than this share of all tries is refused, replicas are too full for any to be given away."""
+"""Highest share of replica rejections among all tries at which replicas may still be removed."""
 
 MOST_AWAY = 0.25
-"""Share of the replicas that one decision gives away at most, but one may always go."""
+"""Largest share of the replicas that one decision removes; one may always be removed."""
 
 Extreme = Callable[[int, int], int]
 
 AT_ONCE = frozenset({Reason.WAKE, Reason.IDLE})
-"""No window is waited for: a request is held, or the idle timeout has been one."""
+"""Reasons that wait for no window: a request is held, or the idle timeout was the window."""
 
 
 def decide_replicas(
     scaling: Scaling, demand: Demand, memory: Memory, now_s: float
 ) -> tuple[Decision, Memory]:
-    """How many replicas there are to be now, and what to remember until the next observation.
+    """Return the number of replicas, and the memory for the next observation.
 
-    now_s: on a clock that goes on over restarts, as the memory does.
+    now_s: on a clock that continues over restarts, like the memory.
     """
     memory = observed(scaling, demand, memory, now_s)
     asked = _bounded(scaling, _asked(scaling, demand, memory, now_s))
@@ -49,12 +50,12 @@ def decide_replicas(
     memory = _remembered(scaling, demand, memory, Asked(now_s, asked.replicas))
     decision = _bounded(scaling, _stabilised(demand, memory, asked))
     if decision.replicas < demand.desired and memory.capacity_rps is None:
-        memory = _begun(memory, Asked(now_s, decision.replicas))  # see first what that does
+        memory = _begun(memory, Asked(now_s, decision.replicas))  # observe the effect of this step first
     return decision, memory
 
 
 def _asked(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Decision:
-    """What this observation asks for, had there been neither windows nor bounds."""
+    """Return the decision for this observation alone, without windows and bounds."""
     wants, wanted = need(scaling, memory), is_busy(demand)
     if demand.desired == 0 and wanted:
         return Decision(max(ceil(wants.replicas), 1), Reason.WAKE, f"{demand.held} requests are held")
@@ -66,7 +67,7 @@ def _asked(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> De
 
 
 def _moved(scaling: Scaling, demand: Demand, memory: Memory, wants: Need) -> Decision:
-    """Up to what is needed; down to what would be needed if the demand were a little larger."""
+    """Scale up to what is needed, or down to what a slightly larger demand would need."""
     desired = demand.desired
     more = ceil(wants.replicas)
     if more > desired:
@@ -81,7 +82,7 @@ def _moved(scaling: Scaling, demand: Demand, memory: Memory, wants: Need) -> Dec
 
 
 def _kept_busy(scaling: Scaling, demand: Demand) -> int:
-    """Replicas that the promises made so far would fill at this moment, with the tolerance."""
+    """Return the number of replicas that the admitted requests would fill now, with the tolerance."""
     full = sum(filling(replica.snapshot) for replica in demand.ready())
     return ceil(full * (1 + scaling.tolerance) / scaling.fill)
 
@@ -92,14 +93,14 @@ def _hopped(memory: Memory) -> float:
 
 
 def _begun(memory: Memory, asked: Asked) -> Memory:
-    """The memory with windows that begin now."""
+    """Return the memory with windows that begin now."""
     return replace(memory, up=(asked,), down=(asked,))
 
 
 def _remembered(scaling: Scaling, demand: Demand, memory: Memory, asked: Asked) -> Memory:
-    """The memory with what is asked for now in both windows.
+    """Return the memory with this decision in both windows.
 
-    A window in which nothing was asked for counts as one that asked for what there is.
+    A window without entries counts as one that asked for the present number.
     """
     there = Asked(asked.at_s - demand.elapsed_s, demand.desired)
 
@@ -112,7 +113,7 @@ def _remembered(scaling: Scaling, demand: Demand, memory: Memory, asked: Asked) 
 
 
 def _stabilised(demand: Demand, memory: Memory, asked: Decision) -> Decision:
-    """The decision that all within its window agree to, at least in its direction."""
+    """Return the decision on which all decisions within its window agree, at least in direction."""
     desired = demand.desired
     if asked.replicas > desired:
         replicas = max(min(slot.replicas for slot in memory.up), desired)
@@ -125,7 +126,7 @@ def _stabilised(demand: Demand, memory: Memory, asked: Decision) -> Decision:
 
 
 def _bounded(scaling: Scaling, decision: Decision) -> Decision:
-    """The decision within the pool's bounds."""
+    """Return the decision within the pool's bounds."""
     replicas = min(max(decision.replicas, scaling.min_replicas), scaling.max_replicas)
     if replicas == decision.replicas:
         return decision

@@ -1,8 +1,8 @@
-"""What autoscaling sees: what was asked of the pool since the last look, and how its replicas stand.
+"""Autoscaling's input: requests since the last observation, and the state of each replica.
 
-Routers count, replicas tell. All counts are what was added since the observation before, over all routers,
-so whoever gathers them takes care of routers that come, go and start anew. A request that no replica could
-ever serve is no demand: more of the same replicas would not help it.
+Routers count requests; replicas report their load. All counts are increments since the previous observation,
+summed over routers, so the caller handles routers that start, stop and restart. A request that no replica
+could ever serve is not demand, because more replicas would not help it.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,24 @@ from penstock_core.forecast.snapshot import Snapshot
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica takes work."""
+    """Whether a replica takes requests."""
 
-    STARTING = "starting"  # not yet
+    STARTING = "starting"  # not yet ready
     READY = "ready"
-    DRAINING = "draining"  # no more: it finishes what it has
+    DRAINING = "draining"  # takes no new requests and finishes those that it has
 
 
 @dataclass(frozen=True, slots=True)
 class TierDemand:
     """One tier's requests since the last observation.
 
-    arrived: all. admitted: with a promise. best_effort: accepted without one. rejected: answered 429 or 503.
-    hops: replicas that answered them for their capacity.
-    judged, met: admitted requests that ended, and those of them that kept every target. (What had no promise
-        is refused demand already, and may end long after.)
-    promises: whether the tier has an SLO at all. One that has none is served in what is left, and its
-        requests never ask for more replicas than one.
+    arrived: all requests. admitted: with an SLO. best_effort: accepted without one. rejected: answered 429 or
+        503.
+    hops: rejections by replicas for lack of capacity.
+    judged, met: admitted requests that ended, and those that met every target. (Requests that were not
+        admitted already count as rejected demand, and may end much later.)
+    promises: whether the tier has an SLO. A tier without one is served in the remaining capacity and never
+        causes more than one replica.
     """
 
     arrived: int = 0
@@ -44,7 +45,7 @@ class TierDemand:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDemand:
-    """One replica now. snapshot: what it last said of itself; the default says nothing."""
+    """One replica now. snapshot: its last one; the default is unknown."""
 
     name: str
     state: ReplicaState
@@ -55,9 +56,9 @@ class ReplicaDemand:
 class Demand:
     """One observation.
 
-    elapsed_s: since the one before, which the counts cover; 0 for the first.
-    desired: replicas that the pool has been told to have, whether they are there yet or not.
-    held: requests that wait at routers for any replica to come.
+    elapsed_s: since the previous one, which the counts cover; 0 for the first.
+    desired: replicas that the pool should have, whether they run yet or not.
+    held: requests that wait at routers for a replica.
     """
 
     elapsed_s: float
@@ -67,5 +68,5 @@ class Demand:
     replicas: tuple[ReplicaDemand, ...] = ()
 
     def ready(self) -> tuple[ReplicaDemand, ...]:
-        """Those that take work."""
+        """Return the replicas that take requests."""
         return tuple(replica for replica in self.replicas if replica.state is ReplicaState.READY)

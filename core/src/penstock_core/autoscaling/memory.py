@@ -1,10 +1,10 @@
-"""What autoscaling remembers from one observation to the next, in bounded space.
+"""State of autoscaling between observations, in bounded space.
 
-Observations may come several times a second, and a window may be hours long, so nothing is kept of each one.
-Demand is summed up in at most `PERIODS` periods. A stabilization window is cut into at most `SLOTS` slots, of
-which only the extreme is kept. At the usual intervals between observations nothing is merged.
+Observations may be several per second and a window may be hours long, so they are not stored individually.
+Demand is summed in at most `PERIODS` periods. A stabilization window is divided into at most `SLOTS` slots,
+of which only the extreme is stored. At usual intervals between observations nothing is merged.
 
-A memory that is lost costs time only: windows begin anew, and capacity is learned again.
+Losing the memory only costs time: windows begin again, and capacity is learned again.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 PERIODS = 12
-"""The time that demand is averaged over is cut into so many."""
+"""Most periods into which the averaging time of demand is divided."""
 
 SLOTS = 60
-"""A window is cut into so many: what was asked for counts at most a sixtieth of the window too long."""
+"""Most slots of a window. A decision counts at most one sixtieth of the window too long."""
 
 
 class Share(NamedTuple):
-    """One tier's requests in one period: as in `TierDemand`, refused being all that got no promise."""
+    """One tier's requests in one period: as in `TierDemand`; refused: all that were not admitted."""
 
     arrived: int
     refused: int
@@ -28,10 +28,11 @@ class Share(NamedTuple):
 
 
 class Period(NamedTuple):
-    """Between two observations, or several.
+    """The time between two observations, or several merged.
 
-    ready: replicas that took work throughout. filled: how many full ones all would make, at its end.
-    tries, tries_refused: replicas asked for a promise, and those that gave none.
+    ready: replicas that took requests throughout. filled: full replicas that all of them would make, at its
+        end.
+    tries, tries_refused: admission decisions by replicas, and rejections among them.
     """
 
     ended_s: float
@@ -44,7 +45,7 @@ class Period(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What one decision would have done, had there been no windows; of several, the extreme."""
+    """A decision without windows; of several, the extreme."""
 
     at_s: float
     replicas: int
@@ -52,13 +53,13 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Everything that is remembered. The default is that of a pool that has just begun.
+    """State between observations. The default is that of a new pool.
 
-    periods: the last ones, as far as demand is averaged.
-    up, down: the least, and the most, that was asked for in each slot of the window for scaling up, and down.
-    capacity_rps: requests with a promise, a second, at which one replica began to refuse; None: never seen.
-    ready: replicas that took work at the last observation.
-    busy_s: when there was last anything to do; None before the first observation.
+    periods: the most recent ones, within the averaging time of demand.
+    up, down: smallest and largest decision in each slot of the window for scaling up and down.
+    capacity_rps: admitted requests per second at which one replica began to reject; None: unknown.
+    ready: replicas that took requests at the last observation.
+    busy_s: last time with any request; None before the first observation.
     """
 
     periods: tuple[Period, ...] = ()
@@ -70,7 +71,7 @@ class Memory:
 
 
 def with_period(periods: tuple[Period, ...], now: Period, averaged_s: float) -> tuple[Period, ...]:
-    """The periods that still count, and this one."""
+    """Return the periods within the averaging time, with this one added."""
     kept = tuple(period for period in periods if now.ended_s - averaged_s < period.ended_s < now.ended_s)
     if kept and _same_slot(kept[-1].ended_s, now.ended_s, averaged_s / PERIODS):
         return (*kept[:-1], _together(kept[-1], now))
@@ -80,9 +81,9 @@ def with_period(periods: tuple[Period, ...], now: Period, averaged_s: float) -> 
 def with_asked(
     window: tuple[Asked, ...], now: Asked, window_s: float, extreme: Callable[[int, int], int]
 ) -> tuple[Asked, ...]:
-    """The slots that lie within the window, with what is asked for now.
+    """Return the slots within the window, with this decision added.
 
-    extreme: `min` where less is the careful choice, `max` where more is.
+    extreme: `min` if fewer replicas are the cautious choice, `max` if more are.
     """
     kept = within(window, now.at_s, window_s)
     if kept and _same_slot(kept[-1].at_s, now.at_s, window_s / SLOTS):
@@ -91,7 +92,10 @@ def with_asked(
 
 
 def within(window: tuple[Asked, ...], now_s: float, window_s: float) -> tuple[Asked, ...]:
-    """The slots that still count. What lies in the future is of a clock that was put back."""
+    """Return the slots within the window.
+
+    Slots in the future come from a clock that was set back; they are dropped.
+    """
     return tuple(asked for asked in window if now_s - window_s <= asked.at_s <= now_s)
 
 
@@ -100,7 +104,7 @@ def _same_slot(one_s: float, other_s: float, slot_s: float) -> bool:
 
 
 def _together(before: Period, now: Period) -> Period:
-    """Two periods as one. Where more replicas came meanwhile, it counts as that of the fewer."""
+    """Return two periods merged. If replicas were added in between, the smaller number counts."""
     return Period(
         ended_s=now.ended_s,
         seconds=before.seconds + now.seconds,

@@ -1,12 +1,12 @@
-"""How many replicas the demand needs, by three measures; the one that asks for most is believed.
+"""Replicas that the demand needs: the largest of three estimates.
 
-- What fell short: `ready / kept`. If a third was refused, half as many replicas more would have taken it.
-- What is offered, against what one replica was seen to take before it began to refuse. This is what holds the
-  number once nothing is refused any more.
-- What replicas have accepted: how many full ones it would make [memory at its peak, time for prefills]. It is
-  what there is to go by before anything was ever refused, and it keeps room for what runs.
+- Shortfall: `ready / kept`. If a third was rejected, half as many replicas again would have admitted it.
+- Offered load, over the load at which one replica began to reject. This estimate keeps the number once
+  nothing is rejected any more.
+- Utilization: how many full replicas the accepted requests make [memory at its peak, time for prefills]. This
+  is the only estimate before the first rejection, and it keeps capacity for running requests.
 
-All are planned to be no fuller than `fill`, so that what comes while replicas start finds room.
+All plan replicas to be at most `fill` full, so that requests that arrive while replicas start find capacity.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from penstock_core.autoscaling.terms import Reason, Scaling
 
 
 class Need(NamedTuple):
-    """replicas: a fraction says how nearly one fewer would do."""
+    """An estimate. replicas: may be fractional."""
 
     replicas: float
     reason: Reason
@@ -25,10 +25,10 @@ class Need(NamedTuple):
 
 
 def need(scaling: Scaling, memory: Memory) -> Need:
-    """The most that any measure asks for. Of equals, the first stands."""
+    """Return the largest estimate; of equal ones the first."""
     return max(
         (_short(scaling, memory), _offered(scaling, memory), _filled(scaling, memory)),
-        key=lambda one: round(one.replicas, 6),  # a capacity just learned says the same as the shortfall
+        key=lambda one: round(one.replicas, 6),  # a capacity just learned equals the shortfall
     )
 
 

@@ -1,12 +1,12 @@
-"""What one observation adds to the memory: a period, and what it teaches of a replica's capacity.
+"""Updates the memory with an observation: a period, and the learned capacity of a replica.
 
-Capacity is never configured. It is learned where it shows, at the point where refusals begin: so many
-requests with a promise, a second, over the replicas that were there. That is a figure of this pool's own mix
-of requests, with its bursts, its policy and its GPUs in it. It moves when refusals show another one, or when
-more is carried without any; and while replicas say of themselves that they are not half full it is slowly
-forgotten, so that a mix that has become lighter is found out.
+Capacity is not configured. It is learned where rejections begin: admitted requests per second over the number
+of replicas. The value holds for this pool's mix of requests, its bursts, policy and GPUs. It changes when
+rejections show another value, or when more is served without any. While replicas report to be less than half
+full it decays slowly, so that a lighter mix of requests is detected.
 
-Periods count only while as many replicas are ready as now: what fewer had to refuse says nothing of these.
+Only periods with the present number of ready replicas count, because rejections of fewer replicas say nothing
+about more.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ HALF_FULL = 0.5
 
 
 def observed(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Memory:
-    """The memory after this observation."""
+    """Return the memory after this observation."""
     ready = len(demand.ready())
     periods = memory.periods
     if demand.elapsed_s > 0:
@@ -34,7 +34,7 @@ def observed(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> 
 
 
 def is_busy(demand: Demand) -> bool:
-    """Whether anybody wants anything: a request came, is held, or is under way."""
+    """Return whether there is any request: new, held, or running."""
     return (
         demand.held > 0
         or any(tier.arrived for tier in demand.tiers.values())
@@ -43,14 +43,14 @@ def is_busy(demand: Demand) -> bool:
 
 
 def offered_rps(periods: tuple[Period, ...]) -> float:
-    """Requests that wanted a promise, a second."""
+    """Return the requests per second that asked for admission."""
     seconds = sum(period.seconds for period in periods)
     arrived = sum(share.arrived for period in periods for share in period.shares.values())
     return arrived / seconds if seconds else 0.0
 
 
 def shortfall_now(scaling: Scaling, memory: Memory) -> Shortfall | None:
-    """What the replicas that are ready now could not keep; None where that is no more than may be."""
+    """Return the shortfall of the replicas that are ready now; None if it is within the target."""
     ready = memory.ready
     same = [period for period in memory.periods if period.ready == ready]
     return shortfall(scaling, same) if ready else None
@@ -76,7 +76,7 @@ def _share(tier: TierDemand) -> Share:
 
 
 def _capacity_rps(scaling: Scaling, demand: Demand, seen: Memory) -> float | None:
-    """One replica's, after this period."""
+    """Return the capacity of one replica in requests per second after this period."""
     known = seen.capacity_rps
     if not seen.ready or not seen.periods or not demand.elapsed_s:
         return known
@@ -94,6 +94,6 @@ def _capacity_rps(scaling: Scaling, demand: Demand, seen: Memory) -> float | Non
 
 
 def _towards(scaling: Scaling, demand: Demand, known: float, shown: float) -> float:
-    """Half of the way in the time that demand is averaged over."""
+    """Move the known value towards the observed one, half of the way per averaging time."""
     left: float = 0.5 ** (demand.elapsed_s / scaling.observed_s)
     return shown + (known - shown) * left

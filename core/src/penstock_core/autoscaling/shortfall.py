@@ -1,8 +1,8 @@
-"""What a pool's replicas could not keep: demand refused, and promises broken.
+"""Shortfall of a pool: demand that was rejected, and admitted requests that missed their SLO.
 
-A tier falls short where more of its requests were refused, or late, than its target allows. The worst tier
-speaks for the pool: another one that fares well is no comfort to it. A few requests prove nothing, and a
-promise broken on a replica that is not loaded is no want of replicas.
+A tier falls short if more of its requests than its target allows were rejected or late. The worst tier
+decides for the pool. Few requests are no evidence, and missed SLOs on a lightly loaded replica are not caused
+by too few replicas.
 """
 
 from collections.abc import Sequence
@@ -12,34 +12,37 @@ from penstock_core.autoscaling.memory import Period, Share
 from penstock_core.autoscaling.terms import Reason, Scaling
 
 FEWEST = 3
-"""So many requests have to have fallen short."""
+"""Fewest requests below target that count as a shortfall."""
 
 LEAST_KEPT = 0.5
-"""An overloaded pool that refuses nobody keeps nearly nothing, though half the load might have been well."""
+"""Lowest share that is assumed: a pool that rejects nothing meets almost no SLO when it is overloaded, even
+if half of the load could have been served.
+"""
 
 MOST_TIMES, MOST_MORE = 2, 4
-"""A shortfall asks for at most twice the replicas there are, or so many more, as Kubernetes' own autoscaler
-does: whether growth helps shows only when it is there."""
+"""One scale-up multiplies the replicas by at most the first or adds at most the second, whichever is more, as
+in Kubernetes' autoscaler: the effect of more replicas is measured only when they run.
+"""
 
 LOADED = 0.25
-"""Replicas less full than this are not why promises were broken."""
+"""Utilization of replicas below which missed SLOs are not attributed to load."""
 
 
 class Shortfall(NamedTuple):
-    """Of the worst tier. kept: share of its demand that was served as promised."""
+    """Shortfall of the worst tier. kept: share of its demand that met its SLO."""
 
     tier: str
     reason: Reason
     kept: float
 
     def times(self, ready: int) -> float:
-        """How many times the replicas that were ready would have kept it all, as far as is believed."""
+        """Return the estimated factor by which more replicas would have met all demand."""
         most = max(MOST_TIMES, 1 + MOST_MORE / ready)
         return 1 / max(self.kept, 1 / most)
 
 
 def shortfall(scaling: Scaling, periods: Sequence[Period]) -> Shortfall | None:
-    """What these periods, all with as many replicas, fell short of; None where they did not."""
+    """Return the shortfall in these periods, all with the same number of replicas; None if there is none."""
     loaded = any(period.filled >= LOADED * period.ready for period in periods)
     tiers = sorted({tier for period in periods for tier in period.shares})
     found = [_of_tier(tier, _together(tier, periods), loaded) for tier in tiers]

@@ -1,8 +1,8 @@
-"""What autoscaling may do, in a pool's terms, and what it says that it does.
+"""Configuration and result of autoscaling.
 
-`Scaling` is what a pool's owner allows: between how many replicas, for which attainment, how hastily.
-`Decision` is what comes out: how many replicas there should be, the reason as a type, and a sentence for
-people. The same words stand in the pool's status, its Events and the docs.
+`Scaling` is what the pool's owner sets: bounds, target attainment, windows. `Decision` is the result: the
+number of replicas, the reason as a type, and a sentence for people. The pool's status, its Events and the
+docs use the same words.
 """
 
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What a pool allows.
+    """A pool's autoscaling settings.
 
-    min_replicas, max_replicas: bounds that every decision keeps. A minimum of 0 allows scale to zero.
-    target_attainment: share of a tier's requests that are to be kept. The rest may be refused or late
-        without any replica being added.
-    fill: how full replicas are planned to be: of the load at which they begin to refuse, and of their memory
-        and their time for prefills. What is left over takes a surge while new replicas start.
-    tolerance: replicas are given away only where a demand that much larger would still be met.
-    observed_s: demand is averaged over so long.
-    scale_up_window_s: more replicas only where all decisions within this time asked for more.
-    scale_down_window_s: fewer replicas only where all decisions within this time asked for fewer.
-    idle_timeout_s: without any request for so long, a pool that may goes to zero.
-    forget_s: while replicas say that they are not half full, a capacity that was learned is believed less and
-        less: half as much again is tried after this time.
+    min_replicas, max_replicas: bounds of every decision. A minimum of 0 allows scale to zero.
+    target_attainment: share of a tier's requests that should meet their SLO. The rest may be rejected or late
+        without causing a scale-up.
+    fill: planned utilization of replicas: of the load at which they begin to reject, of their memory, and of
+        their time for prefills. The rest absorbs bursts while new replicas start.
+    tolerance: replicas are removed only if a demand larger by this share would still be served.
+    observed_s: time over which demand is averaged.
+    scale_up_window_s: scale up only if all decisions within this time agree.
+    scale_down_window_s: scale down only if all decisions within this time agree.
+    idle_timeout_s: time without requests after which a pool may scale to zero.
+    forget_s: while replicas report to be less than half full, time after which half as much capacity again is
+        assumed as was learned.
     """
 
     min_replicas: int
@@ -40,26 +40,26 @@ class Scaling:
 
 
 class Reason(StrEnum):
-    """Why there are to be so many replicas."""
+    """Reason of a decision."""
 
     WAKE = "wake"  # requests are held, and there is no replica
-    REFUSED = "refused"  # more was refused than the target allows
+    REFUSED = "refused"  # more was rejected than the target allows
     MISSED = "missed"  # more was late than the target allows, and replicas are loaded
-    OFFERED = "offered"  # what is offered is more than fewer were seen to take
-    FILLED = "filled"  # what replicas have accepted fills so many
-    HOPPED = "hopped"  # too many had to ask on for any replica to be given away
+    OFFERED = "offered"  # the offered load exceeds the learned capacity of fewer replicas
+    FILLED = "filled"  # accepted requests fill this many replicas
+    HOPPED = "hopped"  # too many requests hopped to remove a replica
     STABILISING = "stabilising"  # the demand asks for another number, but not yet for the whole window
-    STEADY = "steady"  # there are as many as are needed
-    SURPLUS = "surplus"  # the demand has been met by fewer for the whole window
-    IDLE = "idle"  # nothing has come for the idle timeout
-    BOUND = "bound"  # the bounds do not allow what the demand asks for
+    STEADY = "steady"  # the number is right
+    SURPLUS = "surplus"  # fewer replicas have sufficed for the whole window
+    IDLE = "idle"  # no request has come for the idle timeout
+    BOUND = "bound"  # the bounds do not allow the number that the demand asks for
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there are to be.
+    """A number of replicas.
 
-    message: one sentence for people, with the figures that it rests on.
+    message: one sentence for people, with the figures behind it.
     """
 
     replicas: int

@@ -1,8 +1,8 @@
-"""How full a replica is, as its planner sees it: the share that its promises take of what it can promise.
+"""Utilization of a replica as its planner sees it.
 
-Two things run out. Memory: what is free at the future peak of everything accepted, against all there is. And
-time: how long the prefills that wait take, against how much longer they may take without one of them being
-late. The one that is shorter says how full the replica is; 1 is full, and nobody is fuller than that.
+Two resources can run out. Memory: free blocks at the future peak of all accepted requests, over all blocks.
+Time: how long the waiting prefills take, over how much longer they could take before one is late. The scarcer
+one is the utilization; 1 is full and the maximum.
 """
 
 from math import inf
@@ -11,7 +11,7 @@ from penstock_core.forecast.snapshot import Snapshot
 
 
 def filling(said: Snapshot) -> float:
-    """From 0 for an idle replica to 1 for a full one. One that has said nothing is idle."""
+    """Return the utilization, from 0 for an idle replica to 1 for a full one. Without a snapshot it is 0."""
     return max(_of_memory(said), _of_time(said))
 
 

@@ -1,13 +1,13 @@
-"""Best effort: what has no promise runs on what is left, and still gets its turn [SLOs-Serve, §4.1].
+"""Best effort: requests without an SLO use the remaining capacity, and age into service [SLOs-Serve, §4.1].
 
-Its decodes and prefills fill a batch only within the length that accepted work allows, and only after all
-of it had its share. Its blocks and seats go to accepted jobs on demand, those of the job started last
-first; a preempted job keeps its tokens and later resumes with one prefill.
+Their decodes and prefills fill a batch after all admitted work, and only within the duration that it allows.
+Their blocks and slots go to admitted jobs on demand, those of the job started last first. A preempted job
+keeps its tokens and resumes later with one prefill.
 
-So that nobody starves, the oldest best-effort job is protected once it has been there for `aging_s`.
-Admission then fits newcomers around it, as if it stood before all deadlines, and as soon as what was
-accepted before leaves the room, the engine serves it like accepted work until it ends. It is one job at a
-time: a flood of offline work cannot crowd out requests with SLOs, yet the oldest always moves.
+To prevent starvation, the oldest best-effort job is protected once it has been there for `aging_s`. Admission
+then treats it as if it were due before all deadlines, and as soon as the admitted requests leave capacity,
+the engine serves it like an admitted one until it ends. Only one job at a time is protected, so a flood of
+offline work cannot crowd out requests with SLOs, and the oldest one always progresses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,9 @@ from penstock_core.timing.time_model import chunk_work
 
 
 def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
-    """The best-effort job to protect, as planning sees it: before all deadlines, then without a pace."""
+    """Return the best-effort job to protect, as planning sees it: due before all deadlines, then without a
+    TPOT target; None if no job has waited for `aging_s`.
+    """
     everyone, now_s = (*view.running, *view.waiting), view.now_s
     old = [job for job in everyone if job.best_effort and now_s - job.request.arrival_s >= aging_s]
     job = min([job for job in old if _can_ever_fit(view, job)], key=_age, default=None)
@@ -28,12 +30,12 @@ def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
 
 
 def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
-    """Running jobs in the order in which they give way: started last goes first."""
+    """Yield running jobs in the order of preemption: started last goes first."""
     return (job for job in reversed(jobs) if job.computed_tokens > 0)
 
 
 def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
-    """Best-effort work into what is left of the batch: decodes, then prefills, the oldest first."""
+    """Add best-effort work in the rest of the batch: decodes, then prefills, the oldest first."""
     there = [job for job in jobs if job.request.id not in batch.preempted]
     _add_decodes(batch, [job for job in there if job.decoding], jobs, limit_s)
     prefills = [job for job in there if not job.decoding]
@@ -43,7 +45,7 @@ def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
 
 
 def _add_decodes(batch: OpenBatch, decodes: Sequence[Job], jobs: Sequence[Job], limit_s: float) -> None:
-    """A token of each that has time and room, the oldest first: at once where that is all of them."""
+    """Add a token of each decode that time and memory allow, the oldest first; of all at once if all fit."""
     context = sum([job.computed_tokens + 1 for job in decodes])
     room = min(batch.left_tokens, batch.free_blocks)
     if len(decodes) <= room and batch.seconds(len(decodes), context) <= limit_s:
@@ -61,7 +63,7 @@ def _add_decode(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float)
 
 
 def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) -> bool:
-    """Whether those behind may have a chunk too. A job starts only where blocks suffice for all of it."""
+    """Return whether later jobs may have a chunk too. A job starts only if there are blocks for all of it."""
     if not batch.tokens:
         limit_s = max(limit_s, 2 * batch.seconds(1, 0, chunk_work(1, job.computed_tokens)))
     chunk = batch.largest_chunk(job, limit_s)
@@ -79,7 +81,10 @@ def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) 
 
 
 def _make_room(batch: OpenBatch, job: Job, tokens: int, jobs: Sequence[Job]) -> bool:
-    """Blocks for this many more tokens, from younger best-effort jobs where none are free."""
+    """Free blocks for this many more tokens by preempting younger best-effort jobs.
+
+    Returns whether that succeeds.
+    """
     younger = (other for other in newest_first(jobs) if _age(other) > _age(job))
     return batch.make_room(batch.blocks_wanted(job, tokens), 0, younger)
 

@@ -1,16 +1,16 @@
-"""The last resort of schedulers that could find nothing to do: the oldest request gets what it needs.
+"""Guarantees progress: the oldest request runs if a scheduler finds nothing to do.
 
-Bounds on memory and time can add up to a step in which nobody may move, though requests are there: prompts
-that fill the KV cache half done, a target that no batch can keep. Time would pass and nothing change. Then
-the request that was started first goes on, and whoever started last gives way for it; where none runs, the
-first that waits starts.
+Bounds on memory and time can leave a step empty although there are requests: half-computed prompts that fill
+the KV cache, or a target that no batch can meet. Nothing would change in the next step. Then the request that
+was started first continues, and requests started last are preempted for it. If none runs, the first waiting
+request starts.
 """
 
 from penstock_core.batch.open_batch import OpenBatch
 
 
 def let_oldest_move(batch: OpenBatch) -> None:
-    """Put one request into an empty batch, where there is one that the engine can hold."""
+    """Add one request to an empty batch, if there is one that the engine can hold."""
     if batch.tokens:
         return
     running, kv = batch.view.running, batch.view.kv

@@ -1,4 +1,4 @@
-"""A batch while it is being filled: what is in it, how long it takes so far, and who gave way for it."""
+"""A batch under construction: its work, its duration so far, and the requests preempted for it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from penstock_core.timing.time_model import BatchWork, chunk_work, largest_chunk
 
 
 class OpenBatch:
-    """One iteration under construction. Keeps the engine's bounds: tokens, blocks, requests running."""
+    """One iteration under construction. Enforces the engine's bounds: tokens, blocks, running requests."""
 
     def __init__(self, view: ReplicaView) -> None:
         self.view = view
@@ -22,18 +22,18 @@ class OpenBatch:
 
     @property
     def left_tokens(self) -> int:
-        """Tokens that the engine's bound still allows."""
+        """Return the tokens that the engine's bound still allows."""
         return self.view.limits.batch_tokens - self.work.tokens
 
     def seconds(self, tokens: int = 0, context_tokens: int = 0, prefill_work: float = 0.0) -> float:
-        """Duration with this much more in it."""
+        """Return the duration with this much additional work."""
         batch_tokens, context, attention, spec_steps = self.work
         return self.view.model.seconds(
             BatchWork(batch_tokens + tokens, context + context_tokens, attention + prefill_work, spec_steps)
         )
 
     def add(self, job: Job, tokens: int) -> None:
-        """Compute `tokens` of the job's pending ones. The caller has made sure that they fit."""
+        """Compute `tokens` of the job's pending ones. The caller ensures that they fit."""
         batch_tokens, context, attention, spec_steps = self.work
         self.free_blocks -= self.blocks_wanted(job, tokens)
         if job.computed_tokens == 0:
@@ -46,7 +46,7 @@ class OpenBatch:
         self.work = BatchWork(batch_tokens + tokens, context, attention, spec_steps)
 
     def draft(self, job: Job, drafts: int) -> None:
-        """Verify so many drafts beside the one token of a decode that is in the batch already."""
+        """Verify this many draft tokens in addition to the one token of a decode in the batch."""
         if not drafts:
             return
         batch_tokens, context, attention, spec_steps = self.work
@@ -55,7 +55,7 @@ class OpenBatch:
         self.work = BatchWork(batch_tokens + drafts, context, attention, max(spec_steps, drafts))
 
     def draft_all(self, wanted: Sequence[tuple[Job, int]], limit_s: float) -> bool:
-        """So many drafts for each of these decodes, where there is room for all; whether there is."""
+        """Add draft tokens for all of these decodes if they fit. Returns whether they do."""
         drafts, size = [drafts for _, drafts in wanted], self.view.kv.block_tokens
         blocks = sum(
             [
@@ -75,13 +75,13 @@ class OpenBatch:
         return True
 
     def seconds_drafting(self, drafts: int) -> float:
-        """Duration with this many drafts more, of one decode."""
+        """Return the duration with this many additional draft tokens of one decode."""
         work = self.work
         more = work._replace(tokens=work.tokens + drafts, spec_steps=max(work.spec_steps, drafts))
         return self.view.model.seconds(more)
 
     def add_decodes(self, jobs: Sequence[Job]) -> None:
-        """One token for each of them, where tokens and blocks are known to suffice for all."""
+        """Add one token of each job. The caller ensures that tokens and blocks suffice for all."""
         self.tokens.update(dict.fromkeys([job.request.id for job in jobs], 1))
         size = self.view.kv.block_tokens
         computed = [job.computed_tokens for job in jobs]
@@ -93,42 +93,43 @@ class OpenBatch:
         )
 
     def blocks_wanted(self, job: Job, tokens: int) -> int:
-        """Blocks that the job needs beyond those it holds, to compute this many more tokens."""
+        """Return the blocks that the job needs beyond those it holds to compute this many more tokens."""
         kv = self.view.kv
         return kv.blocks_for(job.computed_tokens + tokens) - kv.blocks_for(job.computed_tokens)
 
     def room_tokens(self, job: Job) -> int:
-        """How many more of the job's tokens the free blocks and its own last one can hold."""
+        """Return how many more of the job's tokens fit into free blocks and its own last one."""
         kv, done = self.view.kv, job.computed_tokens
         return (kv.blocks_for(done) + self.free_blocks) * kv.block_tokens - done
 
     def largest_chunk(self, job: Job, limit_s: float) -> int:
-        """Most of the job's pending tokens with which the batch ends within `limit_s`, blocks aside."""
+        """Return the job's largest chunk with which the batch ends within `limit_s`, blocks ignored."""
         most = min(job.pending_tokens, self.left_tokens)
         return largest_chunk(self.view.model, self.work, most, job.computed_tokens, limit_s)
 
     def preempt(self, job: Job) -> None:
-        """Free a running job's blocks and seat."""
+        """Free a running job's blocks and slot."""
         self.preempted[job.request.id] = None
         self.free_blocks += self.view.kv.blocks_for(job.computed_tokens)
         self.free_seats += 1
 
     def preempt_idle(self, job: Job) -> None:
-        """Preempt it unless it is in the batch or was preempted before."""
+        """Preempt a job unless it is in the batch or already preempted."""
         if job.request.id not in self.tokens and job.request.id not in self.preempted:
             self.preempt(job)
 
     def has_room(self, blocks: int, seats: int) -> bool:
-        """Whether so much is free."""
+        """Return whether this many blocks and slots are free."""
         return self.free_blocks >= blocks and self.free_seats >= seats
 
     def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
-        """Preempt victims in their order until this much is free, or none is left; whether it is free.
+        """Preempt victims in order until this much is free. Returns whether it is.
 
-        victims: an iterator goes on where the call before stopped, so that each job is looked at once a step.
+        victims: an iterator, which continues where the previous call stopped, so each job is visited once per
+            step.
         """
         if self.has_room(blocks, seats):
-            return True  # looking for the first victim may be work
+            return True  # getting the first victim may be expensive
         for job in victims:
             self.preempt_idle(job)
             if self.has_room(blocks, seats):
@@ -136,9 +137,10 @@ class OpenBatch:
         return False
 
     def standing_step(self) -> Step:
-        """The finished batch of those who run everybody that does wherever tokens and blocks suffice for all.
+        """Return the step of a policy that runs all jobs whenever tokens and blocks suffice.
 
-        Where that is one token each, and nobody waits, no time and no progress changes it: it stands.
+        If that is one token each, and no job waits, neither time nor progress changes it, so it can be
+        repeated.
         """
         count, view = len(self.tokens), self.view
         one_each = 0 < count == len(view.running) == self.work.tokens and not self.work.prefill_work
@@ -146,7 +148,7 @@ class OpenBatch:
         return self._step(count if stands else None)
 
     def step(self) -> Step:
-        """The finished batch."""
+        """Return the finished batch as a step."""
         return self._step(None)
 
     def _step(self, stands_blocks: int | None) -> Step:

@@ -1,20 +1,20 @@
-"""A batch by an order: what every scheduler that keeps a queue comes down to [SOLA, Algorithm 1].
+"""A batch in a given order of jobs, the common part of all queue-based schedulers [SOLA, Algorithm 1].
 
-Such a scheduler is one choice of three things: the order in which jobs are served (𝓕), how many requests
-may run (n) and how many tokens a batch may have (k). n and k are `Limits`, so a policy that wants fewer than
-the engine hands in a view with its own. The order is an iterable of jobs, decodes and prefills alike, so
-prefill first, decode first and anything between are orders; nobody behind the last who fits is looked at.
+Such a scheduler chooses the order in which jobs are served (𝓕), how many requests may run (n) and how many
+tokens a batch may have (k). n and k are `Limits`, so a policy that wants smaller ones passes a view with its
+own. The order is an iterable of decodes and prefills, so prefill-first and decode-first are orders. Jobs
+behind the last one that fits are not visited.
 
-Two questions are left, and both are about memory:
+Two rules concern memory:
 
-- A running job that needs a block which is not there takes it from whoever would be served last, and gives
-  way itself where that is none but itself (`victims`). So runs vLLM.
-- A newcomer starts where all that it has pending fits into free blocks, also where it is computed in chunks,
-  as in vLLM. Where prompts go `whole` it also has to fit into the batch, unless no batch is long enough. The
-  first that does not fit ends the batch, so that nobody is overtaken.
+- A running job that needs a block when none is free preempts the job that would be served last, or is itself
+  preempted if it is that job (`victims`), as in vLLM.
+- A new request starts if all of its pending tokens fit into free blocks, even if it is computed in chunks, as
+  in vLLM. If prompts are scheduled `whole`, it must also fit into the batch, unless it exceeds every batch.
+  The first that does not fit ends the batch, so no request is overtaken.
 
-Decodes draft what the engine's drafter is set to, as far as tokens and free blocks reach; nobody gives way
-for a draft.
+Decodes verify the fixed number of draft tokens of the engine, as far as tokens and free blocks allow. No job
+is preempted for a draft token.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from penstock_core.domain.request import Job
 
 
 def run_on(batch: OpenBatch, running: Sequence[Job], victims: Iterator[Job] | None = None) -> None:
-    """All that is pending of running jobs, in their order, as far as tokens go."""
+    """Add all pending tokens of running jobs, in order, as far as the token budget allows."""
     if not batch.preempted and all([job.decoding for job in running]) and add_all_decodes(batch, running):
         return
     victims = reversed(running) if victims is None else victims
@@ -37,14 +37,14 @@ def run_on(batch: OpenBatch, running: Sequence[Job], victims: Iterator[Job] | No
 
 
 def add_running(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> None:
-    """One running job's tokens and drafts, as far as tokens go."""
+    """Add one running job's tokens and draft tokens, as far as the token budget allows."""
     add_chunk(batch, job, min(job.pending_tokens, batch.left_tokens), victims)
     if job.decoding and job.request.id in batch.tokens:
         batch.draft(job, _drafts(batch, job))
 
 
 def add_chunk(batch: OpenBatch, job: Job, tokens: int, victims: Iterator[Job]) -> None:
-    """So many of a running job's tokens; out of blocks with nobody to take them from, it gives way."""
+    """Add tokens of a running job. It is itself preempted if blocks run out and there is no victim."""
     if not batch.make_room(batch.blocks_wanted(job, tokens), 0, victims):
         batch.preempt_idle(job)
     if job.request.id not in batch.preempted:
@@ -52,7 +52,7 @@ def add_chunk(batch: OpenBatch, job: Job, tokens: int, victims: Iterator[Job]) -
 
 
 def add_all_decodes(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
-    """Every one of these decodes with its drafts, where that surely fits; else none. Whether it did."""
+    """Add every decode with its draft tokens if they surely fit, otherwise none. Returns whether they do."""
     drafts = batch.view.speculation.max_tokens if batch.view.speculation else 0
     most_blocks = 1 + drafts // batch.view.kv.block_tokens
     if (1 + drafts) * len(decodes) > batch.left_tokens or most_blocks * len(decodes) > batch.free_blocks:
@@ -65,7 +65,7 @@ def add_all_decodes(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
 
 
 def start(batch: OpenBatch, waiting: Iterable[Job], *, whole: bool = False, spare_blocks: int = 0) -> None:
-    """Newcomers in their order until the first that does not fit. `spare_blocks` stay free."""
+    """Start new requests in order until the first that does not fit. `spare_blocks` stay free."""
     for job in waiting:
         tokens = newcomer_tokens(batch, job, whole)
         blocks = batch.blocks_wanted(job, job.pending_tokens)
@@ -75,7 +75,7 @@ def start(batch: OpenBatch, waiting: Iterable[Job], *, whole: bool = False, spar
 
 
 def newcomer_tokens(batch: OpenBatch, job: Job, whole: bool) -> int:
-    """Tokens with which a newcomer starts: what the batch has left of it, or all of it or nothing."""
+    """Return the tokens with which a request starts: the rest of the batch, or with `whole` all or none."""
     tokens = min(job.pending_tokens, batch.left_tokens)
     if whole and tokens < min(job.pending_tokens, batch.view.limits.batch_tokens):
         return 0
@@ -83,7 +83,7 @@ def newcomer_tokens(batch: OpenBatch, job: Job, whole: bool) -> int:
 
 
 def prompts_or_decodes(view: ReplicaView, waiting: Iterable[Job], spare_blocks: int = 0) -> OpenBatch:
-    """A batch of whole prompts alone, those waiting in the order given; without one, of decodes alone."""
+    """Return a batch of whole prompts, waiting ones in the given order; if none fits, of decodes."""
     prompts = OpenBatch(view)
     run_on(prompts, prefills_of(view.running))
     if not prompts.preempted:
@@ -96,17 +96,17 @@ def prompts_or_decodes(view: ReplicaView, waiting: Iterable[Job], spare_blocks: 
 
 
 def decodes_first(running: Sequence[Job]) -> list[Job]:
-    """Running jobs with the decodes in front, else in their order."""
+    """Return the running jobs, decodes first, otherwise in order."""
     return sorted(running, key=lambda job: not job.decoding)
 
 
 def prefills_of(running: Sequence[Job]) -> list[Job]:
-    """Running jobs whose prompt is not all computed, in their order."""
+    """Return the running jobs whose prompt is not computed completely, in order."""
     return [job for job in running if not job.decoding]
 
 
 def _drafts(batch: OpenBatch, job: Job) -> int:
-    """As many as the drafter makes, and tokens and free blocks allow beside the job's one."""
+    """Return the draft tokens of a job: as many as the drafter makes, tokens and free blocks permitting."""
     if batch.view.speculation is None:
         return 0
     held_tokens = batch.view.kv.blocks_for(job.computed_tokens + 1) * batch.view.kv.block_tokens

@@ -1,13 +1,13 @@
-"""Relegation: who can't be in time any more waits behind those who can [Niyama, eager relegation].
+"""Relegation: jobs that can no longer meet their SLO wait behind those that can [Niyama, eager relegation].
 
-A job whose promise is lost gains nothing by being early, and what it takes is taken from others who would
-then be late too. Two ways a promise is lost, both seen before it is broken:
+A job whose SLO is lost gains nothing from early service, and would make others late. Two conditions detect a
+lost SLO before its deadline:
 
-- the first token: even alone beside the running decodes, in one batch, its prompt would end too late;
-- the pace: even in batches of decodes alone it would not be back on its pace when it is judged.
+- TTFT: even in one batch with only the running decodes, its prompt would end too late;
+- TPOT: even in batches of decodes alone, it would not catch up before its TPOT is judged.
 
-Lost is lost: whoever was relegated stays so, which is what a policy remembers. Best effort has no promise
-and stands with the relegated.
+A relegated job stays relegated; policies remember the set. Best-effort jobs have no SLO and are treated like
+relegated ones.
 """
 
 from math import inf
@@ -21,20 +21,20 @@ from penstock_core.timing.speculation import tokens_expected
 from penstock_core.timing.time_model import BatchWork, chunk_work
 
 Lost = frozenset[RequestId]
-"""Jobs that can't keep their promise any more, of those that are still here."""
+"""Jobs that can no longer meet their SLO, among those still present."""
 
 
 class Work(NamedTuple):
-    """Jobs by what they wait for, each in the view's order: those that run stand before those that wait."""
+    """Jobs by phase, each in the view's order: running ones before waiting ones."""
 
     decodes: list[Job]
     prefills: list[Job]
 
 
 class Beat(NamedTuple):
-    """A batch of all decodes and nothing else: what it computes and takes, and what each gets of it.
+    """A batch of all decodes alone: its work, its duration, and the tokens of each decode.
 
-    tokens: that come out of a decode on average, more than one where it speculates.
+    tokens: mean number generated per decode, more than one with speculation.
     """
 
     work: BatchWork
@@ -42,14 +42,14 @@ class Beat(NamedTuple):
     tokens: float
 
     def slack_s(self, decodes: list[Job], now_s: float) -> float:
-        """How long the next batch may be so that no decode falls behind; infinite where none waits."""
+        """Return the longest next batch with which no decode is late; infinite without deadlines."""
         return (
             min([job.due_s + (self.tokens - 1) * (job.pace_s or 0.0) for job in decodes], default=inf) - now_s
         )
 
 
 def beat(view: ReplicaView) -> Beat:
-    """Of everybody who decodes."""
+    """Return the batch of all decodes of the view."""
     decodes = [job for job in view.running if job.decoding]
     tokens, context_tokens = len(decodes), sum([job.computed_tokens for job in decodes]) + len(decodes)
     told = view.speculation
@@ -61,7 +61,7 @@ def beat(view: ReplicaView) -> Beat:
 
 
 def divided(view: ReplicaView, lost: Lost, decodes: Beat) -> tuple[Work, Work]:
-    """Jobs with a promise that can be kept, and those without, given who was lost before."""
+    """Return the jobs whose SLO can be met and the others, given those lost before."""
     live, behind = Work([], []), Work([], [])
     for jobs in (view.running, view.waiting):
         for job in jobs:
@@ -76,12 +76,12 @@ def divided(view: ReplicaView, lost: Lost, decodes: Beat) -> tuple[Work, Work]:
 
 
 def lost_of(behind: Work) -> Lost:
-    """Whom to remember as lost."""
+    """Return the jobs to remember as lost."""
     return frozenset([job.request.id for jobs in behind for job in jobs])
 
 
 def soonest_s(view: ReplicaView, job: Job, decodes: Beat) -> float:
-    """From now to the first token of a prefill, if all of it was in the next batch, beside the decodes."""
+    """Return the seconds until a prefill's first token if all of it is in the next batch."""
     pending = job.pending_tokens
     tokens, context_tokens, _, spec_steps = decodes.work
     attention = chunk_work(pending, job.computed_tokens)
@@ -89,7 +89,7 @@ def soonest_s(view: ReplicaView, job: Job, decodes: Beat) -> float:
 
 
 def _keeps_pace(job: Job, now_s: float, decodes: Beat) -> bool:
-    """Whether batches of decodes alone would bring it back on its pace before it is judged."""
+    """Return whether batches of decodes alone bring a job back to its TPOT target before it is judged."""
     if job.pace_s is None or job.due_s >= now_s + decodes.seconds:
         return True
     since = job.generated_tokens - (job.anchor or NO_ANCHOR).tokens

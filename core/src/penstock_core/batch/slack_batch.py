@@ -1,11 +1,11 @@
-"""A batch as long as the tightest slack of its decodes allows [Niyama, dynamic chunking].
+"""A batch as long as the smallest slack of its decodes [Niyama, dynamic chunking].
 
-A decode that is ahead of its pace can wait for a long batch, one that is not can't. So the prompt tokens
-beside decodes are not a fixed number but what fits until the first of their next tokens is due. Only decodes
-whose promise can still be kept count.
+A decode that is ahead of its deadlines tolerates a long batch. So the number of prompt tokens beside decodes
+is not fixed: as many as fit until the first of the decodes' next tokens is due. Only decodes whose SLO can
+still be met count.
 
-Who has no promise left to keep comes after all others: decodes and then prompts, while the batch still ends
-in time, prompts only while nobody else's waits. Where others lack blocks or a seat they give theirs.
+Jobs without an SLO that can be met come last: their decodes and then their prompts, within the same duration,
+their prompts only if no other prompt waits. They are preempted if others need blocks or slots.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 
 MayStart = Callable[[Job], bool]
-"""Whether a newcomer may start now, blocks of the next batch aside."""
+"""Returns whether a new request may start now, regardless of the next batch's blocks."""
 
 
 class Bounds(NamedTuple):
-    """What prompts are held to: when the batch has to end, its tokens, and who gives way for blocks.
+    """Bounds on prompts: end of the batch, its tokens, and jobs that may be preempted.
 
-    victims: to prompts under way. givers: to newcomers.
+    victims: for running prompts. givers: for new requests.
     """
 
     limit_s: float
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 
 
 def everybody(job: Job) -> bool:
-    """Any newcomer may start."""
+    """Allow every new request to start."""
     return True
 
 
@@ -48,7 +48,7 @@ def slack_batch(
     most_prompt_tokens: int,
     may_start: MayStart = everybody,
 ) -> OpenBatch:
-    """Decodes, then prompts in the order given while the batch ends in time; then those behind."""
+    """Return a batch of decodes, then prompts in the given order within the duration, then relegated jobs."""
     batch = OpenBatch(view)
     served = [*live.decodes, *live.prefills, *behind.decodes, *behind.prefills]
     victims = reversed([job for job in served if job.computed_tokens])
@@ -69,9 +69,9 @@ def slack_batch(
 
 
 def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: Bounds, may_start: MayStart) -> bool:
-    """Chunks of prompts in their order; whether nobody's is left waiting.
+    """Add chunks of prompts in order. Returns whether no prompt is left waiting.
 
-    A newcomer without blocks for its whole prompt ends it for all behind.
+    A new request without blocks for its whole prompt ends the loop.
     """
     all_served = True
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Types of NumPy arrays, as annotations name them."""
+"""Types of NumPy arrays for annotations."""
 
 import numpy as np
 from numpy.typing import NDArray

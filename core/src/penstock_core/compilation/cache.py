@@ -1,12 +1,12 @@
-"""Compiled once, where an image is built, and read by every process that starts from it.
+"""Compile cache that is filled when an image is built, and read by every process of the image.
 
-numba keeps what it compiled only where it may write, and takes a source's date for its version. A
-container's file system is read-only, and its dates are whatever the image's builder made of them. So here a
-version is the source's content, and a folder that nobody may write to is as good: what is in it is read. What
-is not in it is compiled at the start, as without any cache.
+By default, numba caches only in writable folders and identifies a source by its modification time. In a
+container the file system is read-only, and modification times depend on the image's builder. This locator
+identifies a source by its content and also reads from read-only folders. Functions that are not in the cache
+are compiled at start.
 
-In force where `NUMBA_CACHE_LOCATOR_CLASSES` names this class and `NUMBA_CACHE_DIR` the folder; code for
-`NUMBA_CPU_NAME=generic` runs on every machine that the image runs on.
+It is enabled if `NUMBA_CACHE_LOCATOR_CLASSES` names this class and `NUMBA_CACHE_DIR` the folder. Code for
+`NUMBA_CPU_NAME=generic` runs on every machine of the image's architecture.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ from numba.core.caching import UserProvidedCacheLocator
 
 
 class ShippedCacheLocator(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Where numba looks, and keeps, in a folder that need not be writable."""
+    """Locator of a cache in a folder that may be read-only."""
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> "ShippedCacheLocator":
-        """The locator of a function, whether or not its folder exists."""
+        """Return the locator of a function, whether or not its folder exists."""
         return cls(py_func, py_file)
 
     def get_source_stamp(self) -> str:
-        """The source's version: its content."""
+        """Return the version of the source: a digest of its content."""
         return hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
 
     def ensure_cache_path(self) -> None:
-        """Raise RuntimeError, numba's word for having no cache, where nothing can be kept."""
+        """Raise RuntimeError if the folder is not writable, from which numba infers that it cannot cache."""
         try:
             super().ensure_cache_path()
         except OSError as error:

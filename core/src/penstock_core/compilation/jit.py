@@ -1,14 +1,14 @@
-"""Loops that a profile found too slow in Python, compiled to machine code by numba.
+"""Compilation of inner loops to machine code by numba, for loops that a profile showed to be slow in Python.
 
-A compiled function keeps its Python: `interpreted` gives it back, and both take the same numbers to the same
-result, so tests read and cover what was written. To stay so it uses arrays and plain numbers only, and
-integers that never pass 63 bits.
+A compiled function keeps its Python source: `interpreted` returns it, and both give the same results, so
+tests run and cover the source. For that, compiled functions use only arrays, plain numbers, and integers of
+at most 63 bits.
 
-Types are told at once, so it is compiled when its module is imported and not in the middle of the first
-decision. What was compiled is kept on disk (beside the source, else in the user's cache, or where
-`NUMBA_CACHE_DIR` says) and read in milliseconds by the next process. Where nothing can be written it is
-compiled at every start, which takes some seconds. Importing numba itself takes about half a second, so a
-module that imports this one is itself imported only by those who build a policy that needs it.
+Types are declared, so compilation happens when the module is imported and not during the first decision. The
+result is cached on disk (beside the source, else in the user's cache, or in `NUMBA_CACHE_DIR`) and read in
+milliseconds by the next process. Without a writable folder it is compiled at every start, in a few seconds.
+Importing numba takes about half a second, so modules that import this one are imported only to build a policy
+that needs them.
 """
 
 from collections.abc import Callable
@@ -21,37 +21,37 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT, INT = types.float64, types.int64
 FLOATS, INTS, TABLE = FLOAT[::1], INT[::1], FLOAT[:, ::1]
-"""Numbers; rows of them; rows of rows. All contiguous."""
+"""Arrays of one, two and three dimensions, contiguous."""
 
 
 def compiled(returns: Any, *takes: Any) -> Callable[[Function], Function]:
-    """Compile the function decorated, for these types of numba's."""
+    """Compile the decorated function for these numba types."""
     signature = returns(*takes)
 
     def compile_now(function: Function) -> Function:
         try:
             return cast(Function, njit(signature, cache=True)(function))
-        except RuntimeError:  # there is nowhere to keep it
+        except RuntimeError:  # there is no writable folder
             return cast(Function, njit(signature)(function))
 
     return compile_now
 
 
 def part(function: Function) -> Function:
-    """A function that compiled ones may call: compiled into them, and plain Python when called from it."""
+    """Make a function callable from compiled code: compiled there, plain Python elsewhere."""
     return cast(Function, register_jitable(function))
 
 
 def interpreted(function: Function) -> Function:
-    """What was written, of a compiled function. With `NUMBA_DISABLE_JIT=1` nothing is compiled: the same."""
+    """Return the Python source of a compiled function. With `NUMBA_DISABLE_JIT=1` nothing is compiled."""
     return cast(Function, getattr(function, "py_func", function))
 
 
 def results(*parts: Any) -> Any:
-    """The type of several results at once."""
+    """Return the type of a tuple of results."""
     return types.Tuple(parts)
 
 
 def record(kind: type[tuple[Any, ...]], *fields: Any) -> Any:
-    """The type of a NamedTuple, by the types of its fields."""
+    """Return the type of a NamedTuple from the types of its fields."""
     return types.BaseTuple.from_types(fields, kind)

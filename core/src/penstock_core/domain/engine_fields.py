@@ -1,11 +1,11 @@
-"""What the sidecar tells the engine of a request, inside the request.
+"""Fields by which the sidecar passes a request's SLO to the engine, inside the request.
 
-vLLM hands a body's `vllm_xargs` (scalars only) to its scheduler, so this is how SLOs reach the plug-in, and
-the simulated engine reads the same fields. Budgets are what is left of them when the sidecar sends the
-request; the engine counts them from the moment it has read it.
+vLLM passes a body's `vllm_xargs` (scalars only) to its scheduler, which is how the plug-in gets SLOs; the
+simulated engine reads the same fields. Durations are what remains when the sidecar sends the request; the
+engine counts them from when it has read the request.
 
-Whoever reaches an engine past its sidecar writes what they like into these fields, so each is checked as it
-is read. Fields that are not known, a newer sidecar's for example, are ignored.
+A client that reaches an engine directly can write anything into these fields, so each is validated. Unknown
+fields, such as those of a newer sidecar, are ignored.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from penstock_core.domain.slo import Judge, Targets
 Scalar = str | int | float | bool
 
 LONGEST_WORD = 200
-"""Characters of an id or a tier's name."""
+"""Most characters of an id or a tier's name."""
 
 MOST = 1e9
-"""Largest duration in seconds, and largest value. Sums of such are still exact to a microsecond."""
+"""Largest duration in seconds, and largest value. Their sums are exact to a microsecond."""
 
 
 def measured_model_file(telemetry: str) -> str:
-    """Where a sidecar leaves the time model that it has measured: beside its telemetry socket."""
+    """Return the path of the time model that a sidecar has measured, beside its telemetry socket."""
     return f"{telemetry}.time-model.json"
 
 
 def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
-    """Return the ids of one request's answers: each is a job of its own, at the sidecar as in the engine."""
+    """Return the ids of one request's answers. Each is a separate job, at the sidecar as in the engine."""
     return tuple([sequence_id(request_id, number) for number in range(sequences)])
 
 
@@ -38,7 +38,7 @@ def sequence_id(request_id: str, number: int) -> str:
 
 
 def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
-    """The `vllm_xargs` of an accepted job that has not started yet."""
+    """Return the `vllm_xargs` of an accepted job that has not started yet."""
     request, targets = job.request, job.request.targets
     spent_s = now_s - request.arrival_s
     fields: dict[str, Scalar] = {
@@ -68,9 +68,9 @@ def from_fields(
     max_output_tokens: int,
     now_s: float,
 ) -> Job:
-    """The job as the engine plans it. A request that came without fields is best effort in tier `direct`.
+    """Return the job as the engine plans it. A request without fields is best effort in tier `direct`.
 
-    Raises ValueError where a field's value is none it can have.
+    Raises ValueError if a field's value is invalid.
     """
     targets = Targets(
         _budget_s(fields, "penstock_ttft_s"),

@@ -1,10 +1,10 @@
-"""How deeply a JSON text is nested and how many arrays and objects it has, without building any.
+"""Counts the nesting depth, arrays and objects of a JSON text without parsing it.
 
-A parser recurses once per level, and so does every writer after it: a text of 700 bytes can be nested deeper
-than either allows. And it builds each array and object: 8 MiB of them take half a second. So requests are
-bounded in both before anything is built from them. Almost all have fewer brackets than either bound, which
-one pass tells; of any other, only quotes, brackets and escapes are looked at. A chat of 100 KB costs 25 us,
-70 with more than 100 brackets, and 250 where it is full of escapes.
+A parser recurses once per level, as does every serializer after it: a text of 700 bytes can be nested deeper
+than either allows. It also builds each array and object: 8 MiB of them take half a second. So both numbers
+are bounded before a request is parsed. Almost all requests have fewer brackets than either bound, which one
+pass shows; in all others, only quotes, brackets and escapes are examined. A chat of 100 KB costs 25 us, 70
+with more than 100 brackets, and 250 if it is full of escapes.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 MOST_LEVELS = 100
-"""Deepest arrays and objects of a request. Schemas of tools, the deepest that clients send, stay under 20.
-Python's own parser, which engines use, gives up before 1,000; orjson writes 254."""
+"""Deepest nesting of a request. Schemas of tools, the deepest that clients send, stay under 20. Python's own
+parser, which engines use, fails before 1,000; orjson writes 254.
+"""
 
 MOST_STRUCTURES = 1 << 16
-"""Most arrays and objects of a request: a chat of 10,000 messages has three times that much room."""
+"""Most arrays and objects of a request, three times as many as a chat of 10,000 messages has."""
 
 
 def _all_but(kept: bytes) -> bytes:
@@ -26,21 +27,21 @@ def _all_but(kept: bytes) -> bytes:
 _NOT_OPENING = _all_but(b"[{")
 _NEITHER = _all_but(b'"[]{}')
 _NOR_ESCAPED = _all_but(b'"[]{}' + b"\\/bfnrtu")
-"""What follows a backslash stays behind it: each escape is still told from a quote."""
+"""Bytes to remove from texts with escapes; what may follow a backslash is kept, so escapes stay intact."""
 
 _MARKS = bytes.maketrans(b'"[{]}', b"\x00\x01\x01\xff\xff")
-"""A bracket is the step that it takes; a quote is none."""
+"""Brackets as steps of the nesting depth; a quote is no step."""
 
 
 class Nesting(NamedTuple):
-    """Levels of arrays and objects, and how many there are."""
+    """Nesting depth, and number of arrays and objects."""
 
     levels: int
     structures: int
 
     @property
     def too_much(self) -> str:
-        """Which bound it is over, in words; empty where it is within both."""
+        """Return which bound is exceeded, in words; empty if none is."""
         if self.levels > MOST_LEVELS:
             return f"nested deeper than {MOST_LEVELS} levels"
         if self.structures > MOST_STRUCTURES:
@@ -49,13 +50,13 @@ class Nesting(NamedTuple):
 
 
 def nesting_of(text: bytes) -> Nesting:
-    """Return the nesting of a JSON text. One with at most `MOST_LEVELS` brackets may have less than told."""
+    """Return the nesting of a JSON text; an upper bound for one with at most `MOST_LEVELS` brackets."""
     brackets = len(text.translate(None, _NOT_OPENING))  # half the time of two counts
     if brackets <= MOST_LEVELS:
         return Nesting(brackets, brackets)
-    if b"\\" in text:  # an escape begins where the one before it ended, so a scan from the left pairs them
+    if b"\\" in text:  # an escape begins where the previous one ended, so a scan from the left pairs them
         text = text.translate(None, _NOR_ESCAPED).replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = np.frombuffer(text.translate(_MARKS, _NEITHER), np.int8)
-    steps = marks * (1 - (np.cumsum(marks == 0, dtype=np.int8) & 1))  # none within a text
+    steps = marks * (1 - (np.cumsum(marks == 0, dtype=np.int8) & 1))  # no step within a string
     depth = np.cumsum(steps, dtype=np.int32)
     return Nesting(int(depth.max()), int(np.count_nonzero(steps == 1)))

@@ -1,12 +1,11 @@
-"""Whether a finished request kept every target it carries, told from when its tokens came out.
+"""Measures whether a finished request met every target, from the times of its tokens.
 
-Time to first token and end to end read as they sound. The pace is judged as the tier says (`slo.Judge`).
-Where a model thinks first and the tier gives its answer a pace of its own, it is judged in two stages
-[SLOs-Serve, App. C]: the tokens of thinking against `tpot_s`, those of the answer, counted from the last
-token of thinking, against `answer_tpot_s`. The pace that stands for the request is then that of the stage
-which fares worse by its own target.
+TTFT and end-to-end latency are measured directly; TPOT as the tier says (`slo.Judge`). If a model thinks
+first and the tier has a separate TPOT target for the answer, it is measured in two stages [SLOs-Serve, App.
+C]: tokens of thinking against `tpot_s`, tokens of the answer, counted from the last token of thinking,
+against `answer_tpot_s`. The request's TPOT is then that of the stage with the worse ratio to its target.
 
-A target without a measure is kept: an answer of one token has no pace.
+A target without a measurement is met: an answer of one token has no TPOT.
 """
 
 from math import inf
@@ -15,14 +14,14 @@ from typing import NamedTuple
 from penstock_core.domain.slo import Targets, judged_tpot_s
 
 TOLERANCE_S = 1e-6
-"""What sums of floating point may be off by."""
+"""Tolerance for rounding in sums of floating-point numbers."""
 
 
 class Judgement(NamedTuple):
-    """A finished request, measured.
+    """Measurements of a finished request.
 
-    tpot_s: as its tier judges it, of its worse stage; None with fewer than two tokens.
-    broken: the targets that were not kept: "ttft", "tpot", "e2e".
+    tpot_s: as its tier judges it, of the worse stage; None with fewer than two tokens.
+    broken: the targets that were missed: "ttft", "tpot", "e2e".
     """
 
     ttft_s: float
@@ -32,14 +31,14 @@ class Judgement(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether every target was kept."""
+        """Return whether every target was met."""
         return not self.broken
 
 
 def judge(
     targets: Targets, arrival_s: float, token_times_s: list[float], thinking_tokens: int = 0
 ) -> Judgement:
-    """Judge a request by all its tokens, of which the first `thinking_tokens` were thinking; at least one."""
+    """Judge a request by its tokens (at least one), the first `thinking_tokens` of which were thinking."""
     ttft_s, e2e_s = token_times_s[0] - arrival_s, token_times_s[-1] - arrival_s
     tpot_s, pace_s = worse_stage(_stages(targets, token_times_s, thinking_tokens))
     measured = (("ttft", ttft_s, targets.ttft_s), ("tpot", tpot_s, pace_s), ("e2e", e2e_s, targets.e2e_s))
@@ -47,19 +46,19 @@ def judge(
 
 
 def exceeds(seen_s: float | None, target_s: float | None) -> bool:
-    """Whether a measured time breaks its target, where there are both."""
+    """Return whether a measured time exceeds its target, if there are both."""
     return seen_s is not None and target_s is not None and seen_s > target_s + TOLERANCE_S
 
 
 class Stage(NamedTuple):
-    """A part of an answer: its judged pace, and the one it was promised."""
+    """A part of an answer: its measured TPOT, and its target."""
 
     tpot_s: float | None
     target_s: float | None
 
 
 def worse_stage(stages: list[Stage]) -> Stage:
-    """The one that took more of what it was promised; a stage without a promise counts least."""
+    """Return the stage with the highest ratio of TPOT to target; a stage without a target ranks last."""
     return max(stages, key=_share)
 
 

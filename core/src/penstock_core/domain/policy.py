@@ -1,8 +1,8 @@
-"""What a policy is: admission for newcomers, and one iteration's batch from one view of the replica.
+"""The policy interface: admits new requests, and forms the batch of one iteration.
 
-The sidecar asks `admit`, the engine asks `step`; in simulation one process asks both. Neither has state of
-its own: what a policy wants to remember between steps (a sliding window, an annealer's best order) is a
-value that it returns with the step and receives with the next one.
+The sidecar calls `admit`, the engine calls `step`; a simulation calls both in one process. Policies are
+stateless: state between steps (a sliding window, an annealer's best order) is a value that a step returns and
+the next step receives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ Memory = TypeVar("Memory")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one iteration does, in this order.
+    """Actions of one iteration, in this order.
 
-    preempt: running jobs whose KV is freed before it; they keep their generated tokens and wait.
-    tokens: job id -> tokens computed, in the order given: a chunk of its pending tokens, 1 for a decode.
-    drafts: job id -> tokens drafted and verified beside its one, for decodes that speculate.
-    promote: best-effort jobs that are admitted from here on, because their SLOs can be kept after all.
+    preempt: running jobs whose KV is freed first; they keep their generated tokens and wait.
+    tokens: job id -> tokens computed, in this order: a chunk of its pending tokens, 1 for a decode.
+    drafts: job id -> draft tokens that are verified in addition, for decodes with speculation.
+    promote: best-effort jobs that are admitted from now on, because their SLOs can still be met.
     duration_s: predicted by the view's time model.
-    stands_blocks: the same step is right again, and nothing is lost by not asking for it, as long as the jobs
-        of its view are there and no others, every step since has brought one token of each, and so many
-        blocks are free. None: ask for every step.
+    stands_blocks: the step can be repeated without calling the policy while the view's jobs are the only
+        ones, every step generates one token of each, and this many blocks are free. None: call for every
+        step.
     """
 
     tokens: Mapping[RequestId, int] = field(default_factory=dict)
@@ -40,22 +40,25 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What a pool may set of its policy. Each policy says which of them it turns by.
+    """Parameters of a policy that a pool can set. Each policy documents those that it uses.
 
-    aging_s: best effort that has waited so long is served before newcomers.
+    aging_s: best-effort jobs that have waited this long are served before new requests.
     """
 
     aging_s: float = 30.0
 
 
 class Policy(Protocol[Memory]):
-    """A scheduler. See `penstock_core.policies` for those there are."""
+    """A scheduler. The implementations are in `penstock_core.policies`."""
 
     def start(self) -> Memory:
-        """What to remember before the first step."""
+        """Return the memory before the first step."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> Sequence[Verdict]:
-        """One verdict for each newcomer, decided together. `view` holds only what was accepted before."""
+        """Return one verdict per candidate, decided together.
+
+        `view` has only requests that are already accepted.
+        """
 
     def step(self, view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:
-        """The next iteration, and what to remember of it. An empty step where there is nothing to do."""
+        """Return the next iteration and the new memory. The step is empty if there is nothing to do."""

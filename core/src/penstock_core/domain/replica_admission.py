@@ -1,7 +1,7 @@
-"""Verdicts for newcomers that arrived together: the replica's own refusals first, then the policy's.
+"""Verdicts for candidates that arrived together: first the replica's own rejections, then the policy's.
 
-Pure. A replica that drains or has lost its engine takes nobody; full bounds are full for everybody. Best
-effort needs no plan, only room in its backlog. The rest is the policy's to decide, all at once.
+Pure. A replica that drains or has lost its engine rejects all, and full queues reject all. Best effort needs
+no plan, only space in its queue. The policy decides the rest together.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,20 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 
 DECIDED_TOGETHER = 32
-"""Newcomers decided by one call. A policy's time grows faster than their number, and 32 keep it within
-milliseconds; the rest is decided right after."""
+"""Most candidates per call of the policy, whose time grows faster than their number; 32 take milliseconds.
+The rest is decided right after.
+"""
 
 
 MOST_SEQUENCES = DECIDED_TOGETHER
-"""Answers that one request may ask for, over its prompts and its `n` or `best_of`: each is a job of its own,
-and they are admitted by one call of the planner, all or none."""
+"""Most answers of one request, over its prompts and its `n` or `best_of`. Each is a separate job, and they
+are admitted in one call of the policy, all or none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Most requests that a replica accepts and has not ended: all of them, and best effort among them."""
+    """Most requests that a replica holds until they end: all of them, and best effort among them."""
 
     carried: int
     best_effort: int
@@ -33,7 +35,7 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the replica itself brings to a verdict, beside its view."""
+    """State of the replica, beside its view, that decides verdicts."""
 
     draining: bool
     engine_ready: bool
@@ -44,7 +46,7 @@ class Standing:
 def decide(
     policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: Standing, bounds: Holds
 ) -> list[Verdict]:
-    """One verdict for each newcomer, in their order."""
+    """Return one verdict for each candidate, in order."""
     verdicts: list[Verdict | None] = []
     for job in new:
         refused = refusal(job, standing, bounds)
@@ -57,7 +59,7 @@ def decide(
 
 
 def for_all(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict for a request of several answers from theirs: it is taken with all or not at all."""
+    """Return one verdict for a request of several answers: accepted as a whole or not at all."""
     admitted = [said for said in verdicts if isinstance(said, Admitted)]
     if len(admitted) == len(verdicts):
         return Admitted(
@@ -67,7 +69,7 @@ def for_all(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
-    """Why this replica takes nobody like this job, whatever the policy would say; None where it may."""
+    """Return why this replica rejects a job whatever the policy decides; None if the policy decides."""
     if standing.draining:
         return Rejected(Reason.DRAINING)
     if not standing.engine_ready:

@@ -1,7 +1,7 @@
-"""One immutable picture of a replica: everything a policy may look at, and nothing it may not.
+"""An immutable view of a replica: all inputs of a policy's decision.
 
-The engine makes one at every iteration boundary, the sidecar one at every admission. The planner's belief
-about time is part of the picture, because it changes as the engine is observed.
+The engine makes one at every iteration boundary, the sidecar at every admission. The time model is part of
+the view, because it is corrected while the engine runs.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ from penstock_core.timing.time_model import TimeModel
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Blocks of the KV cache. A block holds `block_tokens` tokens of one request."""
+    """Capacity of the KV cache in blocks. A block holds `block_tokens` tokens of one request."""
 
     total_blocks: int
     free_blocks: int
     block_tokens: int
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens of one request occupy."""
+        """Return the blocks that `tokens` tokens of one request occupy."""
         return -(-tokens // self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the engine that no decision may pass.
+    """Bounds of the engine.
 
     batch_tokens: most tokens in one iteration.
     running: most requests that hold KV at once.
@@ -41,12 +41,12 @@ class Limits:
 class ReplicaView:
     """A replica at one moment.
 
-    now_s: the moment, on the clock that the jobs' times are on.
-    busy_until_s: end of the iteration under way, which cannot be interrupted; `now_s` where there is none.
+    now_s: the moment, on the clock of the jobs' times.
+    busy_until_s: end of the iteration in progress, which cannot be interrupted; `now_s` if there is none.
     running: jobs that hold KV, in the order they were started.
     waiting: jobs that hold none, in order of arrival; preempted ones too.
-    speculation: what the engine can draft, and how well by what was seen so far; None where it cannot.
-    resting: running decodes that the iteration under way leaves out: its end brings no token of theirs.
+    speculation: the engine's speculation with measured acceptance rates; None without a drafter.
+    resting: running decodes that are not in the iteration in progress.
     """
 
     now_s: float
@@ -63,10 +63,11 @@ class ReplicaView:
 def at_iteration_end(
     view: ReplicaView, chunks: Mapping[RequestId, int], resting: frozenset[RequestId] = frozenset()
 ) -> ReplicaView:
-    """The view with the prefills of the iteration under way done, as they will be at `busy_until_s`.
+    """Return the view after the prefills of the iteration in progress, at `busy_until_s`.
 
-    chunks: tokens that it computes of each, by id. What cannot be interrupted need not be planned again. Its
-    decodes are left as they are, a token short, which errs to the safe side. resting: those it leaves out.
+    chunks: tokens that the iteration computes of each, by id. Its decodes are left unchanged, one token
+        short,
+    which is pessimistic. resting: decodes that it leaves out.
     """
     if resting:
         view = replace(view, resting=resting)

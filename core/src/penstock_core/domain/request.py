@@ -1,9 +1,9 @@
-"""A request as the planner knows it, and how far it has come.
+"""A request, and its progress inside a replica.
 
-`Request` is what was asked and never changes. `Job` is a request inside a replica at one moment. Counts
-follow vLLM: of a job's `prompt + generated` tokens, `computed` have their keys and values in memory. A
-plain decode has exactly one token pending, the last one generated. A preempted job keeps its generated
-tokens and has nothing computed, so resuming it is one prefill over prompt and generated [SLOs-Serve, §4.1].
+`Request` is what the client asked for and never changes. `Job` is a request in a replica at one moment.
+Counts follow vLLM: of a job's `prompt + generated` tokens, `computed` have their keys and values in memory. A
+plain decode has exactly one pending token, the last one generated. A preempted job keeps its generated tokens
+and has nothing computed, so it resumes with one prefill over prompt and generated tokens [SLOs-Serve, §4.1].
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ RequestId = str
 class Request:
     """What one request asks for.
 
-    arrival_s: on the owner's clock, when the router had read it.
-    prompt_tokens: counted, or estimated until the engine has told.
-    max_output_tokens: the client's own bound, or the model's.
-    value: the planner maximises the sum over what it admits.
+    arrival_s: when the router had read it, on the owner's clock.
+    prompt_tokens: counted, or estimated until the engine has reported them.
+    max_output_tokens: the client's bound, or the model's.
+    value: weight of the request; the planner maximises the sum over admitted requests.
     """
 
     id: RequestId
@@ -45,18 +45,19 @@ class Request:
 
 
 class Job(NamedTuple):
-    """A request in a replica at one moment. Immutable; a new one for every step it takes part in.
+    """A request in a replica at one moment. Immutable; each step makes a new one.
 
     computed_tokens: entries in the KV cache.
-    generated_tokens: tokens that have come out.
+    generated_tokens: tokens generated so far.
     output_tokens: predicted length of the whole answer, a planning quantile, above `generated_tokens`.
-    due_s: when its next token is due, on the owner's clock; infinite where nobody waits.
-    pace_s: seconds per token it was promised, or None.
-    anchor: where its pace is counted from; None before the first token.
-    best_effort: takes surplus only, and may be preempted by anything that is not.
-    sure_tokens: its answer, or its thinking where that has a pace of its own, is almost surely not shorter; 0
-        where nobody can tell.
-    came_s: when its last token came, where its thinking has a pace of its own and may have ended with it.
+    due_s: deadline of its next token, on the owner's clock; infinite without an SLO.
+    pace_s: TPOT target in seconds per token, or None.
+    anchor: token from which its TPOT is counted; None before the first token.
+    best_effort: uses only remaining capacity, and may be preempted by any admitted job.
+    sure_tokens: length that its answer, or its thinking if that has its own TPOT target, almost surely
+        reaches; 0 if unknown.
+    came_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
+        token.
     """
 
     request: Request
@@ -72,23 +73,23 @@ class Job(NamedTuple):
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
+        """Return the tokens whose keys and values are not computed yet."""
         return self.request.prompt_tokens + self.generated_tokens - self.computed_tokens
 
     @property
     def decoding(self) -> bool:
-        """Whether one more token computed gives one more token out, as in every plain decode step."""
+        """Return whether computing one more token generates one, as in every plain decode step."""
         generated = self.generated_tokens
         return generated > 0 and self.request.prompt_tokens + generated - self.computed_tokens == 1
 
     @property
     def output_tokens_left(self) -> int:
-        """Predicted tokens still to come, at least one."""
+        """Return the predicted number of tokens still to be generated, at least one."""
         return max(self.output_tokens - self.generated_tokens, 1)
 
 
 def new_job(request: Request, output_tokens: int, best_effort: bool, sure_tokens: int = 0) -> Job:
-    """A request that has just arrived: nothing computed, its first token due by its targets."""
+    """Return the job of a request that has just arrived, its first token due by its targets."""
     return Job(
         request=request,
         computed_tokens=0,
@@ -103,7 +104,7 @@ def new_job(request: Request, output_tokens: int, best_effort: bool, sure_tokens
 
 
 def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Job:
-    """The job after an iteration that ended at `now_s` and brought out `new_tokens` (0 within a prefill)."""
+    """Return the job after an iteration that ended at `now_s` with `new_tokens` (0 during a prefill)."""
     if new_tokens == 0:
         return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
     request, computed, generated, output, _, pace_s, anchor, best_effort, sure, _ = job
@@ -125,9 +126,9 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
 
 
 def after_each(jobs: Sequence[Job], ends_s: Sequence[float]) -> list[Job]:
-    """The jobs after iterations that ended at these times and brought out one token of every one of them.
+    """Return the jobs after iterations that ended at these times and generated one token of each job.
 
-    What `advance` comes to, called for each job and each iteration, at the cost of one.
+    Equals calling `advance` for each job and each iteration, at the cost of one call.
     """
     return [_after(job, ends_s) for job in jobs]
 
@@ -153,9 +154,10 @@ def _after(job: Job, ends_s: Sequence[float]) -> Job:
 
 
 def thinking_ended(job: Job, now_s: float) -> Job:
-    """The job after its last token of thinking came out at `now_s`: from then on its pace is the answer's.
+    """Return the job after its last token of thinking was generated at `now_s`; then the answer's TPOT target
+    applies.
 
-    Until then it is planned by the tighter of the two [SLOs-Serve, App. C].
+    Until then it is planned with the smaller of the two targets [SLOs-Serve, App. C].
     """
     targets = job.request.targets
     if targets.answer_tpot_s is None:
@@ -172,15 +174,15 @@ def thinking_ended(job: Job, now_s: float) -> Job:
 
 
 def promoted(job: Job) -> Job:
-    """A best-effort job once its SLOs are promised after all."""
+    """Return a best-effort job after its promotion."""
     return job._replace(best_effort=False)
 
 
 def preempted(job: Job) -> Job:
-    """The job once its KV has been freed. It keeps its tokens; its due time stands."""
+    """Return the job after its KV has been freed. It keeps its tokens and its deadline."""
     return job._replace(computed_tokens=0)
 
 
 def deadline_order(job: Job) -> tuple[float, float, str]:
-    """Prefills are done in this order, by the engine as by admission."""
+    """Return the sort key by which the engine and admission order prefills."""
     return job.due_s, job.request.arrival_s, job.request.id

@@ -1,12 +1,12 @@
-"""The life of one request inside a replica, as a table that can be read aloud.
+"""The lifecycle of a request inside a replica, as a transition table.
 
 A request waits for its verdict, then for the engine's first output, then streams, then ends in one of five
-ways. What must be done on the way stands beside each transition, so a shell that carries requests asks
-`after` and does what it says; it keeps no rules of its own. A pair that is not in the table cannot happen:
-where it does, the shell is wrong, and `ImpossibleEvent` says so at once.
+ways. Each transition has its action, so a shell that handles requests calls `after` and executes the action;
+it has no rules of its own. A pair that is not in the table is impossible: `ImpossibleEvent` reports the
+defect in the shell.
 
-A cancel may cross the ending on the wire, so an ended request takes it and nothing happens. Everything else
-comes from the one task that carries the request, and cannot come after its end.
+A cancellation may arrive after the end of a request; it is ignored. All other events come from the single
+task that handles the request, and cannot come after its end.
 """
 
 from collections.abc import Mapping
@@ -15,35 +15,35 @@ from types import MappingProxyType
 
 
 class State(StrEnum):
-    """Where a request is."""
+    """State of a request."""
 
     DECIDING = "deciding"  # read from the router, no verdict yet
-    WAITING = "waiting"  # accepted, and held for the engine or sent to it; nothing has come back
-    STREAMING = "streaming"  # output has been passed on
-    REJECTED = "rejected"  # not here: the router asks the next replica
-    FINISHED = "finished"  # answered whole
-    FAILED = "failed"  # answered by an error
-    CANCELLED = "cancelled"  # nobody waits for it any more
-    RETURNED = "returned"  # accepted, not begun, and handed back: the router asks the next replica
+    WAITING = "waiting"  # accepted, waiting for release or sent to the engine; no output yet
+    STREAMING = "streaming"  # output has been forwarded
+    REJECTED = "rejected"  # rejected here: the router asks the next replica
+    FINISHED = "finished"  # answered completely
+    FAILED = "failed"  # answered with an error
+    CANCELLED = "cancelled"  # no longer wanted by its client or router
+    RETURNED = "returned"  # accepted, not begun, and returned: the router asks the next replica
 
 
 class Event(StrEnum):
-    """What happens to it."""
+    """Event of a request."""
 
-    ACCEPTED = "accepted"  # the verdict: admitted, or best effort
-    REFUSED = "refused"  # the verdict: rejected; or the engine itself has no room
+    ACCEPTED = "accepted"  # verdict: admitted, or best effort
+    REFUSED = "refused"  # verdict: rejected; or the engine itself has no capacity
     INVALID = "invalid"  # its body cannot be served
     OUTPUT = "output"  # bytes of the answer
-    ENDED = "ended"  # the engine has closed the answer as it should
+    ENDED = "ended"  # the engine has completed the answer
     ENGINE_REFUSED = "engine refused"  # the engine answered with an error status
-    ENGINE_LOST = "engine lost"  # the connection broke, or the engine stopped answering
-    BROKE = "broke"  # a fault of our own
-    RETURNED = "returned"  # the replica drains, and has not begun with it
-    CANCELLED = "cancelled"  # its client went away, or its router did
+    ENGINE_LOST = "engine lost"  # the connection was lost, or the engine stopped answering
+    BROKE = "broke"  # an internal error
+    RETURNED = "returned"  # the replica drains, and has not begun the request
+    CANCELLED = "cancelled"  # its client or its router disconnected
 
 
 class Do(StrEnum):
-    """What the shell must do when it happens."""
+    """Action of the shell on an event."""
 
     SEND = "send it to the engine"
     ANSWER_REJECTED = "answer: rejected"
@@ -56,7 +56,7 @@ class Do(StrEnum):
 
 
 class ImpossibleEvent(Exception):
-    """An event that cannot happen in this state: whoever reported it is wrong."""
+    """An event that cannot happen in this state, which is a defect of its sender."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"a request that is {state.value} cannot see: {event.value}")
@@ -65,7 +65,7 @@ class ImpossibleEvent(Exception):
 
 TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
     {
-        # state           event                     next             what the shell must do
+        # state           event                     next             action of the shell
         (State.DECIDING, Event.ACCEPTED): (State.WAITING, Do.SEND),
         (State.DECIDING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.DECIDING, Event.INVALID): (State.FAILED, Do.ANSWER_FAILED),
@@ -92,11 +92,11 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
 )
 
 ENDS = frozenset({State.REJECTED, State.FINISHED, State.FAILED, State.CANCELLED, State.RETURNED})
-"""States that a request never leaves."""
+"""Final states."""
 
 
 def after(state: State, event: Event) -> tuple[State, Do]:
-    """The next state, and what must be done. Raises ImpossibleEvent where the pair cannot happen."""
+    """Return the next state and the action. Raises ImpossibleEvent if the pair is not in the table."""
     found = TABLE.get((state, event))
     if found is None:
         raise ImpossibleEvent(state, event)
@@ -104,7 +104,7 @@ def after(state: State, event: Event) -> tuple[State, Do]:
 
 
 def page() -> str:
-    """The table as a page for people: a picture of the ways through it, then every pair."""
+    """Return the table as Markdown: a diagram of the transitions, then every pair."""
     return "\n".join([*_HEAD, *_picture(), "", *_rows(), ""])
 
 
