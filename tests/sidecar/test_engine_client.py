@@ -27,6 +27,9 @@ class Page:
     silent: bool = False
 
 
+ELSEWHERE = Page(status=307, headers="location: /elsewhere\r\n")
+
+
 @dataclass
 class Server:
     """An engine's HTTP side, with each of its pages as a test wants it. heads: what it was asked with."""
@@ -94,6 +97,8 @@ def card(id: str, **more: object) -> Page:
     [
         ({}, Probe(True, max_model_len=4096)),
         ({"health": Page(status=500)}, Probe(False, cause="/health answers 500")),
+        ({"health": ELSEWHERE}, Probe(False, cause="/health answers 307")),
+        ({"models": ELSEWHERE}, Probe(False, cause="/v1/models answers 307")),
         (
             {"models": Page(MODELS, 401)},
             Probe(False, cause="it requires another API key: set PENSTOCK_ENGINE_API_KEY"),
@@ -167,6 +172,20 @@ async def test_the_load_is_what_the_engines_metrics_say() -> None:
 async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
     async with talking({} if page is None else {"metrics": page}) as (client, _):
         assert await client.load() is None
+
+
+async def test_a_load_that_is_elsewhere_is_not_the_engines() -> None:
+    async with talking({"metrics": ELSEWHERE}) as (client, server):
+        server.pages["/elsewhere"] = Page(LOAD)
+        assert await client.load() is None
+
+
+async def test_a_list_of_models_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with talking() as (client, _):
+        monkeypatch.setattr(engine_client, "MOST_BYTES", len(MODELS))
+        assert (await client.probe()).ready
+        monkeypatch.setattr(engine_client, "MOST_BYTES", len(MODELS) - 1)
+        assert await client.probe() == Probe(False, cause=f"/v1/models is over {len(MODELS) - 1} bytes")
 
 
 async def test_metrics_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

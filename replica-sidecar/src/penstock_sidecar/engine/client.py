@@ -130,7 +130,7 @@ class EngineClient:
     async def load(self) -> EngineLoad | None:
         """Return the engine's load by its own metrics; None where it does not tell."""
         try:
-            async with self._probes.get(self._url + "/metrics") as response:
+            async with self._page("/metrics") as response:
                 page = await _within(MOST_BYTES, response.content.iter_any())
         except UNANSWERED:
             return None
@@ -139,21 +139,27 @@ class EngineClient:
     async def probe(self) -> Probe:
         """Ask the engine for its health and its model."""
         try:
-            async with self._probes.get(self._url + "/health") as health:
+            async with self._page("/health") as health:
                 if health.status != 200:
                     return Probe(ready=False, cause=f"/health answers {health.status}")
-            async with self._probes.get(self._url + "/v1/models") as models:
-                return self._judged(models.status, await models.read())
+            async with self._page("/v1/models") as models:
+                return self._judged(models.status, await _within(MOST_BYTES, models.content.iter_any()))
         except UNANSWERED as error:
             refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
             return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
 
-    def _judged(self, status: int, models: bytes) -> Probe:
-        """Return the probe's result by the engine's list of models."""
+    def _page(self, path: str) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Return one of the engine's own pages. A redirect is not followed: it leads to somebody else's."""
+        return self._probes.get(self._url + path, allow_redirects=False)
+
+    def _judged(self, status: int, models: bytes | None) -> Probe:
+        """Return the probe's result by the engine's list of models; None is one over the bound."""
         if status == 401:
             return Probe(ready=False, cause=f"it requires another API key: set {VARIABLE}")
         if status != 200:
             return Probe(ready=False, cause=f"/v1/models answers {status}")
+        if models is None:
+            return Probe(ready=False, cause=f"/v1/models is over {MOST_BYTES} bytes")
         cards = _cards(models)
         if other := other_model(cards, self._served):
             return Probe(ready=False, cause=other)
