@@ -29,15 +29,16 @@ class ClientScope:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.connection.on_gone = None
+        self.answered()
         try:
             await self._scope.__aexit__(kind, error, trace)
         except TimeoutError:
             raise ClientGone from None
 
     def answered(self) -> None:
-        """Note that the answer is complete with what is written next."""
-        self.connection.on_gone = None
+        """Note that the answer is complete with what is written next: then another request may be served."""
+        if self.connection.on_gone == self._cancel:
+            self.connection.on_gone = None
 
     def _cancel(self) -> None:
         self._scope.reschedule(0.0)
