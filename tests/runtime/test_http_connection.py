@@ -13,7 +13,7 @@ import openai
 import pytest
 import uvloop
 from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
-from penstock_runtime.client_connection import CLIENT
+from penstock_runtime.client_connection import CLIENT, ClientConnection
 from penstock_runtime.http_protocol import BoundedHttp, HttpBounds
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving
@@ -43,6 +43,12 @@ class App:
                 await answer(send, b"x" * 4 * MANY_BYTES)
             case "/endless":
                 await self._endless(scope, receive, send)
+            case "/waits":
+                await read_body(receive, MANY_BYTES)
+                gone = asyncio.Event()
+                scope["extensions"][CLIENT].on_gone = gone.set
+                await gone.wait()
+                self.gone.put_nowait(scope)
             case "/slow":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
@@ -243,6 +249,14 @@ async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
         connection._look_at_writes()
         assert transport.aborted
         connection.connection_lost(ConnectionAbortedError())
+
+
+async def test_an_empty_part_does_not_end_a_stream() -> None:
+    transport = FakeTransport()
+    client = ClientConnection(transport)
+    for data in (b"a", b"", b"b"):
+        assert client.write_part(data)
+    assert transport.written == b"1\r\na\r\n1\r\nb\r\n"
 
 
 async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:

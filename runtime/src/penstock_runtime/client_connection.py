@@ -40,10 +40,11 @@ class ClientConnection:
     def write_part(self, data: bytes) -> bool:
         """Write a part of a response that was started without a length.
 
-        Returns False if the buffer is full.
+        Returns False if the buffer is full. Writes nothing while the connection closes: uvloop would raise,
+        and the loss is reported soon.
         """
         if self.paused:
             return False
-        if not self._transport.is_closing():  # otherwise uvloop raises; the loss is reported soon
+        if data and not self._transport.is_closing():  # an empty chunk would end the response
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
