@@ -173,6 +173,27 @@ def test_junk_behind_a_request_changes_nothing_of_its_answer(run: Run) -> None:
     run(story())
 
 
+@on_each_loop
+def test_a_client_that_goes_after_a_long_body_is_noticed(run: Run) -> None:
+    """Its last part came while the app waited for it, and was more than is read ahead."""
+
+    async def story() -> None:
+        app = App()
+        async with served(app) as (server, address):
+            _, writer = await asyncio.open_connection(*address)
+            request = post("/waits", b"x" * 200_000)
+            writer.write(request[:-200_000])
+            async with asyncio.timeout(PATIENCE_S):
+                while not server.server_state.tasks:  # noqa: ASYNC110  uvicorn has no event for it
+                    await asyncio.sleep(0.002)
+                writer.write(request[-200_000:])
+                await writer.drain()
+                writer.close()
+                await app.gone.get()
+
+    run(story())
+
+
 def slow_reader(address: tuple[str, int], path: str) -> socket.socket:
     """A client that asks and never reads."""
     client = socket.socket()

@@ -190,9 +190,14 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Expect the next head, or close if this was the connection's last response."""
+        """Expect the next head, or close if this was the connection's last response.
+
+        Reading continues, so that a disconnect is noticed, unless a pipelined request waits.
+        """
         self._in_head, self._receiving = True, False
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer, self._linger_bytes = None, 0
