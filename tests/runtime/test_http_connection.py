@@ -280,6 +280,22 @@ async def test_an_empty_part_does_not_end_a_stream() -> None:
     assert transport.written == b"1\r\na\r\n1\r\nb\r\n"
 
 
+async def test_a_request_right_behind_a_refused_one_is_not_timed_as_an_idle_connection() -> None:
+    """The refused one's rest and it come in one piece, so nothing more comes from the client meanwhile."""
+    app = App()
+    async with served(app) as (server, _):
+        connection = BoundedHttp(server.config, server.server_state, {})
+        connection.connection_made(FakeTransport())
+        refused = post("/early", b"hello")
+        connection.data_received(refused[:-1])
+        await asyncio.wait(connection.tasks)
+        connection.data_received(refused[-1:] + post("/waits", b""))
+        assert connection.timeout_keep_alive_task is None
+        connection.connection_lost(ConnectionResetError())
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait(connection.tasks)
+
+
 async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     """Between the end of a connection and the app's hearing of it, the app writes on."""
     async with served(App()) as (server, _):

@@ -176,6 +176,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a head. Its first bytes are already counted, unless they arrived behind a body."""
         self._in_head = True
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # the place that ASGI defines
 
