@@ -174,6 +174,23 @@ def test_junk_behind_a_request_changes_nothing_of_its_answer(run: Run) -> None:
 
 
 @on_each_loop
+def test_junk_in_a_request_is_answered_behind_the_answer_before_it(run: Run) -> None:
+    async def story() -> None:
+        async with served(App()) as (_, address):
+            reader, writer = await asyncio.open_connection(*address)
+            chunked = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(post("/slow", b"") + chunked + b"no length\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                answered = await reader.read()
+            first, _, second = answered.partition(b"5\r\nended\r\n0\r\n\r\n")
+            assert first.startswith(b"HTTP/1.1 200 ")
+            assert second.startswith(b"HTTP/1.1 400 ")
+            writer.close()
+
+    run(story())
+
+
+@on_each_loop
 def test_a_client_that_goes_after_a_long_body_is_noticed(run: Run) -> None:
     """Its last part came while the app waited for it, and was more than is read ahead."""
 

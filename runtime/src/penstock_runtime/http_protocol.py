@@ -15,7 +15,7 @@ disconnect.
 
 import asyncio
 import http
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock_runtime.asgi import Receive, Scope, Send, answer_error
 from penstock_runtime.client_connection import CLIENT, ClientConnection
 from penstock_runtime.openai_errors import ApiError
 
@@ -249,6 +250,9 @@ class BoundedHttp(HttpToolsProtocol):
             super().shutdown()
             if self.cycle.response_started or not self._receiving:
                 return
+            if self.pipeline:  # it is answered after those before it
+                self.pipeline[0] = (self.cycle, _refusing(error))
+                return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._wire.write(_response(error))
@@ -321,6 +325,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(
             ApiError(408, f"the request's headers did not arrive within {head_s:g} s", "timeout_error")
         )
+
+
+def _refusing(error: ApiError) -> Callable[..., Awaitable[None]]:
+    """Return an app that answers with this error."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_error(send, error)
+
+    return refuse
 
 
 def _response(error: ApiError) -> bytes:
