@@ -33,6 +33,9 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.waiting_bytes
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """A test says when it is full."""
+
     def can_write_eof(self) -> bool:
         return True
 

@@ -263,6 +263,9 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.waiting_bytes
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """A test says when it is full."""
+
     def abort(self) -> None:
         self.aborted = True
 

@@ -9,14 +9,15 @@ from datetime import UTC, datetime, timedelta
 from errno import EMFILE
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
+from penstock_runtime.asgi import PIECE_BYTES, Receive, Scope, Send, answer, read_body
+from penstock_runtime.client_connection import CLIENT
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.serving import listen, serving
 from penstock_runtime.tls import server_context
@@ -91,6 +92,12 @@ class Client:
         found: bytes = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return found
 
+    def stop_reading(self) -> None:
+        cast(asyncio.Transport, self._writer.transport).pause_reading()
+
+    def write(self, request: bytes) -> None:
+        self._writer.write(request)
+
     async def echoed(self, text: bytes) -> bytes:
         """What comes back."""
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(text)
@@ -134,6 +141,35 @@ async def test_a_certificate_without_its_key_is_not_shown(identity: Identity) ->
         async with connected(address) as client:
             assert client.shown == before
             assert await client.echoed(b"hello") == b"hello"
+
+
+@on_each_loop
+def test_a_client_that_does_not_read_is_buffered_for_as_little_as_without_tls(
+    run: Run, identity: Identity
+) -> None:
+    """The loops' own bound under TLS is eight times as high."""
+
+    async def story() -> None:
+        buffered_bytes = asyncio.get_running_loop().create_future()
+
+        async def floods(scope: Scope, receive: Receive, send: Send) -> None:
+            client = scope["extensions"][CLIENT]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while client.write_part(b"x" * 1000):  # noqa: ASYNC110  the kernel's buffers tell nobody
+                await asyncio.sleep(0)
+            buffered_bytes.set_result(client._transport.get_write_buffer_size())
+            client.break_slow()
+
+        listener, tls = listen("127.0.0.1", 0), server_context(identity.cert, identity.key)
+        async with (
+            serving(floods, listener, 5.0, BOUNDS, tls),
+            connected(listener.getsockname()) as client,
+        ):
+            client.stop_reading()
+            client.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert PIECE_BYTES <= await buffered_bytes < 1.1 * PIECE_BYTES
+
+    run(story())
 
 
 async def test_a_client_that_begins_no_handshake_is_closed_in_time(identity: Identity) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock_runtime.asgi import Receive, Scope, Send, answer_error
+from penstock_runtime.asgi import PIECE_BYTES, Receive, Scope, Send, answer_error
 from penstock_runtime.client_connection import CLIENT, ClientConnection
 from penstock_runtime.openai_errors import ApiError
 
@@ -100,6 +100,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Start the timer of the first head."""
         self._wire, self._client = transport, ClientConnection(transport)
         self._extensions = {CLIENT: self._client}
+        transport.set_write_buffer_limits(PIECE_BYTES)  # by default 512 KiB under TLS
         seen = _Transport(
             self._write,
             transport.is_closing,
