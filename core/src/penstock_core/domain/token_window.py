@@ -1,10 +1,10 @@
-"""Where the judgement of TPOT begins anew: windows of tokens.
+"""Windows of tokens over which TPOT is judged.
 
-A tier's TPOT is judged over its whole answer (`mean`), over windows of ten tokens (`window`), or over every
-single gap (`max`). All three are windows of some length: 0 for the whole answer, 10, and 1. What is ahead of
-the target when a window ends is not carried into the next one.
+TPOT is judged over the whole answer (`mean`), over windows of ten tokens (`window`), or over every single gap
+(`max`). All three are windows of some length: 0 for the whole answer, 10, and 1. A lead over the target at
+the end of a window is not carried into the next one.
 
-These functions are plain arithmetic, so that compiled code calls them too.
+These functions use plain arithmetic, so that compiled code can call them.
 """
 
 from typing import TypeVar

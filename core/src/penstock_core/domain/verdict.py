@@ -1,24 +1,24 @@
-"""What admission answers. The same words stand in the gRPC enum, the metrics, the logs and the docs."""
+"""Verdicts of admission. The same words are in the gRPC enum, the metrics, the logs and the docs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a replica said no."""
+    """Why a replica rejects a request."""
 
-    PREFILL_BUDGET = "prefill_budget"  # the first token could not be in time
-    DECODE_BUDGET = "decode_budget"  # tokens could not keep their pace
+    PREFILL_BUDGET = "prefill_budget"  # the first token would be late
+    DECODE_BUDGET = "decode_budget"  # tokens would miss the TPOT target
     KV_MEMORY = "kv_memory"  # blocks at the predicted peak do not fit
-    NEVER = "never"  # not even on an idle replica: do not retry
+    NEVER = "never"  # not even an idle replica could meet the SLO: do not retry
     QUEUE_FULL = "queue_full"  # a bounded queue of the replica is full
-    DRAINING = "draining"  # the replica takes no new work
+    DRAINING = "draining"  # the replica takes no new requests
     ENGINE_DOWN = "engine_down"  # the engine does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Every SLO of the request will be kept.
+    """The replica expects to meet the request's SLO.
 
     ttft_predicted_s: from now to its first token, an upper bound under the time model.
     tpot_predicted_s: seconds per token after it, likewise.
@@ -30,14 +30,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class BestEffort:
-    """Accepted without a promise: surplus capacity only."""
+    """Accepted without an SLO: served in the remaining capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Not here, not now.
+    """Not accepted by this replica now.
 
-    earliest_s: from now until it could be admitted, as far as the planner can tell; becomes Retry-After.
+    earliest_s: seconds until it could be admitted, as far as the planner can tell; becomes Retry-After.
     """
 
     reason: Reason

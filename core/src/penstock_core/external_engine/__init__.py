@@ -1,1 +1,1 @@
-"""When a request enters an engine that schedules by itself: release control for any OpenAI engine."""
+"""Release control: when a request is sent to an OpenAI-compatible engine that schedules by itself."""

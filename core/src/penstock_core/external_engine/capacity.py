@@ -29,12 +29,12 @@ from penstock_core.timing.time_model import BatchWork
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much is kept in an engine that is not ours.
+    """Limits on what is sent to an external engine.
 
-    lead_s: how long before the prompts inside are done the next may go in, beside one iteration: the way to
-        the engine, so that it never waits for work that is there.
-    best_effort_share: most of the seats and of the memory that best effort may hold inside.
-    patience_s: from its arrival, until which a request is kept out for the sake of others' pace.
+    lead_s: seconds, besides one iteration, by which the next prompt is sent before those inside are computed:
+        the transfer time to the engine, so that it does not run idle while requests wait.
+    best_effort_share: largest share of slots and memory that best effort may hold inside.
+    patience_s: seconds from its arrival for which a request is held back to protect the TPOT of others.
     """
 
     lead_s: float = 0.02
@@ -43,13 +43,13 @@ class Window:
 
 
 class Refusal(NamedTuple):
-    """Why a request stays outside. passed_over: whether those behind it may go in before it."""
+    """Why a request is held. passed_over: whether later ones may be released before it."""
 
     passed_over: bool
 
 
 def refusal(view: ReplicaView, inside: Inside, job: Job, window: Window) -> Refusal | None:
-    """What keeps this job outside now; None where it may go in."""
+    """Return why this job is held now; None if it may be released."""
     jobs = (*inside.jobs, job)
     if job.best_effort and not _shared(view, [one for one in jobs if one.best_effort], window):
         return Refusal(passed_over=True)
@@ -61,13 +61,13 @@ def refusal(view: ReplicaView, inside: Inside, job: Job, window: Window) -> Refu
 
 
 def iteration_s(view: ReplicaView, decodes: Sequence[Job]) -> float:
-    """An iteration of these decodes alone."""
+    """Return the seconds of an iteration of these decodes alone."""
     context_tokens = sum(job.computed_tokens + 1 for job in decodes)
     return view.model.seconds(BatchWork(len(decodes), context_tokens))
 
 
 def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
-    """Whether so much best effort leaves the others their share. One may be there in any case."""
+    """Return whether this much best effort leaves the reserved share free. One may be inside in any case."""
     seats, blocks = view.limits.running, view.kv.total_blocks
     share = window.best_effort_share
     return len(surplus) == 1 or (
@@ -76,7 +76,7 @@ def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
 
 
 def _in_time(view: ReplicaView, inside: Inside, job: Job, window: Window) -> bool:
-    """Whether the paces inside are kept though this prompt is computed, or must not be minded."""
+    """Return whether decodes inside meet their TPOT despite this prompt, or the job cannot wait."""
     if view.now_s - job.request.arrival_s >= window.patience_s:
         return True
     alone_s = iteration_s(view, inside.decodes)
@@ -93,12 +93,12 @@ def _in_time(view: ReplicaView, inside: Inside, job: Job, window: Window) -> boo
 
 
 def _pace_kept(job: Job, pace_s: float, now_s: float, iterations: int, done_s: float) -> bool:
-    """Whether each of the tokens that come with these iterations is in time: the first and the last tell."""
+    """Return whether each token of these iterations is in time; the first and the last decide."""
     first_s = now_s + (done_s - now_s) / iterations
     return first_s <= job.due_s and done_s <= job.due_s + (iterations - 1) * pace_s
 
 
 def _can_keep(job: Job, now_s: float, alone_s: float) -> bool:
-    """Whether its last token can still be in time if nothing but decodes is computed from now on."""
+    """Return whether a job's last token can still be in time if only decodes are computed from now on."""
     left = job.output_tokens_left
     return now_s + left * alone_s <= job.due_s + (left - 1) * (job.pace_s or 0.0)

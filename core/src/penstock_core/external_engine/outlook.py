@@ -1,13 +1,12 @@
-"""What an engine that is not ours will be like once it has computed what it was given.
+"""Predicted state of an external engine after it has computed the prompts that it was given.
 
-Nothing that has gone into such an engine can be called back, paused or put behind others. It computes
-prompts first come first served, beside all its decodes, and tells of it by the tokens that come out. So
-whoever plans around it plans from the moment when the prompts inside are done: they decode by then, whoever
-decodes already has come a token further with every iteration, and nobody there gives way, best effort
-neither.
+A request inside such an engine cannot be taken back, paused or reordered. The engine computes prompts first
+come first served, beside all its decodes, and reports progress only by generated tokens. So planning starts
+from the moment when the prompts inside are computed: they decode by then, each other decode has generated one
+more token per iteration, and nothing inside is preempted, not even best effort.
 
-When that is, the time model says, from when the first of those prompts got its turn. An engine that is
-later than foreseen is taken to be done at the end of the iteration under way.
+The time model predicts that moment, from when the first of those prompts began. An engine that is later than
+predicted is assumed to be done at the end of the iteration in progress.
 """
 
 from collections.abc import Sequence
@@ -21,10 +20,10 @@ from penstock_core.forecast.prefill_queue import full_batches
 
 
 class Inside(NamedTuple):
-    """What an engine has been given, and has not ended.
+    """Requests that were sent to an engine and have not ended.
 
-    decodes: jobs with output. prefills: those without, in the order they went in.
-    since_s: when the first of `prefills` got its turn.
+    decodes: jobs with output. prefills: those without, in the order they were sent.
+    since_s: when the first of `prefills` began.
     """
 
     decodes: tuple[Job, ...] = ()
@@ -33,17 +32,17 @@ class Inside(NamedTuple):
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Everybody."""
+        """Return all jobs inside."""
         return (*self.decodes, *self.prefills)
 
     def joined_by(self, job: Job, now_s: float) -> "Inside":
-        """The same with one more."""
+        """Return these requests and one more."""
         since_s = self.since_s if self.prefills else now_s
         return Inside(self.decodes, (*self.prefills, job), since_s)
 
 
 class Course(NamedTuple):
-    """Of the prompts inside: how many iterations are left to them, how long each is, when they are done."""
+    """Prediction for the prompts inside: remaining iterations, duration of each, completion."""
 
     iterations: int
     iteration_s: float
@@ -51,7 +50,7 @@ class Course(NamedTuple):
 
 
 def course_of(view: ReplicaView, inside: Inside) -> Course:
-    """From now on. Without prompts it is the iteration under way."""
+    """Return the prediction from now on. Without prompts it is the iteration in progress."""
     count, context_tokens = len(inside.decodes), sum(job.computed_tokens + 1 for job in inside.decodes)
     batches = full_batches(view, inside.prefills, count, context_tokens)
     if not batches.iterations:
@@ -63,7 +62,7 @@ def course_of(view: ReplicaView, inside: Inside) -> Course:
 
 
 def outlook(view: ReplicaView, inside: Inside) -> ReplicaView:
-    """The view as planning needs it; in `view` stand those who wait outside, and nobody who is inside."""
+    """Return the view for planning. `view` has the held requests, and none that is inside."""
     course = course_of(view, inside)
     running = [_rooted(job) for job in inside.decodes]
     if inside.prefills:
@@ -76,7 +75,7 @@ def outlook(view: ReplicaView, inside: Inside) -> ReplicaView:
 
 
 def _rooted(job: Job) -> Job:
-    """A job that is inside: best effort has no deadline there, and does not give way either."""
+    """Return a job inside as planning sees it: best effort there has no deadline and cannot be preempted."""
     return job._replace(best_effort=False, due_s=inf, pace_s=None) if job.best_effort else job
 
 

@@ -1,18 +1,17 @@
-"""Who of those held before an engine that is not ours goes in now, and in which order.
+"""Selects the held requests that are sent to an external engine now, and their order.
 
-An engine that cannot be told what each iteration computes serves first come first served. So the order is
-made before it, as in the annealing paper's decoupled design [SLO-aware annealing, §4]: everybody who was
-admitted is held outside, and let in when the policy would have given tokens to it. The policy is asked what
-it is always asked, for the next step, in the picture of the moment when the prompts inside are done
-(`outlook`). Those of the held that this step computes go in, in its order, as far as there is room
-for all of their prompt at once (`capacity`): the step may have meant a chunk, but no such engine can be
-told that. Nobody with a promise is overtaken for want of room.
+An engine whose iterations cannot be planned serves first come first served. So the order is made before it,
+as in the annealing paper's decoupled design [SLO-aware annealing, §4]: admitted requests are held outside and
+released when the policy would give them tokens. The policy is asked for the next step as always, in the view
+of the moment when the prompts inside are computed (`outlook`). Held requests that this step computes are
+released in its order, as far as there is capacity for their whole prompts (`capacity`), because such an
+engine cannot be limited to a chunk. An admitted request is not overtaken for lack of capacity.
 
-Then it is asked again, for the step after that, until the engine has enough to go on with: an iteration,
-and the time of the way to it. What more there is stays where the policy can still change its mind. An
-engine with nothing inside gets somebody whatever the policy says.
+Then the policy is asked for the step after that, until the engine has work for an iteration and for the
+transfer time. The rest stays where the policy can still reorder it. An empty engine gets a request whatever
+the policy decides.
 
-Of a policy's steps, what cannot be carried out is: drafts, chunks, and preemption of what is inside.
+Parts of a step that cannot be executed: draft tokens, chunks, and preemption of requests inside.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +30,11 @@ NextStep = Callable[[ReplicaView, Memory], tuple[Step, Memory]]
 
 
 class Release(NamedTuple, Generic[Memory]):
-    """What is decided.
+    """Result of a decision.
 
-    let_in: of the held jobs, in the order in which they go in.
-    promote: best-effort jobs that are promised their targets from here on.
-    memory: what the policy remembers.
+    let_in: held jobs to send, in this order.
+    promote: best-effort jobs that are admitted from now on.
+    memory: the policy's memory.
     """
 
     let_in: tuple[RequestId, ...]
@@ -46,7 +45,7 @@ class Release(NamedTuple, Generic[Memory]):
 def release(
     next_step: NextStep[Memory], view: ReplicaView, inside: Inside, memory: Memory, window: Window
 ) -> Release[Memory]:
-    """Whom to let in now. In `view` wait those who are held; of what is inside, `inside` tells."""
+    """Return the jobs to release now. `view` has the held requests, `inside` those that were sent."""
     let_in: list[RequestId] = []
     promote: list[RequestId] = []
     while view.waiting and len(inside.jobs) < view.limits.running:
@@ -68,7 +67,7 @@ def release(
 
 
 def in_order_of_arrival(view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:
-    """A step for where the policy has failed: everybody, who waits longest first."""
+    """Return a step for a failed policy: all waiting jobs, the longest wait first."""
     return Step({job.request.id: job.pending_tokens for job in view.waiting}), memory
 
 
@@ -81,7 +80,7 @@ def _with_promoted(view: ReplicaView, ids: Sequence[RequestId]) -> ReplicaView:
 
 
 def _chosen(view: ReplicaView, inside: Inside, step: Step, window: Window) -> list[Job]:
-    """Those of the step's held jobs that there is room for, in its order."""
+    """Return the step's held jobs for which there is capacity, in its order."""
     held = {job.request.id: job for job in view.waiting}
     asked = [held[job_id] for job_id in step.tokens if job_id in held]
     if not inside.jobs and not asked:

@@ -1,32 +1,37 @@
-"""How many requests an engine that is not ours runs at once, as far as it lets anybody know.
+"""Slots of an external engine, as far as it reveals them.
 
-The pool says a number. The engine may have been started with a smaller one, or run out of memory earlier,
-and shows that in two ways: it refuses a request for want of room, or it says that some wait in its own
-queue. Then no more are let in than it was running. That is relaxed a little with every second that shows no
-such thing.
+The pool configures a number. The engine may have fewer slots, or run out of memory earlier. It shows that by
+rejecting a request for lack of capacity, or by reporting a queue of its own. Then no more requests are sent
+than it was running. The limit is raised a little with every second without such a sign.
 
-A queue seen once may be of requests that have just come in, so only one that is seen twice in a row counts.
+A single report of a queue may be about requests that have just been sent, so only two in a row count.
 """
 
 from typing import NamedTuple
 
 RELAXED_BY = 8
-"""One seat more a second for each so many there are."""
+"""Slots per added slot and second."""
 
 
 class Seats(NamedTuple):
-    """limit: the pool's word. most: that are filled now. queued: whether a queue was seen last time."""
+    """limit: the configured slots.
+
+    most: slots that are used now. queued: whether the last report had a queue.
+    """
 
     limit: int
     most: int
     queued: bool = False
 
     def refused(self, inside: int) -> "Seats":
-        """The engine had no room for one more beside so many."""
+        """Return the slots after the engine rejected a request beside this many."""
         return self._replace(most=max(min(self.most, inside), 1))
 
     def told(self, running: int, waiting: int) -> "Seats":
-        """The engine says how many it runs, and how many wait in it. Heard once a second."""
+        """Return the slots after the engine's report of running and queued requests.
+
+        Called once per second.
+        """
         if not waiting:
             return self.relaxed()
         if not self.queued:
@@ -34,5 +39,5 @@ class Seats(NamedTuple):
         return self._replace(most=max(min(self.most, running), 1))
 
     def relaxed(self) -> "Seats":
-        """A second has passed without a sign that there are too many."""
+        """Return the slots after a second without a sign of too many requests."""
         return Seats(self.limit, min(self.most + self.most // RELAXED_BY + 1, self.limit))

@@ -1,6 +1,6 @@
-"""Many jobs as columns of numbers: arithmetic over hundreds of them costs a few operations of NumPy.
+"""Jobs as NumPy columns, so that arithmetic over hundreds of jobs takes a few array operations.
 
-Transposing tuples reads them several times faster than asking each job for one attribute after another.
+Transposing tuples is several times faster than reading each job's attributes.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from penstock_core.domain.request import Job
 
 
 class JobColumns(NamedTuple):
-    """One element a job, named as `Job` names them; `size_tokens` are its prompt and what came out so far.
+    """One element per job, named as in `Job`; `size_tokens` are its prompt and its generated tokens.
 
-    output_tokens_left: at least one. pace_s: infinite where none was promised.
+    output_tokens_left: at least one. pace_s: TPOT target, infinite without one.
     """
 
     size_tokens: Ints
@@ -27,7 +27,7 @@ class JobColumns(NamedTuple):
     pace_s: Floats
 
     def of(self, chosen: Bools | Ints) -> "JobColumns":
-        """Some of the jobs."""
+        """Return some of the jobs."""
         return JobColumns(
             self.size_tokens[chosen],
             self.computed_tokens[chosen],
@@ -39,12 +39,12 @@ class JobColumns(NamedTuple):
 
     @property
     def pending_tokens(self) -> Ints:
-        """Tokens whose keys and values are still to be computed."""
+        """Return the tokens whose keys and values are not computed yet."""
         return self.size_tokens - self.computed_tokens
 
     @property
     def decoding(self) -> Bools:
-        """Whether one more token computed gives one more token out."""
+        """Return whether computing one more token generates one."""
         decoding: Bools = (self.generated_tokens > 0) & (self.pending_tokens == 1)
         return decoding
 
@@ -55,7 +55,7 @@ def transposed(jobs: Sequence[Job]) -> Any:
 
 
 def columns(jobs: Sequence[Job]) -> JobColumns:
-    """The columns of these jobs, in their order."""
+    """Return the columns of these jobs, in order."""
     of, count = transposed(jobs), len(jobs)
     generated = np.fromiter(of.generated_tokens, np.int64, count)
     return JobColumns(

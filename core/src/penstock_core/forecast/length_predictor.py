@@ -1,18 +1,18 @@
-"""How long an answer will be, from the lengths of those that have finished [SOLA, §4.3].
+"""Predicts the length of an answer from the lengths of finished ones [SOLA, §4.3].
 
-Answers of one tier to prompts of like length are alike, so lengths are counted per tier and per power of
-two of prompt tokens. A prediction is a quantile of the lengths longer than what is already there: an answer
-that has outlived most is expected to be one of the long ones. Planning wants a high quantile, because an
-answer that outgrows its prediction takes memory that was promised to others.
+Answers of one tier to prompts of similar length are similar, so lengths are counted per tier and per power of
+two of prompt tokens. A prediction is a quantile of the lengths above the present one: an answer that has
+outlived most is expected to be a long one. Planning needs a high quantile, because an answer that exceeds its
+prediction takes memory of other admitted requests.
 
-Counts are few at first, so each level leans on the one above it, with the weight of a few answers: a prompt
-bucket on its tier, the tier on a prior. The prior is the chat service in the Azure 2023 trace (mean 211,
-median 129 output tokens): lognormal with median 128 and sigma 1, which has the same mean and the 0.9
-quantile at 461.
+Counts are small at first, so each level has the level above it as prior, with the weight of a few answers: a
+prompt bucket its tier, the tier a fixed prior. That is the chat service in the Azure 2023 trace (mean 211,
+median 129 output tokens): lognormal with median 128 and sigma 1, which has the same mean and the 0.9 quantile
+at 461.
 
-Lengths are kept as counts in bins that grow by a tenth, uniform within a bin. Old answers fade: a newer one
-weighs more by a little each time, which is the same as forgetting and costs nothing. An answer cut short by
-its token limit says only that it was longer: its weight goes to longer lengths, as they are believed to be.
+Lengths are counted in bins that grow by a tenth, uniform within a bin. Old answers decay: each newer one
+weighs a little more, which is equivalent to decay and costs nothing. An answer that its token limit has cut off was
+longer: its weight goes to longer lengths, by the present distribution.
 """
 
 from bisect import bisect_right
@@ -30,25 +30,25 @@ Floats = npt.NDArray[np.float64]
 
 PLANNING_QUANTILE = 0.9
 SURE_QUANTILE = 0.02
-"""Where one answer in fifty is shorter, the others are sure to be as long."""
+"""Quantile of lengths that an answer almost surely reaches: one in fifty is shorter."""
 
 PRIOR_MEDIAN_TOKENS, PRIOR_SIGMA = 128.0, 1.0
 LEAN_ANSWERS = 20.0
-"""How many answers of its own a level needs to outweigh the level above it."""
+"""Answers of its own with which a level weighs as much as the level above it."""
 
 MEMORY_ANSWERS = 2000.0
-"""Answers of a tier after which one has faded to a third."""
+"""Answers of a tier after which one has decayed to a third."""
 
 LONGEST_TOKENS = 1 << 18
-"""Longer answers are not told apart."""
+"""Largest length that is counted separately."""
 
 BINS_PER_DOUBLING = 8
 HEAVIEST_ANSWER = 1e12
-"""Weight of a new answer at which a tier's counts are brought back to scale."""
+"""Weight of a new answer at which a tier's counts are rescaled."""
 
 
 def _bin_edges() -> list[float]:
-    """From 0 by ones, then by a tenth, to the longest answer there is."""
+    """Return the edges: from 0 by ones, then by a tenth, to the largest length."""
     edges = [0.0]
     while edges[-1] < LONGEST_TOKENS:
         edges.append(max(edges[-1] + 1, round(edges[-1] * 2 ** (1 / BINS_PER_DOUBLING))))
@@ -62,7 +62,7 @@ MIDDLES = np.array([(below + above) / 2 for below, above in pairwise(EDGES)])
 
 
 def _prior_longer(tokens: float) -> float:
-    """Share of answers that are longer, before any has been seen."""
+    """Return the prior share of answers that are longer."""
     if tokens <= 0:
         return 1.0
     return 0.5 * (1 - erf(log(tokens / PRIOR_MEDIAN_TOKENS) / (PRIOR_SIGMA * sqrt(2))))
@@ -72,7 +72,7 @@ PRIOR = np.array([_prior_longer(below) - _prior_longer(above) for below, above i
 
 
 class Lengths(NamedTuple):
-    """A distribution of lengths, told from its end: what lies above each edge of the bins.
+    """A distribution of lengths by what lies above each edge of the bins.
 
     longer: share of answers longer than the edge, 1 at the first and 0 at the last.
     moment: their share times their mean length.
@@ -82,7 +82,7 @@ class Lengths(NamedTuple):
     moment: Floats
 
     def quantile(self, share: float, generated_tokens: int) -> float:
-        """The length that this share of the answers longer than `generated_tokens` stays within."""
+        """Return the length that this share of the answers longer than `generated_tokens` does not exceed."""
         target = (1 - share) * self._longer_than(generated_tokens)
         above = min(int(np.searchsorted(-self.longer, -target, side="right")), BINS)
         low, high = float(self.longer[above - 1]), float(self.longer[above])
@@ -90,7 +90,7 @@ class Lengths(NamedTuple):
         return EDGES[above - 1] + within * (EDGES[above] - EDGES[above - 1])
 
     def mean(self, generated_tokens: int, most_tokens: int) -> float:
-        """Mean of the answers longer than `generated_tokens`, each counted as `most_tokens` at most."""
+        """Return the mean of the answers longer than `generated_tokens`, each capped at `most_tokens`."""
         left = self._longer_than(generated_tokens)
         if left <= 0:
             return float(most_tokens)
@@ -116,12 +116,12 @@ class Lengths(NamedTuple):
 
 
 def _bin_above(tokens: float) -> int:
-    """Index of the edge above a length; of the last edge where there is none."""
+    """Return the index of the edge above a length; the last edge's if there is none."""
     return min(bisect_right(EDGES, tokens), BINS)
 
 
 def _lengths(shares: Floats) -> Lengths:
-    """The distribution with these shares of answers in its bins."""
+    """Return the distribution with these shares of answers in its bins."""
     return Lengths(_sum_above(shares), _sum_above(shares * MIDDLES))
 
 
@@ -140,7 +140,7 @@ class _Counts:
     total: float = 0.0
 
     def add(self, first: int, shares: Floats, weight: float) -> None:
-        """An answer: shares of it, which are 1 together, in the bins from `first` on."""
+        """Add an answer: shares that sum to 1, in the bins from `first` on."""
         self.bins[first : first + len(shares)] += shares * weight
         self.total += weight
 
@@ -149,14 +149,14 @@ class _Counts:
         self.total *= factor
 
     def leaning_on(self, shares: Floats, answer: float) -> Floats:
-        """Shares by bin, where one new answer weighs `answer`, and the level above as much as a few."""
+        """Return the shares by bin, with the level above as prior. answer: weight of one new answer."""
         lean = LEAN_ANSWERS * answer
         return (self.bins + lean * shares) / (self.total + lean)
 
 
 @dataclass(slots=True)
 class _Tier:
-    """What is known of one tier. `believed` is made from the counts when asked for, until they change."""
+    """Counts of one tier. `believed` is computed from them on demand, until they change."""
 
     counts: _Counts = field(default_factory=_Counts)
     buckets: dict[int, _Counts] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class _Tier:
 
 
 class LengthPredictor:
-    """Learns lengths as answers finish. Not a value: it keeps its counts and changes them in place.
+    """Learns lengths as answers finish. It is mutable: counts are updated in place.
 
     Memory is bounded by tiers × 18 prompt buckets × 129 bins.
     """
@@ -174,7 +174,7 @@ class LengthPredictor:
         self._tiers: dict[str, _Tier] = {}
 
     def observe(self, tier: str, prompt_tokens: int, output_tokens: int, *, cut_short: bool = False) -> None:
-        """An answer has finished; `cut_short` where its token limit ended it."""
+        """Count a finished answer. cut_short: its token limit ended it."""
         known = self._tiers.setdefault(tier, _Tier())
         bucket = _prompt_bucket(prompt_tokens)
         counts = known.buckets.setdefault(bucket, _Counts())
@@ -196,18 +196,18 @@ class LengthPredictor:
         *,
         quantile: float = PLANNING_QUANTILE,
     ) -> int:
-        """The whole length of an answer of which `generated_tokens` are there.
+        """Return the predicted length of an answer of which `generated_tokens` exist.
 
-        More than those, and otherwise at most `most_tokens`. Never falls as an answer grows, nor as the
-        quantile rises.
+        It is above those, and otherwise at most `most_tokens`. Monotone in the generated tokens and in the
+        quantile.
         """
         tokens = self._lengths(tier, prompt_tokens).quantile(quantile, generated_tokens)
         return max(ceil(min(tokens, most_tokens)), generated_tokens + 1)
 
     def sure(self, request: Request) -> int:
-        """What its answer is almost surely not shorter than.
+        """Return the length that an answer almost surely reaches.
 
-        0 where thinking has a pace of its own, whose last window is judged: nobody can tell where it ends.
+        0 if thinking has its own TPOT target, because its end, where its last window is judged, is unknown.
         """
         if request.targets.answer_tpot_s is not None:
             return 0
@@ -217,7 +217,7 @@ class LengthPredictor:
     def mean(
         self, tier: str, prompt_tokens: int, generated_tokens: int, most_tokens: int = LONGEST_TOKENS
     ) -> float:
-        """The mean length of such an answer. `most_tokens` is above `generated_tokens`."""
+        """Return the mean length of such an answer. `most_tokens` is above `generated_tokens`."""
         return self._lengths(tier, prompt_tokens).mean(generated_tokens, most_tokens)
 
     def _lengths(self, tier: str, prompt_tokens: int) -> Lengths:
@@ -232,7 +232,7 @@ class LengthPredictor:
         return lengths
 
     def _beyond(self, tier: str, prompt_tokens: int, index: int) -> Floats:
-        """Where an answer cut off in a bin would have ended: shares of the bins from it on."""
+        """Return where an answer cut off in a bin would have ended: shares of the bins from it on."""
         longer = self._lengths(tier, prompt_tokens).longer[index:]
         shares: Floats = (longer[:-1] - longer[1:]) / longer[0]
         return shares

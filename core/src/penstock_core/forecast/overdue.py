@@ -1,42 +1,46 @@
-"""When a request that its engine has taken counts as lost.
+"""Decides when a request in its engine counts as lost.
 
-An engine may take a request and never go on with it, while its health check answers as ever. What it should
-have done by now is the planner's own forecast, so a request is lost once it is late against that by more than
-an allowance: nine times the forecast, no less than what stops a sound engine, no more than the pool says.
+An engine may accept a request and never continue it, while its health check succeeds. The planner forecasts
+what it should have done by now, so a request is lost once it is late against that forecast by more than an
+allowance: nine times the forecast, at least the longest pause of a healthy engine, at most the pool's
+    setting.
 
-What counts as a sign of progress depends on where the request is:
+The expected sign of progress depends on where the request is:
 
-- running: its own tokens, one an iteration;
-- queued: anything the engine does, since a long queue is no fault; and its own start, once the work of all
-  that are there would have been done ten times;
-- coming: a place in the engine's report, which names all that it holds;
-- unseen: its end. Nothing shows how far a whole answer is where the engine does not report, so its forecast
-  is the wait and the longest answer that it may have.
+- running: its own tokens, one per iteration;
+- queued: any progress of the engine, since a long queue is not a failure; and its own start, once the work of
+  all present requests would have been done ten times;
+- coming: an entry in the engine's report, which lists all its requests;
+- unseen: its end. If the engine does not report, nothing shows how far an answer is, so its forecast is the
+  wait and the longest answer that it may have.
 """
 
 from enum import StrEnum
 from typing import NamedTuple
 
 TIMES = 9.0
-"""Forecasts are off by less: the histogram of the time model's error ends at 2."""
+"""Allowed ratio to the forecast.
+
+Forecast errors are smaller: the histogram of the time model's error ends at 2.
+"""
 
 LEAST_S = 20.0
-"""A sound engine stops for seconds: a kernel compiled or a graph captured at first use, a machine paused."""
+"""Longest pause of a healthy engine: a kernel compiled or a graph captured at first use, a paused machine."""
 
 
 class Where(StrEnum):
-    """Where a request is at its engine, as far as is known."""
+    """Where a request is in its engine, as far as is known."""
 
     RUNNING = "running"
     QUEUED = "queued"
-    COMING = "coming"  # sent, and not in reports that name all
-    UNSEEN = "unseen"  # sent, and nothing shows it before it ends
+    COMING = "coming"  # sent, and not in reports that list all requests
+    UNSEEN = "unseen"  # sent, and not visible before it ends
 
 
 class Signs(NamedTuple):
-    """What was last heard of a request.
+    """Last signs of a request.
 
-    own_s: when it was sent, or last went on. engine_s: when its engine last showed any sign.
+    own_s: when it was sent or last progressed. engine_s: when its engine last progressed.
     """
 
     where: Where
@@ -45,7 +49,7 @@ class Signs(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The planner's forecast for it.
+    """The planner's forecast for a request.
 
     first_s: until its first token. step_s: an iteration. work_s: all work there, in full batches.
     tokens: most that its answer may have.
@@ -58,7 +62,7 @@ class Expected(NamedTuple):
 
 
 def is_overdue(signs: Signs, expected: Expected, now_s: float, most_s: float) -> bool:
-    """Return whether a request counts as lost. most_s: longest that it may be later than its forecast."""
+    """Return whether a request counts as lost. most_s: largest allowed delay against its forecast."""
     own_s = now_s - signs.own_s
     start_s = max(expected.first_s, expected.step_s, expected.work_s)
     if signs.where is Where.QUEUED:
@@ -74,5 +78,5 @@ def is_overdue(signs: Signs, expected: Expected, now_s: float, most_s: float) ->
 
 
 def patience_s(forecast_s: float, most_s: float) -> float:
-    """Return how long to wait for what is forecast to take so long."""
+    """Return how long to wait for an event that is forecast to take this long."""
     return forecast_s + min(max(TIMES * forecast_s, LEAST_S), most_s)

@@ -1,7 +1,7 @@
-"""How long prompts take that an engine computes one after the other, in full batches beside its decodes.
+"""Duration of prompts that an engine computes one after the other, in full batches beside its decodes.
 
-So works every engine that is left to itself: first come first served, as many tokens of prompts in each
-iteration as it may have beside one of every decode.
+This models engines that schedule by themselves: first come first served, each iteration filled with prompt
+tokens up to its token budget, beside one token of each decode.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from penstock_core.timing.time_model import BatchWork, chunk_work
 
 
 class Batches(NamedTuple):
-    """So many iterations, and what they take together."""
+    """A number of iterations, and their total duration."""
 
     iterations: int
     seconds: float
 
 
 def full_batches(view: ReplicaView, queue: Sequence[Job], decodes: int, context_tokens: int) -> Batches:
-    """The iterations until the last of the queue is computed, beside decodes with so much context."""
+    """Return the iterations until the queue is computed, beside decodes with this much context."""
     tokens = sum(job.pending_tokens for job in queue)
     if not tokens:
         return Batches(0, 0.0)

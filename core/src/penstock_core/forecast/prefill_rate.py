@@ -1,8 +1,8 @@
-"""How fast prefill goes beside decodes, as a fluid [SLOs-Serve, §3.2.2, PB*].
+"""Rate of prefill beside decodes, as a fluid [SLOs-Serve, §3.2.2, PB*].
 
-While decodes run, the engine works in periods: one batch each, every decode with its token (and drafts) in
-it. A period is no longer than the tightest TPOT target, times the tokens that a decode generates in it, and
-than the longest batch (`batch_length`). What it has left beside the decodes is prefill.
+While decodes run, the engine works in periods of one batch, which has every decode with its token (and draft
+tokens). A period is at most the smallest TPOT target, times the tokens that a decode generates in it, and at
+most the longest batch (`batch_length`). The rest of the period is prefill.
 """
 
 from math import inf
@@ -15,13 +15,13 @@ from penstock_core.timing.time_model import BatchWork, TimeModel
 
 
 class PrefillRate(NamedTuple):
-    """Duration of a period, and prompt tokens a second; 0 where decodes leave nothing."""
+    """Duration of a period, and prompt tokens per second; 0 if decodes use the whole period."""
 
     period_s: float
     tokens_s: float
 
     def seconds(self, model: TimeModel, tokens: Any, work: Any) -> Any:
-        """Return how long prefills of so many tokens and so much attention take: of one, or of arrays."""
+        """Return the seconds of prefills with these tokens and this attention: numbers or arrays."""
         attention_s = model.scale * model.prefill_work_s * work
         return attention_s + (tokens / self.tokens_s if self.tokens_s else inf)
 

@@ -1,15 +1,15 @@
-"""What a replica says of itself: how much it holds, and what its planner expects of one request more.
+"""A replica's snapshot: its load, and its planner's forecast for one more request.
 
-A router cannot ask every replica for a verdict, so each sends a few numbers along with its frames. Counts say
-what is there. The forecast says what that means for a newcomer, in the planner's own terms: how long it would
-wait for its prefill, how fast that would go, how long an iteration takes, how much memory is left at the
-future peak. It is a forecast, not a promise; admission still decides.
+A router cannot ask every replica for a verdict, so each replica sends a few numbers with its frames. Counts
+give its present load. The forecast gives the effect on a new request: how long its prefill would wait, how
+fast it would be, how long an iteration takes, how much memory is free at the future peak. It does not commit
+the replica; admission still decides.
 
-The prefill queue is a fluid (`prefill_rate`): prefills one after the other by deadline, at the rate that is
-left beside the decodes which run by then. Best effort is counted and not forecast, since it is preempted.
-Durations count from the moment of the snapshot, so they cross to another clock unharmed.
+The prefill queue is modelled as a fluid (`prefill_rate`): prefills one after the other by deadline, at the
+rate that the decodes which run by then leave. Best effort is counted but not forecast, since it is preempted.
+Times are durations from the moment of the snapshot, so clocks need not agree.
 
-Sidecar and simulated replicas make theirs here, in one pass over columns.
+Sidecars and simulated replicas use this code, in one pass over columns.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_works
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A replica in numbers. The defaults are what is known of one that has said nothing.
+    """Load and forecast of a replica. The defaults are those of a replica without a snapshot.
 
-    running, waiting, best_effort: requests; those without a promise are among the first two as well.
-    prefill_tokens_left: prompt tokens of its requests that are still to be computed.
-    work_s: what everything it has accepted takes an engine whose batches are full.
-    prefill_wait_s: until a prefill behind all others would begin; infinite where decodes leave nothing.
-    prefill_slack_s: how much longer all prefills there may take without any of them being late.
-    prefill_tokens_s: prompt tokens a second, beside what decodes by then.
+    running, waiting, best_effort: requests; the first two include best effort.
+    prefill_tokens_left: prompt tokens of its requests that are not computed yet.
+    work_s: time of an engine with full batches for all accepted work.
+    prefill_wait_s: until a prefill behind all others would begin; infinite if decodes leave no time.
+    prefill_slack_s: how much longer all prefills may take without any of them being late.
+    prefill_tokens_s: prompt tokens per second, beside the decodes by then.
     step_s: an iteration of its decodes alone.
-    tightest_pace_s: the pace that its iterations are held to; infinite for none.
-    kv_tokens_headroom: free at the future peak of what was accepted.
+    tightest_pace_s: smallest TPOT target of its decodes; infinite for none.
+    kv_tokens_headroom: free tokens at the future peak of all accepted requests.
     """
 
     running: int = 0
@@ -57,10 +57,10 @@ class Snapshot:
 
 
 def makes_sense(said: Snapshot) -> bool:
-    """Return whether these are durations and rates; NaN and what is below zero are not.
+    """Return whether all durations and rates are valid: neither NaN nor negative.
 
-    A peer of another version, or a faulty one, may send anything. A NaN compares with nothing, so it would
-    decide every order's choice.
+    A peer of another version, or a faulty one, may send anything. All comparisons with NaN are false, so it
+    would decide every order's choice.
     """
     return (
         said.work_s >= 0
@@ -73,7 +73,7 @@ def makes_sense(said: Snapshot) -> bool:
 
 
 def snapshot(view: ReplicaView) -> Snapshot:
-    """The replica of this view."""
+    """Return the snapshot of this view."""
     everybody = (*view.running, *view.waiting)
     jobs = columns(everybody)
     promised = np.fromiter([not job.best_effort for job in everybody], np.bool_, len(everybody))
@@ -98,7 +98,7 @@ def snapshot(view: ReplicaView) -> Snapshot:
 
 
 class _Queue(NamedTuple):
-    """The prefills with a promise, one after the other by deadline."""
+    """The prefills with an SLO, one after the other by deadline."""
 
     rate: PrefillRate
     tightest_pace_s: float
@@ -111,7 +111,7 @@ def _queue(view: ReplicaView, jobs: JobColumns, promised: Bools, free_in_s: floa
     prefills = jobs.of(~jobs.decoding & promised)
     prefills = prefills.of(np.argsort(prefills.due_s, kind="stable"))
     paces_s = jobs.pace_s[promised]
-    kept_s = paces_s[paces_s >= view.model.seconds(BatchWork(1))]  # of the others nobody can be kept
+    kept_s = paces_s[paces_s >= view.model.seconds(BatchWork(1))]  # smaller targets cannot be met in any case
     tightest_s = float(kept_s.min(initial=inf))
     by_then = _decodes(jobs, decoding)._replace(tokens=int(decoding.sum()) + len(prefills.due_s))
     rate = prefill_rate(view, by_then, tightest_s)
@@ -129,14 +129,17 @@ def _decodes(jobs: JobColumns, decoding: Bools) -> BatchWork:
 
 
 def _work_s(model: TimeModel, jobs: JobColumns) -> float:
-    """Every token still to be computed, at what one more costs in a large batch."""
+    """Return the time of every token that is not computed yet, at its marginal cost in a large batch."""
     token_s = max(term.token_s for term in model.terms)
     tokens = jobs.pending_tokens.sum() + jobs.output_tokens_left.sum() - len(jobs.due_s)
     return model.scale * token_s * float(tokens)
 
 
 def _headroom_blocks(view: ReplicaView, promised: JobColumns, queue: _Queue) -> int:
-    """Blocks that stay free if nobody else comes. A prefill may start as late as the queue is long."""
+    """Return the blocks that stay free without new requests.
+
+    A prefill may start as late as the queue is long.
+    """
     step_s, queued = queue.rate.period_s, ~promised.decoding
     longest = queue.wait_s / step_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
     delay = np.where(queued, int(longest), 0)

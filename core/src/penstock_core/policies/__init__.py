@@ -1,4 +1,4 @@
-"""The schedulers there are, by the name a pool gives in `scheduling.policy`."""
+"""The policies, by the name in a pool's `scheduling.policy`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,14 +18,14 @@ from penstock_core.policies.vllm_legacy import VllmLegacy
 
 
 def _slos_serve(knobs: Knobs) -> Policy[Any]:
-    """Imported where it is built: its batch plans are compiled, and numba takes half a second to import."""
+    """Import on use: batch plans are compiled, and numba takes half a second to import."""
     from penstock_core.policies.slos_serve.policy import SlosServe
 
     return SlosServe(aging_s=knobs.aging_s)
 
 
 def _annealing(knobs: Knobs) -> Policy[Any]:
-    """Imported where it is built, as above."""
+    """Import on use, as above."""
     from penstock_core.policies.annealing.policy import Annealing
 
     return Annealing(aging_s=knobs.aging_s)
@@ -61,7 +61,7 @@ class UnknownPolicy(KeyError):
 
 
 def build(name: str, knobs: Knobs | None = None) -> Policy[Any]:
-    """The policy of this name. Raises UnknownPolicy."""
+    """Return the policy of this name. Raises UnknownPolicy."""
     if name not in POLICIES:
         raise UnknownPolicy(name, tuple(POLICIES))
     return POLICIES[name](knobs or Knobs())

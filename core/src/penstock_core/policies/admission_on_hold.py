@@ -1,12 +1,12 @@
-"""Whether a request that is held may start: whether everybody who runs, and it, can be served to the end.
+"""Whether a held request may start: all running requests, and it, must be able to finish within their SLOs.
 
-Two things are asked, for the jobs whose promises can still be kept:
+Two conditions, for jobs that can still meet their SLO:
 
-- Memory at the future peak of the set: they end at different times, so it is less than the sum of their peaks
-  (`kv_forecast`). What others hold does not count, since they give it back on demand.
-- Pace: a batch of all their decodes takes no longer than the tightest pace among them.
+- Memory at the future peak of the set, which is less than the sum of their peaks because they end at
+  different times (`kv_forecast`). Memory of other jobs does not count, since they are preempted on demand.
+- TPOT: a batch of all their decodes takes at most the smallest TPOT target among them.
 
-Whoever starts is counted from then on. An empty replica starts anybody.
+A job that starts counts from then on. An empty replica starts any job.
 """
 
 from itertools import islice
@@ -21,11 +21,14 @@ from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.timing.time_model import BatchWork
 
 MOST_CANDIDATES = 16
-"""Held requests that are looked at in one step, in their order: more than can start in it."""
+"""Held requests that are examined per step, in order: more than can start in it."""
 
 
 class Holding:
-    """Who may start in one step. `live`: jobs whose promise can be kept, prefills as they are served."""
+    """Decides which jobs may start in one step.
+
+    `live`: jobs that can meet their SLO, prefills in service order.
+    """
 
     def __init__(self, view: ReplicaView, live: Work, decodes: Beat) -> None:
         running = [job for jobs in live for job in jobs if job.computed_tokens]
@@ -40,7 +43,7 @@ class Holding:
         self._pace_s = min([job.pace_s for job in running if job.pace_s is not None], default=inf)
 
     def starts(self, job: Job) -> bool:
-        """Whether it may start; then it is counted."""
+        """Return whether a job may start; if so, it counts from then on."""
         row = self._row_of.get(job.request.id)
         if row is None:
             return False
@@ -54,7 +57,7 @@ class Holding:
         return True
 
     def _token_s(self, context_tokens: int) -> float:
-        """Seconds per token of one more decode beside all that run."""
+        """Return the seconds per token of one more decode beside all running ones."""
         drafts = self._beat.work.spec_steps
         work = BatchWork((self._running + 1) * (1 + drafts), context_tokens, 0.0, drafts)
         return self._view.model.seconds(work) / self._beat.tokens

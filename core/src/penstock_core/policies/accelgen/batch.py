@@ -1,22 +1,22 @@
 """AccelGen's batching on two resources [AccelGen, §4.4, Algorithms 1 and 2].
 
-Algorithm 1: urgent requests and running decodes first, in ascending remaining time. Where they want more
-tokens or blocks than there are, those with the most remaining time give way: of tokens by sitting the
-iteration out, of blocks by preemption. A decode that would be late for sitting out is served before prompts:
-it takes one token, and a prompt can be cut.
+Algorithm 1: urgent requests and running decodes first, in ascending remaining time. If they need more tokens
+or blocks than there are, those with the most remaining time skip the iteration (tokens) or are preempted
+(blocks). A decode that would be late by skipping is served before prompts: it takes one token, and a prompt
+can be cut.
 
 Algorithm 2: of the other prompts, those whose remaining time is within γ of the first. A prompt that does not
-fit whole is cut to what is left of tokens or of blocks. Again and again the one is added whose demand is
-nearest to what is left, both scaled to their totals, until none fits. If there is room then, the next γ.
+fit whole is cut to the remaining tokens or blocks. Repeatedly, the prompt is added whose demand is nearest to
+the remaining resources, both scaled to their totals, until none fits. Then the next γ, if anything remains.
 
 Exclusive allocation (§4.2): a prompt is only cut while no other is unfinished, unless it is urgent. One long
-prompt at a time has the KV cache to itself and frees it sooner; whole prompts pass it by.
+prompt at a time has the KV cache to itself and frees it sooner; whole prompts overtake it.
 
-Two rules keep preemption from feeding itself; without them it does, once the cache is full. A prompt starts
-only where blocks are free for all of it beside what unfinished ones still need, as the paper's engine
-allocated them; its pseudocode would start it with the blocks there are, and prompts that fill the cache half
-done end only by preemption. And an urgent prompt takes blocks from a decode only where that one has the time
-to be computed again: else one target is saved by breaking another.
+Two rules bound preemption, which would otherwise cause further preemption once the cache is full. A prompt
+starts only if there are free blocks for all of it beside what unfinished ones still need, as the paper's
+engine allocated them. By the paper's pseudocode it would start with the free blocks, and half-computed
+prompts that fill the cache end only by preemption. And an urgent prompt takes blocks only from a decode that
+has time to be computed again; otherwise one target would be met by missing another.
 """
 
 from collections.abc import Sequence
@@ -31,24 +31,26 @@ from penstock_core.policies.accelgen.token_budget import Budget
 
 
 class Demand(NamedTuple):
-    """What a prompt would take of an iteration."""
+    """Tokens and blocks of a prompt in an iteration."""
 
     tokens: int
     blocks: int
 
 
 class Prompt(NamedTuple):
-    """A prompt in the group. whole: what all of it would take."""
+    """A prompt in the group. whole: demand of all of it."""
 
     job: Job
     whole: Demand
 
 
 def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_effort: Sequence[Job]) -> None:
-    """Decodes that cannot wait; urgent prompts and other decodes by time left [Algorithm 1, lines 1-4].
+    """Add decodes that cannot wait, then urgent prompts and other decodes by remaining time [Algorithm 1,
+    lines 1-4].
 
-    claims: everybody's. A decode that needs a block takes it from whoever has the most remaining time; an
-    urgent prompt only from decodes that have enough.
+    claims: of all jobs. A decode that needs a block preempts the job with the most remaining time; an urgent
+        prompt
+    only decodes that have enough.
     """
     in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
     idle = [job for job in best_effort if job.computed_tokens > 0]
@@ -70,7 +72,7 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
 
 
 def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: Sequence[Job]) -> None:
-    """The prompt, where those with time left can give it the blocks that it lacks."""
+    """Add the prompt, if jobs with remaining time can free the blocks that it needs."""
     seats, blocks = int(job.computed_tokens == 0), batch.blocks_wanted(job, job.pending_tokens) + spared
     others = [v for v in reversed(patient) if not _served(batch, v)]
     could_be_free = batch.free_blocks + sum([batch.view.kv.blocks_for(v.computed_tokens) for v in others])
@@ -80,7 +82,7 @@ def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: S
 
 
 def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: float) -> None:
-    """Prompts into what is left, those with the least remaining time first [Algorithm 1, lines 5-7]."""
+    """Add prompts to the rest of the batch, the least remaining time first [Algorithm 1, lines 5-7]."""
     owed = _owed(batch, claims)
     queue = sorted([c for c in claims if not _served(batch, c.job)], key=_patience)
     while queue and _left_tokens(batch, room) > 0:
@@ -93,7 +95,7 @@ def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: flo
 def _fill_with_nearest(
     batch: OpenBatch, group: list[Prompt], room: Budget, owed: dict[RequestId, int]
 ) -> None:
-    """The one nearest to what is left, until none fits [Algorithm 2]. Keeps `owed` up to date."""
+    """Add the prompt nearest to the remaining resources, until none fits [Algorithm 2]. Updates `owed`."""
     while group:
         left = Demand(_left_tokens(batch, room), batch.free_blocks)
         unowed = left.blocks - sum(owed.values())
@@ -117,13 +119,13 @@ def _fill_with_nearest(
 def _wasted(
     batch: OpenBatch, prompt: Prompt, demand: Demand, left: Demand, all_tokens: int
 ) -> tuple[float, int]:
-    """Less is nearer; of two alike one that need not be cut."""
+    """Return the sort key: smallest distance first; of equal ones a prompt that is not cut."""
     unused = distance(demand, left, all_tokens, batch.view.kv.total_blocks)
     return unused, prompt.whole.tokens - demand.tokens
 
 
 def distance(demand: Demand, left: Demand, all_tokens: int, all_blocks: int) -> float:
-    """How much of both resources would still be unused, as shares of all there is."""
+    """Return the unused share of both resources after this demand."""
     return hypot((left.tokens - demand.tokens) / all_tokens, (left.blocks - demand.blocks) / all_blocks)
 
 
@@ -137,9 +139,9 @@ def _left_tokens(batch: OpenBatch, room: Budget) -> int:
 
 
 def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[RequestId, int]) -> Demand | None:
-    """What the prompt takes, cut to what is left where it may be; None where it does not fit.
+    """Return the prompt's demand, cut to the remaining resources if allowed; None if it does not fit.
 
-    unowed: what is left beside the blocks that prompts under way still need, its own included.
+    unowed: resources beside the blocks that running prompts still need, its own included.
     """
     job, whole = prompt
     blocks = unowed.blocks + owed.get(job.request.id, 0)
@@ -154,12 +156,12 @@ def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[Request
 
 
 def _may_be_cut(job: Job, owed: dict[RequestId, int]) -> bool:
-    """Whether it is under way already, or nobody else is."""
+    """Return whether a prompt may be cut: it is running already, or no other is."""
     return not owed or job.request.id in owed
 
 
 def _owed(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]:
-    """Blocks still to come of the prompts that will be half done after this iteration, as it stands."""
+    """Return the blocks still needed by prompts that are half computed after this iteration."""
     owed: dict[RequestId, int] = {}
     for job in [claim.job for claim in claims if not claim.job.decoding]:
         tokens = batch.tokens.get(job.request.id, 0)
@@ -170,7 +172,7 @@ def _owed(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]:
 
 
 def _blocks_after(batch: OpenBatch, job: Job, tokens: int) -> int:
-    """Blocks that the rest of a prompt needs after so many more of its tokens."""
+    """Return the blocks that the rest of a prompt needs after this many more of its tokens."""
     return batch.blocks_wanted(job, job.pending_tokens) - batch.blocks_wanted(job, tokens)
 
 

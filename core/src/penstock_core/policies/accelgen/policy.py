@@ -1,17 +1,17 @@
-"""**accelgen.** Fills every iteration to the tightest time between tokens, and memory along with it.
+"""**accelgen.** Sizes every iteration by the tightest time between tokens, and fills memory with it.
 
-Choose it where prompts of a few hundred tokens and of many thousands share a replica, tiers differ widely in
-pace, and nobody may be refused. The budget of a batch follows the tightest decode in it, never beyond where
-throughput saturates. Who is about to miss a target comes first; among those with alike time left it takes
-prompts that together use up both tokens and KV blocks. One long prompt at a time is cut into chunks, so it
-ends sooner and short ones pass it by.
+Choose it if prompts of a few hundred tokens and of many thousands share a replica, TPOT targets of tiers
+differ widely, and no request may be rejected. The token budget of a batch follows its tightest decode, up to
+where throughput saturates. Requests that are about to miss a target come first; among those with similar
+remaining time it selects prompts that together use up tokens and KV blocks. One long prompt at a time is cut
+into chunks, so it ends sooner and short ones overtake it.
 
-Costs: refuses nothing, and whoever is past saving still stands first in the queue. Memory is taken as it is
-free, not as it will be needed, so answers that grow preempt one another under load. A tier with a very tight
-pace makes every batch small while one of its requests decodes.
+Costs: rejects nothing, and requests that can no longer meet their SLO stay first in the queue. Memory is
+allocated as it is free, not by forecast, so growing answers preempt one another under load. A tier with a
+very tight TPOT makes every batch small while one of its requests decodes.
 
-Knobs: `gamma_s`, how alike remaining times count as equal; `reading_tbt_s`, the pace of those promised none;
-`aging_s`, the TTFT of those promised none, and how long best effort waits for its turn.
+Knobs: `gamma_s`, difference of remaining times that counts as equal; `reading_tbt_s`, TPOT of requests
+without a target; `aging_s`, TTFT of those without one, and how long best effort waits for its turn.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 
 class Remembered(NamedTuple):
-    """Between two steps: mean tokens of a prompt's chunk, 0 before the first; preemptions."""
+    """State between steps: mean tokens of a prompt's chunk, 0 before the first; preemptions."""
 
     chunk_tokens: float = 0.0
     pauses: Pauses = Pauses()
@@ -55,15 +55,15 @@ class AccelGen:
     aging_s: float = Knobs().aging_s
 
     def start(self) -> Remembered:
-        """Nothing seen yet."""
+        """Return the initial state."""
         return Remembered()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
-        """Token budget, order, then both algorithms; best effort in what is left."""
+        """Apply token budget, order, then both algorithms; best effort uses the rest."""
         served, best_effort = self._sorted_out(view)
         decodes = [job for job in served if job.decoding]
         room = budget(view, decodes, self.reading_tbt_s)
@@ -83,7 +83,7 @@ class AccelGen:
         return claim(job, view.now_s, tempo, self.reading_tbt_s, self.aging_s)
 
     def _sorted_out(self, view: ReplicaView) -> tuple[list[Job], list[Job]]:
-        """Those with their turn, the oldest best effort among them once it has waited long; and the rest."""
+        """Return the jobs to serve, with the oldest best-effort job once it is overdue, and the rest."""
         oldest = oldest_waiting_too_long(view, self.aging_s)
         everybody = (*view.running, *view.waiting)
         best_effort = [job for job in everybody if job.best_effort and not _is(job, oldest)]
@@ -95,7 +95,7 @@ def _is(job: Job, other: Job | None) -> bool:
 
 
 def _mean_chunk(mean: float, batch: OpenBatch) -> float:
-    """L_c after this batch. A chunk of a single token passes for a decode."""
+    """Return L_c after this batch. A chunk of a single token counts as a decode."""
     chunks = [tokens for tokens in batch.tokens.values() if tokens > 1]
     if not chunks:
         return mean

@@ -1,21 +1,21 @@
 """AccelGen's order: how long a request can still wait [AccelGen, §4.3].
 
-A request's remaining time is what its target leaves after the wait so far and the work still to do:
+A request's remaining time is its target minus the wait so far and the remaining work:
 
     T_r = SLO − T_w − T_e        T_e = N_ck · T_max        N_ck = ⌈S_r / L_c⌉, 1 for a decode
 
-With due times that is `due − now − T_e`. A decode's due time follows the judgement of its tier, so one that
-is judged by a mean may wait on what it has run ahead.
+With deadlines that is `due − now − T_e`. A decode's deadline follows its tier's judge, so one that is judged
+by a mean may wait as long as it is ahead.
 
 A target for the whole job is spread evenly over its N_ck chunks and S_g tokens:
 
     T_e = N_ck · T_max + S_g · (T_max + P_max · P)        T_r = (SLO_JCT − T_e) / (N_ck + S_g)
 
-What an iteration over- or under-uses is carried to the next in full. The sum of what was allowed and what was
-used is then a fixed time table: iteration j has to start by arrival + (j + 1) · SLO_JCT / (N_ck + S_g) less
-its own length. So nothing needs to be remembered of a job to carry its allowance over.
+What an iteration uses less or more is carried over to the next in full. The sum of allowed and used time is
+then a fixed schedule: iteration j must start by arrival + (j + 1) · SLO_JCT / (N_ck + S_g) minus its own
+duration. So no state per job is needed.
 
-P_max · P is the time lost to preemption per token: how long one lasted at most, times how often one happens.
+P_max · P is the time lost to preemption per token: the longest duration of one, times their frequency.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ from penstock_core.domain.request import Job, RequestId
 from penstock_core.domain.slo import next_token_due_s
 
 LEARNING_RATE = 0.05
-"""Of the mean chunk and of how often requests are preempted: twenty iterations, about a second."""
+"""Weight of a new observation in the means of chunks and preemptions: twenty iterations, about a second."""
 
 
 class Pauses(NamedTuple):
-    """Preemptions as they are seen: a request with tokens that waits is paused.
+    """Observed preemptions: a waiting request with generated tokens is preempted.
 
-    since: when each that is paused now was first seen so. longest_s: P_max. share: P, per token generated.
+    since: when each preempted request was first seen so. longest_s: P_max. share: P, per generated token.
     """
 
     since: Mapping[RequestId, float] = {}
@@ -42,12 +42,12 @@ class Pauses(NamedTuple):
 
     @property
     def per_token_s(self) -> float:
-        """P_max · P."""
+        """Return P_max · P."""
         return self.longest_s * self.share
 
 
 class Tempo(NamedTuple):
-    """What a job's own work is expected to take.
+    """Expected duration of a job's own work.
 
     chunk_tokens: L_c. iteration_s: T_max. pause_s: lost to preemption per token.
     """
@@ -57,15 +57,15 @@ class Tempo(NamedTuple):
     pause_s: float = 0.0
 
     def chunks(self, tokens: int) -> int:
-        """N_ck of so many prompt tokens."""
+        """Return N_ck of this many prompt tokens."""
         return ceil(tokens / self.chunk_tokens)
 
 
 class Claim(NamedTuple):
     """A request in the queue.
 
-    urgent: it keeps its target only if it is in the next iteration.
-    recompute_s: all its chunks, if it were preempted.
+    urgent: it meets its target only if it is in the next iteration.
+    recompute_s: time of all its chunks if it were preempted.
     """
 
     remaining_s: float
@@ -75,9 +75,9 @@ class Claim(NamedTuple):
 
 
 def claim(job: Job, now_s: float, tempo: Tempo, reading_s: float, patience_s: float) -> Claim:
-    """The request with its remaining time.
+    """Return the request with its remaining time.
 
-    reading_s: pace of a decode that was promised none. patience_s: TTFT of a prompt that was promised none.
+    reading_s: TPOT of a decode without a target. patience_s: TTFT of a prompt without a target.
     """
     targets = job.request.targets
     chunks = 1 if job.decoding else tempo.chunks(job.pending_tokens)
@@ -102,7 +102,7 @@ def _due_s(job: Job, reading_s: float, patience_s: float) -> float:
 
 
 def _jct_remaining_s(job: Job, jct_s: float, now_s: float, tempo: Tempo) -> float:
-    """By the time table of the whole job, as it was laid out on its arrival."""
+    """Return the remaining time by the schedule of the whole job, as made at its arrival."""
     prompt_chunks = tempo.chunks(job.request.prompt_tokens)
     chunks_done = prompt_chunks if job.decoding else prompt_chunks - tempo.chunks(_prompt_tokens_left(job))
     iterations = prompt_chunks + max(job.output_tokens, 1)
@@ -116,7 +116,7 @@ def _prompt_tokens_left(job: Job) -> int:
 
 
 def pauses_after(pauses: Pauses, view: ReplicaView, tokens: int) -> Pauses:
-    """Pauses with what this view shows, `tokens` being decoded in it."""
+    """Return the preemptions after this view, in which `tokens` are decoded."""
     paused = [job.request.id for job in view.waiting if job.generated_tokens > 0]
     new = len([job_id for job_id in paused if job_id not in pauses.since])
     return Pauses(
