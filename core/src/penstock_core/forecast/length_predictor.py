@@ -11,8 +11,8 @@ median 129 output tokens): lognormal with median 128 and sigma 1, which has the 
 at 461.
 
 Lengths are counted in bins that grow by a tenth, uniform within a bin. Old answers decay: each newer one
-weighs a little more, which is equivalent to decay and costs nothing. An answer that its token limit has cut off was
-longer: its weight goes to longer lengths, by the present distribution.
+weighs a little more, which is equivalent to decay and costs nothing. An answer that its token limit has cut
+off was longer: its weight goes to longer lengths, by the present distribution.
 """
 
 from bisect import bisect_right

@@ -1,14 +1,14 @@
-"""**fastserve.** Who has had the least time goes first: multi-level feedback queues, lengths unknown.
+"""**fastserve.** Serves the requests with the least service time first: multi-level feedback queues.
 
-Choose it where answers differ much in length, nobody can predict them, and the mean latency counts. Requests
-sink through five queues as they use up time; a long prompt joins further down at once; upper queues are
-served first, at every iteration [FastServe, §4; five queues as in AccelGen's comparison]. Where memory runs
-out, a request of an upper queue takes it from the lowest.
+Choose it if answers differ much in length, lengths cannot be predicted, and mean latency counts. Requests
+sink through five queues as they use time; a long prompt starts in a lower queue; upper queues are served
+first, at every iteration [FastServe, §4; five queues as in AccelGen's comparison]. If memory runs out,
+requests of the lowest queues are preempted for those of upper ones.
 
-Costs: who is preempted here computes its tokens again, where FastServe swaps them to the host; so past
-capacity much work is done twice. A request that sank is served in fits and starts, which no pace survives.
-It knows no SLO and refuses nobody. Knobs: `queues`; `aging_s`, after which somebody who was not served
-starts again at the top; the engine's `limits.batch_tokens`.
+Costs: a preempted request is computed again here, whereas FastServe swaps it to the host, so beyond capacity
+much work is done twice. A request in a low queue is served irregularly and misses its TPOT target. It knows
+no SLO and rejects nothing. Knobs: `queues`; `aging_s`, time without service after which a request moves to
+the top queue; the engine's `limits.batch_tokens`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,21 +26,21 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class FastServe:
-    """Skip-join feedback queues. Remembers where everybody who was served stands."""
+    """Skip-join feedback queues. The state is the queue and service time of each served request."""
 
     queues: int = 5
     aging_s: float = Knobs().aging_s
 
     def start(self) -> Standings:
-        """Nobody has been served."""
+        """Return the initial state."""
         return {}
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Standings) -> tuple[Step, Standings]:
-        """The next batch, and where everybody stands after it."""
+        """Return the next batch, and the state after it."""
         queues = queues_of(view.model, self.queues, self.aging_s, view.now_s)
         by_queue = _by_queue(view, queues, memory)
         step = _form(view, by_queue).step()
@@ -48,7 +48,7 @@ class FastServe:
 
 
 def _by_queue(view: ReplicaView, queues: Queues, memory: Standings) -> list[tuple[list[Job], list[Job]]]:
-    """For each queue, from the top: its running jobs, then its waiting ones, in their order."""
+    """Return for each queue, from the top, its running jobs and its waiting ones, in order."""
     by_queue: list[tuple[list[Job], list[Job]]] = [([], []) for _ in queues.quanta_s]
     for i, jobs in enumerate((view.running, view.waiting)):
         for job in jobs:
@@ -57,7 +57,7 @@ def _by_queue(view: ReplicaView, queues: Queues, memory: Standings) -> list[tupl
 
 
 def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) -> OpenBatch:
-    """Queue after queue until the batch is full; behind a newcomer that does not fit nobody else starts."""
+    """Fill the batch queue by queue. Behind a new request that does not fit, no other starts."""
     batch, starting = OpenBatch(view), True
     victims = reversed([job for running, _ in by_queue for job in running])
     for running, waiting in by_queue:
@@ -70,9 +70,10 @@ def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) ->
 
 
 def _started(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> bool:
-    """Start a newcomer, at the cost of running jobs that are not in the batch, where that is enough.
+    """Start a new request by preempting running jobs outside the batch, if that suffices.
 
-    Those are all of lower queues, since running jobs of its own and of upper ones were served before it.
+    Those are all in lower queues, because running jobs of its own queue and of upper ones were served before
+    it.
     """
     blocks = batch.blocks_wanted(job, job.pending_tokens)
     if not batch.has_room(blocks, 1) and not _enough_idle(batch, blocks):
@@ -83,7 +84,7 @@ def _started(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> bool:
 
 
 def _enough_idle(batch: OpenBatch, blocks: int) -> bool:
-    """Whether a seat and so many blocks would be free without those who run and are not in the batch."""
+    """Return whether a slot and this many blocks are free without running jobs outside the batch."""
     idle_blocks = [
         batch.view.kv.blocks_for(job.computed_tokens)
         for job in batch.view.running
@@ -93,7 +94,7 @@ def _enough_idle(batch: OpenBatch, blocks: int) -> bool:
 
 
 def _after(view: ReplicaView, queues: Queues, memory: Standings, step: Step) -> Standings:
-    """Everybody's standing once the step is done; those that have left are forgotten."""
+    """Return the state after the step, without jobs that have left."""
     after: dict[str, Standing] = {}
     for jobs in (view.running, view.waiting):
         for job in jobs:

@@ -1,14 +1,14 @@
-"""**fcfs.** One batch of requests after the other, in order of arrival, each served to its end.
+"""**fcfs.** Static batches in order of arrival, each served to its end.
 
-Choose it as the floor of every comparison, or for offline work where order matters and latency does not: it
-is how servers batched before requests could join a batch that runs (FasterTransformer's static batches),
-and the order that the annealing paper starts from. The queue is cut where memory at everybody's predicted
-last token, or seats, run out. A batch's prompts are computed whole, then all of it decodes together; who
-ends early leaves, but nobody joins until the last has ended. Nobody is preempted while predictions hold.
+Choose it as the lower bound of comparisons, or for offline work where order matters and latency does not: it
+is how servers batched before requests could join a running batch (FasterTransformer's static batches), and
+the order from which the annealing paper starts. The queue is cut where memory at all predicted last tokens,
+or slots, run out. A batch's prompts are computed whole, then all of it decodes together. Requests that end
+early leave, but none joins until the last has ended. Without wrong predictions nothing is preempted.
 
-Costs: a batch lasts as long as its longest answer, while seats and memory of the others stand empty, and
-every arrival waits for its end. It knows no SLO and refuses nobody. One knob, the engine's: `limits.running`,
-how many make a batch.
+Costs: a batch lasts as long as its longest answer, while slots and memory of finished requests are idle, and
+every arrival waits for its end. It knows no SLO and rejects nothing. One knob, the engine's:
+`limits.running`, the size of a batch.
 """
 
 from collections.abc import Sequence
@@ -22,23 +22,23 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.unconditional_admission import admit_everyone
 
 Members = frozenset[RequestId]
-"""The requests of the batch that is being served, those that have left included."""
+"""Requests of the present batch, including those that have left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fcfs:
-    """Static batches, first come first served. Remembers who is in the batch."""
+    """Static batches, first come first served. The state is the set of the batch's requests."""
 
     def start(self) -> Members:
-        """No batch."""
+        """Return the initial state: no batch."""
         return frozenset()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Members) -> tuple[Step, Members]:
-        """Prompts of the batch that are not computed, else its decodes; the next batch where it has ended."""
+        """Compute the batch's prompts, else its decodes; start the next batch if it has ended."""
         waiting = [job for job in view.waiting if job.request.id in memory]
         if not view.running and not waiting:
             waiting = next_batch(view)
@@ -47,7 +47,7 @@ class Fcfs:
 
 
 def next_batch(view: ReplicaView) -> list[Job]:
-    """The longest head of the queue that fits at everybody's last token; one request at least."""
+    """Return the longest prefix of the queue that fits at all last tokens; at least one request."""
     left_blocks, batch = view.kv.total_blocks, list[Job]()
     for job in view.waiting[: view.limits.running]:
         left_blocks -= view.kv.blocks_for(job.request.prompt_tokens + job.output_tokens)

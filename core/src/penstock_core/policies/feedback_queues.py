@@ -1,12 +1,13 @@
 """Skip-join multi-level feedback queues [FastServe, §4].
 
-Shortest job first without knowing lengths: a job that has had much time is likely to need more, so it sinks
-from queue to queue, and those above are served first. A queue's quantum is the time that a job may take in it
-before it sinks; the first queue's is the shortest iteration there is, each further one's twice the one above.
+They approximate shortest job first with unknown lengths: a job that has used much time is likely to need
+more, so it sinks from queue to queue, and upper queues are served first. A queue's quantum is the time that a
+job may use in it before it sinks; the first queue's is the shortest possible iteration, each further one's is
+doubled.
 
-Joining the first queue would make every long prompt sink before its first token. Its length is known, so a
-newcomer *skips* to the first queue whose quantum covers its prefill. A job that nobody served for
-`starvation_s` starts again in the first queue.
+Starting in the first queue would make every long prompt sink before its first token. Its length is known, so
+a new request *skips* to the first queue whose quantum covers its prefill. A job without service for
+`starvation_s` moves to the first queue.
 """
 
 from bisect import bisect_left
@@ -18,7 +19,7 @@ from penstock_core.timing.time_model import BatchWork, TimeModel
 
 
 class Standing(NamedTuple):
-    """A job's place: its queue, the time it has had in it, and when it was served last."""
+    """A job's position: its queue, the time used in it, and its last service."""
 
     queue: int
     used_s: float
@@ -26,13 +27,13 @@ class Standing(NamedTuple):
 
 
 Standings = Mapping[RequestId, Standing]
-"""Of jobs that have been served; the others stand where they would join."""
+"""Positions of jobs that have been served; the others are where they would join."""
 
 
 class Queues(NamedTuple):
-    """The queues of one moment.
+    """The queues at one moment.
 
-    quanta_s: one for each. prompt_tokens: the longest prompt that joins it, of all but the last.
+    quanta_s: one per queue. prompt_tokens: the longest prompt that joins each queue but the last.
     """
 
     quanta_s: tuple[float, ...]
@@ -41,7 +42,7 @@ class Queues(NamedTuple):
     now_s: float
 
     def standing(self, job: Job, standings: Standings) -> Standing:
-        """Where a job stands now."""
+        """Return the present position of a job."""
         known = standings.get(job.request.id)
         if known is None:
             queue, used_s = bisect_left(self.prompt_tokens, job.pending_tokens), 0.0
@@ -51,7 +52,7 @@ class Queues(NamedTuple):
         return known
 
     def served(self, standing: Standing, duration_s: float) -> Standing:
-        """The standing after an iteration of this length that the job was part of."""
+        """Return the position after an iteration of this duration with the job."""
         queue, used_s = standing.queue, standing.used_s + duration_s
         if used_s >= self.quanta_s[queue] and queue + 1 < len(self.quanta_s):
             queue, used_s = queue + 1, 0.0
@@ -59,7 +60,7 @@ class Queues(NamedTuple):
 
 
 def queues_of(model: TimeModel, count: int, starvation_s: float, now_s: float) -> Queues:
-    """So many queues for an engine of this speed."""
+    """Return `count` queues for an engine of this speed."""
     shortest_s = model.seconds(BatchWork(1))
     quanta_s = tuple([shortest_s * 2**i for i in range(count)])
     prompt_tokens = tuple([model.tokens_within(quantum_s) for quantum_s in quanta_s[:-1]])

@@ -1,14 +1,15 @@
-"""**fluidserve.** Hold a request while its deadline allows; shed it only when that is about to be lost.
+"""**fluidserve.** Holds a request while its deadline allows, and sheds it only when its SLO is about to be
+lost.
 
-Choose it where bursts are short and arrivals can wait a little: a request that does not fit now may fit in a
-moment, when others have ended, and one that was refused at once would have been lost for nothing. A request
-starts when memory lasts until everybody's predicted end, when all decodes would still keep the tightest pace
-with it, in order of deadline. Until then it is held; who can't be in time any more is shed: served
-behind all others, and first to give its memory back [after FluidServe].
+Choose it if bursts are short and arrivals can wait: a request that does not fit now may fit soon, when others
+have ended, whereas an immediate rejection would be final. Requests start in order of deadline, if memory
+lasts until all predicted ends and all decodes would still meet the smallest TPOT target. Until then they are
+held. Requests that can no longer meet their SLO are shed: served behind all others, and preempted first
+[after FluidServe].
 
-Costs: nobody is told. A client whose request is held learns at its deadline what a refusal would have told
-at once, when another replica could still have served it. Starting is greedy, one by one: no plan weighs
-which of several to keep. Wrong lengths are wrong memory.
+Costs: clients are not notified. A client whose request is held learns at its deadline what a rejection would
+have said immediately, when another replica could still have served it. Starting is greedy, one by one: no
+plan weighs which of several requests to start. Wrong lengths cause wrong memory forecasts.
 
 Knobs: `most_prompt_tokens` of a batch; the engine's `limits.batch_tokens`.
 """
@@ -28,20 +29,23 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class FluidServe:
-    """Starts by deadline what fits to its end, holds the rest, sheds the lost. Remembers who was shed."""
+    """Starts requests by deadline if they fit to their end, holds the rest, sheds the lost.
+
+    The state is the shed jobs.
+    """
 
     most_prompt_tokens: int = 1024
 
     def start(self) -> Lost:
-        """Nobody was shed."""
+        """Return the initial state."""
         return frozenset()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Lost) -> tuple[Step, Lost]:
-        """The next batch, and who was shed."""
+        """Return the next batch, and the shed jobs."""
         decodes = beat(view)
         live, behind = divided(view, memory, decodes)
         by_deadline = Work(live.decodes, sorted(live.prefills, key=deadline_order))

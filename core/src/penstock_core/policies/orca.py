@@ -1,14 +1,13 @@
-"""**orca.** Iteration-level batching with memory reserved to the last token that a request may ask for.
+"""**orca.** Iteration-level batching with memory reserved up to the longest answer that a request allows.
 
-Choose it where a request must never lose its memory once it runs: nobody is preempted, ever. Requests join
-and leave at every iteration, whole prompts beside decodes, in order of arrival. A newcomer starts when the
-KV cache could hold it and everybody running at their longest (`max_tokens`), and a slot is free [Orca,
-Algorithm 1].
+Choose it if a running request must never lose its memory: nothing is preempted. Requests join and leave at
+every iteration, whole prompts beside decodes, in order of arrival. A new request starts when the KV cache
+could hold it and all running ones at their longest (`max_tokens`), and a slot is free [Orca, Algorithm 1].
 
-Costs: most answers end long before their limit, so most of the memory is reserved for nothing and few
-requests run at once; a whole prompt stops all decodes while it is computed. It knows no SLO and refuses
-nobody. Knobs are the engine's: `limits.running`, its slots (AccelGen's comparison gives it 8), and
-`limits.batch_tokens`, beyond which a prompt goes in chunks.
+Costs: most answers end long before their limit, so most reserved memory stays unused and few requests run at
+once; a whole prompt stops all decodes while it is computed. It knows no SLO and rejects nothing. Knobs are
+the engine's: `limits.running`, its slots (AccelGen's comparison uses 8), and `limits.batch_tokens`, beyond
+which a prompt is computed in chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +24,17 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class Orca:
-    """First come first served, with reservations. Remembers nothing between steps."""
+    """First come first served, with reservations. Stateless."""
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """The next batch."""
+        """Return the next batch."""
         batch = OpenBatch(view)
         run_on(batch, view.running)
         start(batch, _reserved(view), whole=True)
@@ -43,7 +42,7 @@ class Orca:
 
 
 def _reserved(view: ReplicaView) -> Iterator[Job]:
-    """Waiting jobs in order of arrival, until the first whose longest does not fit beside all others'."""
+    """Yield waiting jobs by arrival, until the first whose longest answer does not fit beside the others'."""
     left_blocks = view.kv.total_blocks - sum([_longest_blocks(view, job) for job in view.running])
     for job in view.waiting:
         left_blocks -= _longest_blocks(view, job)
@@ -53,6 +52,6 @@ def _reserved(view: ReplicaView) -> Iterator[Job]:
 
 
 def _longest_blocks(view: ReplicaView, job: Job) -> int:
-    """Blocks at its last token, and no more than there are: alone, everybody may run."""
+    """Return the blocks at its last token, at most all there are, because alone every request may run."""
     longest_tokens = job.request.prompt_tokens + job.request.max_output_tokens
     return min(view.kv.blocks_for(longest_tokens), view.kv.total_blocks)

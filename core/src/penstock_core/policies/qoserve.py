@@ -1,14 +1,14 @@
-"""**qoserve.** Prompt chunks as large as decodes' slack allows; who can't be in time any more waits behind.
+"""**qoserve.** Sizes prompt chunks by the slack of decodes; requests that can no longer be in time wait.
 
-Choose it where tiers differ and nothing may be refused: batches are long while decodes are ahead of their
-pace and short while they are not, so the token budget need not be tuned, and in a burst those who can still
-be in time are not made late by those who can't [Niyama; QoServe]. Prompts go by deadline plus `work_weight`
-times their own prefill time: under load a short one goes first that is due a little later.
+Choose it if tiers differ and nothing may be rejected: batches are long while decodes are ahead of their
+deadlines and short while they are not, so the token budget needs no tuning, and in a burst requests that can
+still be in time are not delayed by those that cannot [Niyama; QoServe]. Prompts are ordered by deadline plus
+`work_weight` times their own prefill time: under load a short prompt that is due a little later goes first.
 
-Costs: everybody is admitted, so past capacity a share of requests waits for long, and is told nothing. It
-looks one batch ahead and does not count memory: a decode may lose its blocks. Relegation is final.
+Costs: all requests are admitted, so beyond capacity a share of them waits for long without a notice. It plans
+one batch ahead and does not forecast memory: a decode may be preempted. Relegation is final.
 
-Knobs: `work_weight`; `most_prompt_tokens`, past which longer chunks save nothing; the engine's
+Knobs: `work_weight`; `most_prompt_tokens`, beyond which longer chunks gain nothing; the engine's
 `limits.batch_tokens`.
 """
 
@@ -27,21 +27,21 @@ from penstock_core.timing.time_model import BatchWork
 
 @dataclass(frozen=True, slots=True)
 class QoServe:
-    """Dynamic chunks, hybrid priority, eager relegation. Remembers who was relegated."""
+    """Dynamic chunks, hybrid priority, eager relegation. The state is the set of relegated jobs."""
 
     work_weight: float = 1.0
     most_prompt_tokens: int = 1024
 
     def start(self) -> Lost:
-        """Nobody was relegated."""
+        """Return the initial state."""
         return frozenset()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Lost) -> tuple[Step, Lost]:
-        """The next batch, and who has no promise left to keep."""
+        """Return the next batch, and the jobs that can no longer meet their SLO."""
         decodes = beat(view)
         live, behind = divided(view, memory, decodes)
         by_priority = Work(live.decodes, self._by_priority(view, live.prefills))
@@ -49,6 +49,6 @@ class QoServe:
         return batch.step(), lost_of(behind)
 
     def _by_priority(self, view: ReplicaView, prefills: Sequence[Job]) -> list[Job]:
-        """By deadline and work left; ties in order of arrival."""
+        """Return the prefills by deadline and remaining work; ties in order of arrival."""
         token_s = self.work_weight * view.model.seconds(BatchWork(1024)) / 1024
         return sorted(prefills, key=lambda job: job.due_s + token_s * job.pending_tokens)

@@ -1,15 +1,15 @@
 """**sarathi.** Fixed chunks: every decode in every batch, and the rest of a token budget for prompts.
 
-Choose it where one pace fits everybody and load is steady: with the right budget no token ever waits longer
-than one batch of that size, and nothing has to be predicted. Decodes go first, then the prompt under way,
-then newcomers in order of arrival [Sarathi-Serve; SplitFuse, SOLA §4.1: n = 256, k = 512].
+Choose it if one TPOT target applies to all requests and load is steady: with the right budget no token waits
+longer than one batch of that size, and nothing has to be predicted. Decodes go first, then the prompt in
+progress, then new requests in order of arrival [Sarathi-Serve; SplitFuse, SOLA §4.1: n = 256, k = 512].
 
-Costs: the budget suits one pace and one load. Small, it keeps decodes even and lets prompts wait; large, the
-other way round; every prompt that is cut is read again by each of its chunks. It knows no SLO and refuses
-nobody. One knob, the engine's: `limits.batch_tokens`. At its best it is the largest budget whose batch keeps
-the tightest pace.
+Costs: the budget suits one TPOT target and one load. A small one keeps decodes regular and delays prompts, a
+large one the opposite; each chunk of a prompt reads the previous ones again. It knows no SLO and rejects
+nothing. One knob, the engine's: `limits.batch_tokens`; the best value is the largest budget whose batch meets
+the smallest TPOT target.
 
-Beside `vllm` it differs in one thing: a decode never waits behind a prompt that was started before it.
+It differs from `vllm` in one way: a decode never waits behind a prompt that was started before it.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class Sarathi:
-    """Decodes, then chunks, under one token budget. Remembers nothing between steps."""
+    """Decodes, then chunks, within one token budget. Stateless."""
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """The next batch."""
+        """Return the next batch."""
         batch = OpenBatch(view)
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:

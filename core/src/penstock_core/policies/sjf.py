@@ -1,12 +1,12 @@
-"""**sjf.** Shortest job first: of those waiting, the one with the least predicted work starts next.
+"""**sjf.** Shortest job first: the waiting request with the least predicted work starts next.
 
-Choose it where the mean latency counts, answers differ much in length, and their lengths can be predicted:
-many short requests then need not wait for a few long ones [the SJF of SOLA, §6.1]. A job's work is the time
-that it would take alone: its prompt, and its predicted answer one token a batch. Who runs is not
+Choose it if mean latency counts, answers differ much in length, and lengths can be predicted: many short
+requests then need not wait for a few long ones [the SJF of SOLA, §6.1]. A job's work is the time that it
+would take alone: its prompt, and its predicted answer at one token per batch. Running requests are not
 interrupted.
 
-Costs: long requests wait as long as shorter ones keep arriving, which past capacity is for ever. A wrong
-length is a wrong place. It knows no SLO and refuses nobody. One knob, the engine's: `limits.batch_tokens`.
+Costs: long requests wait as long as shorter ones keep arriving, beyond capacity without end. A wrong length
+gives a wrong position. It knows no SLO and rejects nothing. One knob, the engine's: `limits.batch_tokens`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,22 +23,22 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 USUAL_PROMPT_TOKENS = 1024
-"""The size at which the cost of one more prompt token is taken from the time model."""
+"""Batch size at which the marginal cost of a prompt token is taken from the time model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sjf:
-    """Decodes, then chunks, newcomers by predicted work. Remembers nothing between steps."""
+    """Decodes, then chunks, new requests by predicted work. Stateless."""
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """The next batch."""
+        """Return the next batch."""
         batch = OpenBatch(view)
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:
@@ -47,7 +47,10 @@ class Sjf:
 
 
 def shortest_first(jobs: Sequence[Job], model: TimeModel) -> Iterator[Job]:
-    """Jobs by the time that each would take alone; ties in their order. Those never asked for cost little."""
+    """Yield jobs by the time that each would take alone; ties in order.
+
+    Lazy: jobs not consumed cost little.
+    """
     decode_s = model.seconds(BatchWork(1))
     prompt_token_s = (model.seconds(BatchWork(USUAL_PROMPT_TOKENS)) - decode_s) / USUAL_PROMPT_TOKENS
     heap = [

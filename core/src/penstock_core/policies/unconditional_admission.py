@@ -1,4 +1,4 @@
-"""Admission of policies that refuse nobody: a prediction for each newcomer, and no promise behind it."""
+"""Admission of policies that reject nothing: predictions for each candidate, without an SLO check."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from penstock_core.timing.time_model import BatchWork
 
 
 def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-    """Predicts when the queue before each newcomer is done, first come first served."""
+    """Return verdicts with the predicted end of the queue before each candidate, first come first served."""
     queue = [job for job in (*view.running, *view.waiting) if not job.decoding]
     decodes = [job for job in view.running if job.decoding]
     verdicts: list[Verdict] = []
@@ -26,6 +26,6 @@ def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
 
 
 def _first_token_s(view: ReplicaView, queue: Sequence[Job], decodes: int, context_tokens: int) -> float:
-    """From now until the last of the queue is computed."""
+    """Return the seconds until the last of the queue is computed."""
     waited_s = max(view.busy_until_s - view.now_s, 0.0)
     return waited_s + full_batches(view, queue, decodes, context_tokens).seconds

@@ -1,13 +1,14 @@
-"""**vllm.** Today's vLLM: everybody is admitted, first come first served, prompts in chunks beside decodes.
+"""**vllm.** Today's vLLM: all requests are admitted, first come first served, prompts in chunks beside
+decodes.
 
-Choose it as the yardstick, or where load stays below capacity: nothing is refused, and nothing is
-planned. Each step spends a token budget on running requests in the order they were started, decodes and
-unfinished prompts alike, then on waiting ones in order of arrival. When blocks run out the request
-started last is preempted, to be computed again from its tokens. Where the engine has a drafter, every
-decode drafts the same fixed number of tokens.
+Choose it as the baseline, or if load stays below capacity: nothing is rejected or planned. Each step spends a
+token budget on running requests in the order they were started, decodes and unfinished prompts alike, then on
+waiting ones in order of arrival. When blocks run out, the request started last is preempted, and computed
+again from its tokens. If the engine has a drafter, every decode verifies the same fixed number of draft
+tokens.
 
-Costs: knows no SLO. A burst makes everybody late, tight and loose tiers alike, and best effort takes the
-same turns as the rest. The budget is also the longest pause between two tokens. One knob, the engine's:
+Costs: knows no SLO. A burst makes all requests late, tight and loose tiers alike, and best effort is served
+like the rest. The budget also bounds the longest pause between two tokens. One knob, the engine's:
 `limits.batch_tokens`.
 """
 
@@ -25,17 +26,17 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """vLLM's V1 scheduler, without its prefix cache. Remembers nothing between steps."""
+    """vLLM's V1 scheduler, without its prefix cache. Stateless."""
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """The next batch: running requests, then waiting ones while nobody had to be preempted."""
+        """Return the next batch: running requests, then waiting ones unless a request had to be preempted."""
         batch = OpenBatch(view)
         run_on(batch, view.running)
         if not batch.preempted:

@@ -1,12 +1,12 @@
 """**vllm-legacy.** vLLM before its V1 engine, the papers' "vLLM": prompts first, whole, in their own batches.
 
-Choose it to compare with what was published, or where the first token is all that counts. While a waiting
-prompt fits, the batch is prompts only, in order of arrival; else it is one token for every running request
-[vLLM-D of SOLA, §6.1; the vLLM of SLOs-Serve, §6.1].
+Choose it to compare with published results, or if only TTFT counts. While a waiting prompt fits, the batch
+has prompts only, in order of arrival; otherwise it is one token for every running request [vLLM-D of SOLA,
+§6.1; the vLLM of SLOs-Serve, §6.1].
 
-Costs: every arrival stops all decodes for as long as its prompt takes, so under load the pace has gaps that
-no setting takes away. Nothing is refused or planned. One knob, the engine's: `limits.batch_tokens`, how many
-prompt tokens go together. A prompt longer than that, which that engine would have refused, goes in chunks.
+Costs: every arrival stops all decodes for the duration of its prompt, so under load TPOT has gaps that no
+setting removes. Nothing is rejected or planned. One knob, the engine's: `limits.batch_tokens`, prompt tokens
+that are batched together. A longer prompt, which that engine would have rejected, is computed in chunks.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.unconditional_admission import admit_everyone
 
 WATERMARK = 0.01
-"""Share of the blocks that a prompt leaves free for those that decode, that engine's own setting."""
+"""Share of the blocks that a prompt leaves free for decodes; that engine's own setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmLegacy:
-    """vLLM's V0 scheduler with recompute. Remembers nothing between steps."""
+    """vLLM's V0 scheduler with recompute. Stateless."""
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """Prompts if any can go on or start, else decodes."""
+        """Return prompts if any can continue or start, else decodes."""
         spare_blocks = int(WATERMARK * view.kv.total_blocks) if view.running else 0
         return prompts_or_decodes(view, view.waiting, spare_blocks).standing_step(), None

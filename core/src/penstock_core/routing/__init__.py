@@ -1,1 +1,1 @@
-"""Which replica is asked first, and which next after a rejection: orders, loads from snapshots, the walk."""
+"""Order in which replicas are asked, their load by snapshots, and the next step after a rejection."""

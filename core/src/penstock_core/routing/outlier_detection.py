@@ -1,21 +1,20 @@
-"""Which replicas are left alone for a while, because they do not answer.
+"""Ejects replicas that do not answer, for a while.
 
 A replica can be connected and silent: its process hangs, or is frozen, while the kernel keeps its
 connections. Every request sent there waits for the verdict's timeout before it goes to the next replica. So a
-replica that fails `CONSECUTIVE` times in a row is ejected, as Envoy's outlier detection does it:
+replica that fails `CONSECUTIVE` times in a row is ejected, like Envoy's outlier detection does:
 
     in service ── failures in a row ──▶ ejected ── time is over ──▶ half open ── one answer ──▶ in service
                                            ▲                            │
                                            └──── for twice as long ─────┘ no answer
 
 A failure is a verdict that did not come in time, or a connection lost while requests waited for their
-verdict. Any verdict is an answer, rejections too, and ends an ejection. What an engine answers to one request
-does not count: a client whose bodies make engines answer 500 must not be able to take replicas out of
+verdict. Any verdict is an answer, including rejections, and ends an ejection. An engine's response to one
+request does not count: a client whose bodies make engines answer 500 must not be able to take replicas out of
 service.
 
-`ReplicaHealth` is a value. Functions return the one that follows, and the same object where nothing changes,
-which is nearly always. Ejection times are spread by a draw in [0, 1), so that routers do not come back in
-step.
+`ReplicaHealth` is a value. Functions return its successor, and the same object if nothing changes, which is
+the usual case. Ejection times are spread by a draw in [0, 1), so that routers do not return at the same time.
 """
 
 from dataclasses import dataclass, replace
@@ -24,23 +23,26 @@ CONSECUTIVE = 3
 """Failures in a row that eject. Envoy's default is 5; here each failure costs a request a timeout."""
 
 FIRST_S = 5.0
-"""Of the first ejection: about one verdict's timeout."""
+"""Seconds of the first ejection: about one verdict's timeout."""
 
 LONGEST_S = 120.0
-"""An ejection is never longer. A replica in service for as long has its former ejections forgotten."""
+"""Longest ejection in seconds.
+
+A replica that has been in service for as long starts again without a history.
+"""
 
 SPREAD = 0.5
-"""Ejections last up to this share longer, by the draw."""
+"""Ejections are longer by up to this share, by the draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHealth:
-    """How one replica has answered lately.
+    """A replica's recent answers.
 
     failures: in a row, while in service.
-    ejections: in a row; each doubles the time of the next.
-    until_s: end of its ejection; None while it is in service. since_s: when it came back into service.
-    probing: the one request of a half-open replica is under way.
+    ejections: in a row; each doubles the duration of the next.
+    until_s: end of its ejection; None while it is in service. since_s: when it returned to service.
+    probing: the single request of a half-open replica is in progress.
     """
 
     failures: int = 0
@@ -50,12 +52,12 @@ class ReplicaHealth:
     probing: bool = False
 
     def takes(self, now_s: float) -> bool:
-        """Return whether a request may be sent there now."""
+        """Return whether a request may be sent to the replica now."""
         return self.until_s is None or (now_s >= self.until_s and not self.probing)
 
 
 def sent(health: ReplicaHealth, now_s: float) -> ReplicaHealth:
-    """Return the health after a request was sent there. To a half-open replica it is the probe."""
+    """Return the health after a request was sent to the replica. For a half-open one it is the probe."""
     if health.until_s is None or now_s < health.until_s or health.probing:
         return health
     return replace(health, probing=True)
@@ -69,7 +71,7 @@ def answered(health: ReplicaHealth, now_s: float) -> ReplicaHealth:
 
 
 def failed(health: ReplicaHealth, now_s: float, draw: float) -> ReplicaHealth:
-    """Return the health after a verdict did not come. What was sent before an ejection changes nothing."""
+    """Return the health after a missing verdict. Requests sent before an ejection do not change it."""
     if health.until_s is not None and not health.probing:
         return health
     if health.until_s is None and health.failures + 1 < CONSECUTIVE:
@@ -81,16 +83,15 @@ def failed(health: ReplicaHealth, now_s: float, draw: float) -> ReplicaHealth:
 
 
 def taken_back(health: ReplicaHealth) -> ReplicaHealth:
-    """Return the health after the probe's client went away: the next request is the probe."""
+    """Return the health after the probe's client disconnected: the next request is the probe."""
     return replace(health, probing=False) if health.probing else health
 
 
 def panics(taking: int, connected: int) -> bool:
-    """Return whether ejections are to be ignored: fewer than half of the connected replicas would take
-    requests.
+    """Return whether ejections are ignored: fewer than half of the connected replicas would take requests.
 
-    That many do not fail by themselves: the fault is more likely the router's own, or common to all, and the
-    rest could not carry the load of the others. It also means that the last replica is never ejected. Envoy's
-    panic threshold is the same half.
+    So many do not fail independently: the fault is more likely the router's own or common to all, and the
+    rest could not carry the load of the others. As a consequence, the last replica is never ejected. Envoy's
+    panic threshold is also one half.
     """
     return 2 * taking < connected

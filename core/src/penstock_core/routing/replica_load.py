@@ -1,9 +1,9 @@
-"""What a router knows when it decides whom to ask: replicas by their last snapshots, and the request.
+"""What routing orders know: replicas by their last snapshots, and the request.
 
-A snapshot is old when it is read. Two things are known of the time since: how long it was, in which the
-replica went on with its work, and what this router itself has sent there that the snapshot cannot know yet.
-`ReplicaLoad` puts both into what it answers, so that an order needs no memory and a burst does not follow
-one stale number to one replica.
+A snapshot is old when it is read. Two facts about the time since are known: its length, in which the replica
+has continued its work, and which requests this router has sent there that are not in the snapshot.
+`ReplicaLoad` includes both, so that an order needs no state and a burst does not go to one replica by one
+stale number.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from penstock_core.forecast.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A replica that takes work.
+    """A replica that takes requests.
 
-    snapshot: the last one. age_s: how long ago it came.
-    sent, sent_tokens: requests that were sent there since and are not in it, and their prompts together.
+    snapshot: the last one. age_s: its age.
+    sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts.
     """
 
     name: str
@@ -31,38 +31,38 @@ class ReplicaLoad:
 
     @property
     def batch(self) -> int:
-        """Requests there."""
+        """Return the number of requests at the replica."""
         return self.snapshot.running + self.snapshot.waiting + self.sent
 
     @property
     def prefill_tokens_left(self) -> int:
-        """Prompt tokens that are before a newcomer's."""
+        """Return the prompt tokens before those of a new request."""
         return self.snapshot.prefill_tokens_left + self.sent_tokens
 
     @property
     def prefill_wait_s(self) -> float:
-        """Until a newcomer's prefill would begin."""
+        """Return the seconds until a new request's prefill would begin."""
         return max(self.snapshot.prefill_wait_s - self.age_s, 0.0) + self.prefill_s(self.sent_tokens)
 
     @property
     def work_s(self) -> float:
-        """What it has accepted, as time of a full engine."""
+        """Return the accepted work as time of an engine with full batches."""
         return max(self.snapshot.work_s - self.age_s, 0.0) + self.prefill_s(self.sent_tokens)
 
     def holds(self, prompt_tokens: int) -> bool:
-        """Whether memory that nobody there will need has room for this prompt.
+        """Return whether the forecast free memory holds this prompt.
 
-        A replica that has not told yet how much it has, or cannot, is taken to have enough.
+        A replica whose memory is unknown is assumed to have enough.
         """
         said = self.snapshot
         return said.kv_tokens_total == 0 or said.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
 
     def first_token_s(self, prompt_tokens: int) -> float:
-        """Until the first token of a newcomer with this prompt, behind all that waits there."""
+        """Return the seconds until a new request's first token, after all waiting prefills."""
         return self.prefill_wait_s + self.prefill_s(prompt_tokens)
 
     def prefill_s(self, prompt_tokens: int) -> float:
-        """How long this prompt takes there once it has begun; infinite where decodes leave nothing."""
+        """Return the seconds of this prompt's prefill; infinite if decodes leave no time."""
         if prompt_tokens == 0:
             return 0.0
         tokens_s = self.snapshot.prefill_tokens_s
@@ -70,10 +70,10 @@ class ReplicaLoad:
 
 
 class Asked(NamedTuple):
-    """What an order may know of the request.
+    """The properties of a request that orders use.
 
-    turn: how many requests this router has sent on their way before it.
-    ttft_s, tpot_s: what is left of its budgets; infinite where it has none or nobody can tell.
+    turn: number of requests that this router has routed before it.
+    ttft_s, tpot_s: what remains of its targets; infinite if it has none or they are unknown.
     """
 
     tier: str
@@ -84,14 +84,14 @@ class Asked(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of its prompt, about."""
+        """Return the estimated tokens of its prompt."""
         return tokens_about(self.body_bytes)
 
 
 def tokens_about(body_bytes: int) -> int:
-    """Tokens of the prompt in a request's body: about so many, for a router does not count them."""
+    """Return the estimated tokens of a request's body, because routers have no tokenizer."""
     return max(int(body_bytes / BYTES_PER_TOKEN), 1)
 
 
 Order = Callable[[Sequence[ReplicaLoad], Asked], tuple[str, ...]]
-"""From the replicas that take work, to the names in which they are asked. Has no state of its own."""
+"""Maps the replicas that take requests to their names in the order in which they are asked. Stateless."""

@@ -1,23 +1,23 @@
-"""How many requests may be sent a second time after a loss.
+"""Bounds how many requests are sent a second time after a replica was lost.
 
-A lost replica costs each of its waiting requests one replay, which is what replays are for. When replicas are
-lost again and again, replays are load that nobody asked for, and if the requests are the cause, they carry it
-on. So replays are a bounded share of all requests, as in Envoy's and Finagle's retry budgets: every request
-puts `SHARE` in, a replay takes 1 out. Of n requests at most `RESERVE + SHARE · n` are ever replayed.
+A lost replica costs each of its waiting requests one replay, which is what replays are for. If replicas are
+lost repeatedly, replays are additional load, and if the requests cause the losses, replays spread them. So
+replays are a bounded share of all requests, like the retry budgets of Envoy and Finagle: every request adds
+`SHARE`, a replay takes 1. Of n requests at most `RESERVE + SHARE · n` are replayed.
 """
 
 from dataclasses import dataclass
 
 SHARE = 0.2
-"""Replays per request in the long run: Envoy's and Finagle's default."""
+"""Replays per request in the long run; the default of Envoy and Finagle."""
 
 RESERVE = 1024.0
-"""Most that is saved up: one replica's loss with all that it carries stays far below it."""
+"""Largest reserve, far above the requests of one lost replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """left: replays that could be made now."""
+    """left: replays that are allowed now."""
 
     left: float = RESERVE
 
@@ -26,5 +26,5 @@ class RetryBudget:
         return self if self.left >= RESERVE else RetryBudget(min(self.left + SHARE, RESERVE))
 
     def replayed(self) -> "RetryBudget | None":
-        """Return the budget after a replay; None where there is none left for it."""
+        """Return the budget after a replay; None if it has none left."""
         return RetryBudget(self.left - 1) if self.left >= 1 else None

@@ -1,17 +1,16 @@
-"""Which replica is asked, which one next, and what is answered when none will [SLOs-Serve, §4.2].
+"""Selects the next replica to ask, and the answer if all reject [SLOs-Serve, §4.2].
 
-A request walks. It asks the replicas in an order (see `orders`); one that accepts it ends the walk, one that
-rejects it sends it on. After `max_hops` rejections, or when there is nobody left to ask, the backup decides:
-serve it without a promise on the replica with the least such work, or answer the client that its SLO cannot
-be kept.
+A request visits the replicas in an order (see `orders`) until one accepts it. After `max_hops` rejections, or
+if no replica is left, the backup decides: serve it best effort on the replica with the least best-effort
+work, or tell the client that its SLO cannot be met.
 
-Only an answer spends a hop. A replica that is lost before its first byte, that drains, or whose engine is
-down has not answered for its capacity: the walk goes on as if it had not been there. But a request that was
-lost with its replica may be what ended it, so it is sent to one other replica and no further (`REPLAYS`): a
-prompt that kills engines must not walk through the fleet. Every replica is asked at most once on each of the
-two occasions, so a walk ends after at most twice as many tries as there are replicas.
+Only rejections count as hops. A replica that is lost before its first byte, that drains, or whose engine is
+down has not answered about its capacity and is skipped. But a request may be the cause of the loss of its
+replica, so it is sent to one other replica at most (`REPLAYS`): a prompt that crashes engines must not visit
+the whole fleet. Each replica is asked at most once in the order and once as backup, so a walk ends after at
+most twice as many tries as there are replicas.
 
-`Walk` is a value: `next_move` says what to do, and `refused` or `lost` is the walk after it was done.
+`Walk` is a value: `next_move` returns the next action, and `refused` or `lost` the walk after it.
 """
 
 from collections.abc import Sequence
@@ -24,20 +23,20 @@ from penstock_core.domain.verdict import Reason, Rejected
 from penstock_core.routing.replica_load import ReplicaLoad
 
 RETRY_UNKNOWN_S = 1
-"""Retry-After where no replica could tell when it will have room."""
+"""Retry-After in seconds if no replica could estimate when it will have capacity."""
 
 RETRY_LONGEST_S = 3600
-"""Longest Retry-After. A planner looks seconds ahead; beyond an hour it says no more than 'later'."""
+"""Longest Retry-After in seconds. Planners forecast seconds; an hour only means "later"."""
 
 REPLAYS = 1
-"""Times that a request is sent again after a replica was lost with it."""
+"""Times that a request is sent again after the loss of its replica."""
 
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
-"""Reasons that speak of the replica, not of its capacity."""
+"""Reasons that concern the replica's state, not its capacity."""
 
 
 class Backup(StrEnum):
-    """What happens to a request that no replica could promise anything."""
+    """What happens to a request that all replicas rejected."""
 
     BEST_EFFORT = "best-effort"
     REJECT = "reject"
@@ -46,8 +45,8 @@ class Backup(StrEnum):
 class Try(NamedTuple):
     """Ask this replica.
 
-    hop: 1 for the first replica that answers; the backup spends none.
-    backup: as best effort, for it has been rejected.
+    hop: 1 for the first replica that answers; the backup does not count.
+    backup: as best effort, because it was rejected.
     """
 
     replica: str
@@ -56,10 +55,10 @@ class Try(NamedTuple):
 
 
 class Unattainable(NamedTuple):
-    """Answer: there is capacity, and it is taken.
+    """Answer: the SLO cannot be met, because capacity is in use.
 
-    replicas: how many said so.
-    retry_after_s: whole seconds from now; None where a retry is no use.
+    replicas: how many rejected the request.
+    retry_after_s: whole seconds from now; None if a retry is useless.
     """
 
     replicas: int
@@ -67,13 +66,14 @@ class Unattainable(NamedTuple):
 
 
 class NoReplicas(NamedTuple):
-    """Answer: nobody is there to ask."""
+    """Answer: there is no replica to ask."""
 
 
 class ReplicaLost(NamedTuple):
     """Answer: replicas were lost with this request, and it is sent to no other.
 
-    losses: how many. Past `REPLAYS` the request is suspect, and a client's retry would cost further replicas.
+    losses: how many. Beyond `REPLAYS` the request is suspect, and a client's retry would cost further
+        replicas.
     """
 
     losses: int
@@ -84,12 +84,12 @@ Move = Try | Unattainable | NoReplicas | ReplicaLost
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far a request has come.
+    """Progress of a request through the replicas.
 
-    left: replicas still to be asked, in order.
-    refusals: the rejections so far, one a hop.
+    left: replicas still to ask, in order.
+    refusals: rejections so far, one per hop.
     gone: replicas that were lost or out of service when asked.
-    backup_refused: the backup's replica said no as well.
+    backup_refused: the backup's replica has rejected it too.
     losses: replicas that were lost with the request. over: it may not be sent again.
     """
 
@@ -104,7 +104,7 @@ class Walk:
 
 
 def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
-    """What to do now. loads: the replicas that take work at this moment."""
+    """Return the next action. loads: the replicas that take requests now."""
     if walk.over:
         return ReplicaLost(walk.losses)
     there = {load.name for load in loads}
@@ -119,7 +119,7 @@ def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
 
 
 def refused(walk: Walk, tried: Try, why: Rejected) -> Walk:
-    """The walk after the replica tried said no."""
+    """Return the walk after the replica rejected the request."""
     if why.reason in OUT_OF_SERVICE:
         return passed_over(walk, tried)
     if tried.backup:
@@ -128,23 +128,23 @@ def refused(walk: Walk, tried: Try, why: Rejected) -> Walk:
 
 
 def passed_over(walk: Walk, tried: Try) -> Walk:
-    """Return the walk after the replica tried has not begun the request: it is out of service."""
+    """Return the walk after a replica that is out of service and has not begun the request."""
     return replace(walk, left=_without(walk.left, tried.replica), gone=walk.gone | {tried.replica})
 
 
 def lost(walk: Walk, tried: Try, affordable: bool = True) -> Walk:
-    """Return the walk after the replica tried was lost with the request, before anything went to the client.
+    """Return the walk after the replica was lost with the request, before a byte was sent to the client.
 
-    affordable: whether the retry budget has a replay left.
+    affordable: whether the retry budget allows a replay.
     """
     losses = walk.losses + 1
     return replace(passed_over(walk, tried), losses=losses, over=losses > REPLAYS or not affordable)
 
 
 def spread_retry_s(retry_after_s: int, draw: float) -> int:
-    """Return a Retry-After of up to half of it and a second more, by a draw in [0, 1).
+    """Return a Retry-After that is longer by up to half and a second, by a draw in [0, 1).
 
-    Clients that were rejected together would come back together, and be rejected again.
+    Otherwise clients that were rejected together would return together, and be rejected again.
     """
     return min(retry_after_s + int(draw * (retry_after_s / 2 + 1)), RETRY_LONGEST_S)
 

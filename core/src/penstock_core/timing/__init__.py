@@ -1,1 +1,1 @@
-"""How long an engine takes: the time model, its fit and online correction, and speculative decoding."""
+"""Timing of an engine: the time model, its fit and online correction, and speculative decoding."""

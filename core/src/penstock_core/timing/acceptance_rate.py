@@ -1,13 +1,13 @@
-"""How often drafts are accepted, measured while the engine drafts [SLOs-Serve, §3.2.3].
+"""Acceptance rate of draft tokens, measured while the engine runs [SLOs-Serve, §3.2.3].
 
-A decode that had d drafts verified and a of them accepted has answered a + 1 questions, or a where all were
-right: each accepted draft is a success, the first that is not ends it, and those behind it say nothing. The
-chance is successes over trials.
+A decode with d verified draft tokens, a of them accepted, is a + 1 Bernoulli trials, or a if all were
+accepted: each accepted one is a success, the first rejected one ends the trials, and later ones are not
+evaluated. The acceptance rate is successes over trials.
 
-Texts differ by application, so trials are counted by tier. Each level leans on the one above it with the
-weight of some trials: a tier on all tiers, all tiers on the figure that the pool names. Old trials fade, a
-little with every new one. So many tiers are told apart (`learned_tiers`); any other has the chance of all.
-The estimate is a value: `observe` returns the next one.
+Texts differ by application, so trials are counted per tier. Each level has the level above it as prior, with
+the weight of some trials: a tier all tiers, all tiers the rate that the pool configures. Old trials decay
+with every new one. The number of tiers is bounded (`learned_tiers`); other tiers have the rate of all. The
+estimate is a value: `observe` returns the next one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,14 +18,14 @@ from penstock_core.timing.learned_tiers import with_latest
 from penstock_core.timing.speculation import Speculation
 
 LEAN_TRIALS = 100.0
-"""Trials of its own that a level needs to outweigh the one above it."""
+"""Trials of its own with which a level weighs as much as the one above it."""
 
 MEMORY_TRIALS = 5000.0
-"""Trials after which one has faded to a third: some minutes of one tier's decodes."""
+"""Trials after which one has decayed to a third: some minutes of one tier's decodes."""
 
 
 class Drafted(NamedTuple):
-    """One decode's drafts of one iteration: how many were verified, and how many of them accepted."""
+    """Draft tokens of one decode in one iteration: how many were verified, and how many accepted."""
 
     tier: str
     drafts: int
@@ -33,18 +33,18 @@ class Drafted(NamedTuple):
 
 
 class Trials(NamedTuple):
-    """Faded counts."""
+    """Decayed counts."""
 
     trials: float = 0.0
     successes: float = 0.0
 
     def after(self, trials: int, successes: int) -> "Trials":
-        """With so many more, the old ones faded by as many."""
+        """Return the counts after more trials, by which the old ones decay."""
         kept = max(1.0 - trials / MEMORY_TRIALS, 0.0)
         return Trials(self.trials * kept + trials, self.successes * kept + successes)
 
     def chance(self, lean: float) -> float:
-        """Successes over trials, leaning on what the level above believes."""
+        """Return successes over trials, with the level above as prior."""
         return (self.successes + LEAN_TRIALS * lean) / (self.trials + LEAN_TRIALS)
 
 
@@ -53,9 +53,9 @@ NONE_YET = Trials()
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What has been measured of a drafter.
+    """The measured acceptance rates of a drafter.
 
-    prior: the chance to start from.
+    prior: the initial rate.
     """
 
     prior: float
@@ -63,14 +63,14 @@ class Acceptance:
     tiers: Mapping[str, Trials] = field(default_factory=dict)
 
     def measured(self, told: Speculation) -> Speculation:
-        """The engine's speculation with the chances as measured."""
+        """Return the engine's speculation with the measured rates."""
         chance = self.all.chance(self.prior)
         by_tier = {tier: trials.chance(chance) for tier, trials in self.tiers.items()}
         return replace(told, acceptance=chance, by_tier=by_tier)
 
 
 def observe(acceptance: Acceptance, drafted: Iterable[Drafted]) -> Acceptance:
-    """The estimate after an iteration's drafts."""
+    """Return the estimate after an iteration's draft tokens."""
     counted: dict[str, tuple[int, int]] = {}
     for tier, drafts, accepted in drafted:
         trials, successes = counted.get(tier, (0, 0))

@@ -1,16 +1,17 @@
-"""How long a batch may last although no token in it is due: as long as an arrival may have to wait for it.
+"""Longest duration of a batch in which no token is due.
 
-A batch that has begun cannot be interrupted, so its duration is what an arrival waits. Longer batches waste
-less on their fixed cost, so the bound grows with what decodes take: twice that leaves half to prefill.
+A batch in progress cannot be interrupted, so an arriving request may wait for all of it. Longer batches waste
+less time on their fixed cost, so the bound grows with the duration of the decodes: twice that leaves half for
+prefill.
 
-Plain arithmetic, so that compiled code calls it too.
+Plain arithmetic, so that compiled code can call it.
 """
 
 ORDINARY_BATCH_S = 0.060
-"""A batch this long is never too long."""
+"""Duration that is always allowed."""
 
 DECODE_STRETCH = 2.0
-"""A batch with prefill in it may last so many times what its decodes take alone."""
+"""Largest duration of a batch with prefill, as a multiple of its decodes alone."""
 
 
 def longest_batch_s(ordinary_s: float, decodes_s: float) -> float:

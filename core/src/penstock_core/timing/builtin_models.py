@@ -1,13 +1,14 @@
-"""Time models that come with Penstock, by name, with the KV cache that their hardware leaves.
+"""Built-in time models, and the KV cache of their hardware.
 
 Two families. The measured ones are fitted to whole iterations composed from measured kernels (aiconfigurator,
 vLLM 0.14, 80 GB A100 and H100: matrix products, attention, all-reduce), plus the engine's own work between
-iterations, 3 ms on A100 and 1.2 ms on H100. Llama-3 on A100 was measured by vidur too, under an older engine
+iterations, 3 ms on A100 and 1.2 ms on H100. Llama-3 on A100 was also measured by vidur, with an older engine
 that is 15 to 20 % slower on large batches; those fits are not used, so that the whole family describes one
-engine. Their mean error against that engine's tables is 3 to 9 %: real times step with every 128 tokens where
-these are lines. `llama-3-70b-4xh100` predicts up to 20 % too long in batches past 4,000 tokens.
+engine. The mean error against that engine's tables is 3 to 9 %: real times have a step every 128 tokens,
+whereas these are lines. `llama-3-70b-4xh100` predicts up to 20 % too long in batches of more than 4,000
+tokens.
 
-The `slos-serve-…` ones have the constants of the SLOs-Serve paper's own engine, for comparing with its
+The `slos-serve-…` models have the constants of the SLOs-Serve paper's own engine, for comparison with its
 figures: overhead is within the constants, and there are no attention terms [SLOs-Serve, §3.1.1].
 
 A drafter step of the first family is one layer of the model and its logits (an EAGLE head); the second has
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from penstock_core.timing.time_model import Term, TimeModel
 
 USABLE_MEMORY = 0.9
-"""Share of GPU memory that an engine takes for weights and KV cache, vLLM's default."""
+"""Share of GPU memory that an engine uses for weights and KV cache; vLLM's default."""
 
 KV_BLOCK_TOKENS = 16
 
@@ -51,7 +52,7 @@ class Builtin:
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens whose KV fits beside the weights, in whole blocks."""
+        """Return the tokens whose KV fits beside the weights, in whole blocks."""
         left_bytes = (self.memory_gb * USABLE_MEMORY - self.weights_gb) * 1e9
         return int(left_bytes / self.kv_token_bytes) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
 
@@ -126,7 +127,7 @@ BUILTINS = {name: _measured(name) for name in _MEASURED} | {name: _paper(name) f
 
 
 def builtin(name: str) -> Builtin:
-    """The built-in of this name. Raises UnknownTimeModel."""
+    """Return the built-in of this name. Raises UnknownTimeModel."""
     try:
         return BUILTINS[name]
     except KeyError:
@@ -134,10 +135,10 @@ def builtin(name: str) -> Builtin:
 
 
 def time_model(name: str) -> TimeModel:
-    """The built-in time model of this name. Raises UnknownTimeModel."""
+    """Return the built-in time model of this name. Raises UnknownTimeModel."""
     return builtin(name).model
 
 
 def kv_cache_tokens(name: str) -> int:
-    """Tokens of KV cache on the hardware of this built-in. Raises UnknownTimeModel."""
+    """Return the tokens of KV cache on this built-in's hardware. Raises UnknownTimeModel."""
     return builtin(name).kv_cache_tokens

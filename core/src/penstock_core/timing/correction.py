@@ -1,20 +1,20 @@
-"""Online correction of a time model by the iterations that an engine really runs [SOLA, §5].
+"""Online correction of a time model by measured iterations [SOLA, §5].
 
 SOLA scales its cost model by γ, an exponential mean of measured over predicted time: γ_i = α·t/C_0 + (1 −
-α)·γ_{i−1}. Two things are added, because promises are planned on the result.
+α)·γ_{i−1}. Two things are added, because admission depends on the result.
 
-An iteration that stalls must not teach: a ratio that is further from γ than a few usual errors counts only
-as far as that. The usual error follows, so an engine that has really become slower is believed within a few
-dozen iterations.
+A stalled iteration must not change γ much: a ratio that is further from γ than a few usual errors is clipped
+there. The usual error adapts, so an engine that has become slower is followed within a few dozen iterations.
 
-A mean is exceeded by every other iteration, and lines are exceeded wherever kernels step. `margin` is the
-ratio to the mean that only one iteration in forty exceeds, followed online (stochastic approximation of a
-quantile), and `corrected` plans with it. Noise averages out over the tokens of an answer, so a promise
-judged by means has room to spare; one judged by single gaps is broken by the fortieth iteration that also
-uses its whole budget. The first iterations are planned with a margin of a tenth, about what a fit leaves.
+A mean is exceeded by every other iteration, and lines are exceeded at every step of the kernels. `margin` is
+the ratio to the mean that only one iteration in forty exceeds, tracked online (stochastic approximation of a
+quantile), and `corrected` plans with it. Noise averages out over the tokens of an answer, so an SLO judged by
+means is met with room to spare; one judged by single gaps is missed by the fortieth iteration that also uses
+its whole budget. The first iterations are planned with a margin of a tenth, about the error of a fit.
 
-A correction is only ever corrected by iterations, and one learned while others used the machine may be so bad
-that it refuses everybody, so that there are none. So it ages while the engine rests (`rested`).
+Only iterations update a correction, and one learned while other programs used the machine may be so
+pessimistic that all requests are rejected and there are no iterations. So it decays while the engine is idle
+(`rested`).
 
 The state is a value: `observe` and `rested` return the next one.
 """
@@ -29,30 +29,30 @@ LEARNING_RATE = 0.05
 
 MARGIN_QUANTILE = 0.975
 MARGIN_STEP = 0.2
-"""How far one iteration moves the margin, in usual errors."""
+"""Change of the margin per iteration, in usual errors."""
 
 MOST_MARGIN = 1.5
-"""An engine that exceeds its mean by more in one iteration of forty needs another model, not more room."""
+"""Largest margin. An engine that exceeds it needs another model, not a larger margin."""
 
 MOST_MARGIN_ERRORS = 4.0
-"""Nor is one in forty beyond this many usual errors: a margin learned in a bad time does not outlive it."""
+"""Largest margin in usual errors, so that a margin learned under disturbance decays with the errors."""
 
 STALL_ERRORS = 5.0
-"""A ratio further off than this many usual errors counts only as far."""
+"""Deviation in usual errors at which a ratio is clipped."""
 
 LEAST_ERROR = 0.005
-"""No engine is steadier than this, so an exact stretch does not turn the next iteration into a stall."""
+"""Smallest usual error, so that the first deviation after exact iterations is not taken for a stall."""
 
 REST_HALF_LIFE_S = 10.0
-"""An engine that has rested for so long has half of its correction left."""
+"""Idle seconds after which half of a correction is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What has been learned of an engine's speed.
+    """The learned speed of an engine.
 
-    ratio: measured over predicted time, in the mean (γ).
-    error: mean absolute error that is left after it, relative.
+    ratio: mean of measured over predicted time (γ).
+    error: mean absolute error that remains, relative.
     margin: ratio to the mean that one iteration in forty exceeds; at least 1.
     observed: iterations learned from.
     """
@@ -64,9 +64,9 @@ class Correction:
 
 
 def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: float) -> Correction:
-    """The correction after an iteration with this work took so long. `model` is the uncorrected one.
+    """Return the correction after an iteration with this work and duration. `model` is the uncorrected one.
 
-    An empty iteration teaches nothing. Raises ValueError where the duration is not positive and finite.
+    An empty iteration is ignored. Raises ValueError if the duration is not positive and finite.
     """
     if not (isfinite(seconds) and seconds > 0):
         raise ValueError(f"an iteration of {work.tokens} tokens cannot take {seconds} s")
@@ -87,14 +87,14 @@ def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: 
 
 
 def rested(correction: Correction, seconds: float) -> Correction:
-    """The correction after the engine has had nothing to do for so long: nearer to what one begins with."""
+    """Return the correction after idle seconds: nearer to the initial one."""
     fresh, left = Correction(), 0.5 ** (seconds / REST_HALF_LIFE_S)
     margin = fresh.margin + (correction.margin - fresh.margin) * left
     return replace(correction, ratio=correction.ratio**left, margin=margin)
 
 
 def _margin_after(margin: float, error: float, relative: float) -> float:
-    """Up by much when exceeded, else down by little: at rest where it is exceeded as rarely as wanted."""
+    """Return the next margin: much larger if exceeded, else slightly smaller, in balance at one in forty."""
     share = MARGIN_QUANTILE if relative > margin else MARGIN_QUANTILE - 1
     usual = max(error, LEAST_ERROR)
     most = min(MOST_MARGIN, 1 + MOST_MARGIN_ERRORS * usual)
@@ -102,10 +102,10 @@ def _margin_after(margin: float, error: float, relative: float) -> float:
 
 
 def expected(model: TimeModel, correction: Correction) -> TimeModel:
-    """The model at the engine's mean speed."""
+    """Return the model at the engine's mean speed."""
     return replace(model, scale=model.scale * correction.ratio)
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
-    """The model to plan with: at a speed that all but one iteration in forty keep."""
+    """Return the model for planning: a speed that all but one iteration in forty reach."""
     return replace(model, scale=model.scale * correction.ratio * correction.margin)

@@ -1,18 +1,18 @@
-"""A time model from measured iterations: what `penstock profile` and `timeModel: auto` learn an engine by.
+"""Fits a time model to measured iterations, for `penstock profile` and `timeModel: auto`.
 
 The model is linear but for its roofline, whose two lines meet at some batch size. For a given meeting point
-it is a problem of least absolute errors, so each is tried, and the one whose model is closest to the
-measurements wins. Errors count relative to the time measured: a millisecond matters more in a decode step of
-10 ms than in a prefill of a second. They are not squared, so a reading that was disturbed moves next to
-nothing. No coefficient may be negative, since more work never takes less time: a column that comes out below
-zero is dropped, the lowest first, and the rest is solved again. The one exception is the fixed part of the
-compute-bound line, an extrapolation to batches that are never bound by compute.
+it is a problem of least absolute errors, so each is tried, and the closest model wins. Errors are relative to
+the measured time: a millisecond matters more in a decode step of 10 ms than in a prefill of a second. They
+are not squared, so a disturbed measurement has little effect. No coefficient may be negative, since more work
+never takes less time: of negative columns the lowest is dropped, and the rest is solved again. The one
+exception is the fixed part of the compute-bound line, an extrapolation to batches that are never bound by
+compute.
 
-Two lines need a reason: each must have points to rest on, and together they must do better than one line.
+Two lines need evidence: each must have enough points, and together they must be better than one line.
 
-What a fit is worth is said by points that it has not seen (`held_out`): every fourth of them, in the order of
-their tokens, so that small and large batches are judged alike. That is done four times, so that each point is
-held out once.
+The quality of a fit is measured on points that it has not seen (`held_out`): every fourth of them, in the
+order of their tokens, so that small and large batches are represented alike; four times, so that each point
+is held out once.
 """
 
 from collections.abc import Sequence
@@ -25,34 +25,34 @@ from numpy.typing import NDArray
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
 FEWEST_POINTS = 6
-"""Below this many points no fit says anything."""
+"""Fewest points of a fit."""
 
 FEWEST_ON_A_LINE = 3
-"""A line of the roofline that fewer points rest on is drawn by noise."""
+"""Fewest points of a line of the roofline."""
 
 BETTER = 0.9
-"""Two lines are believed where their error is at most this share of one line's."""
+"""Largest error of two lines, as a share of one line's, at which they are used."""
 
 HELD_OUT_EVERY = 4
 
 REWEIGHTED = 15
-"""Times that least squares are solved for least absolute errors."""
+"""Iterations of weighted least squares that approximate least absolute errors."""
 
 LEAST_OFF = 1e-3
-"""Nearer than this, points are not told apart."""
+"""Smallest error that is distinguished, relative."""
 
 Floats = NDArray[np.float64]
 
 
 class Point(NamedTuple):
-    """An iteration that was measured."""
+    """A measured iteration."""
 
     work: BatchWork
     seconds: float
 
 
 class TooFewPoints(Exception):
-    """There are not enough different iterations to fit a model to."""
+    """There are too few different iterations to fit a model."""
 
     def __init__(self, points: int) -> None:
         super().__init__(f"{points} measured points of different size; a time model takes {FEWEST_POINTS}")
@@ -60,10 +60,10 @@ class TooFewPoints(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How close predictions are to measurements.
+    """Errors of predictions.
 
-    mean_error, worst_error: absolute, relative to the time measured. r_squared: share of the times' variance
-    that it explains.
+    mean_error, worst_error: absolute, relative to the measured time. r_squared: explained share of the times'
+        variance.
     """
 
     points: int
@@ -76,7 +76,7 @@ class Quality:
 class Fit:
     """A model of all points.
 
-    seen: how close it is to them. held_out: how close models of three quarters of them are to the others.
+    seen: errors on them. held_out: errors of models of three quarters of the points on the others.
     """
 
     model: TimeModel
@@ -85,7 +85,7 @@ class Fit:
 
 
 def fit(name: str, points: Sequence[Point]) -> Fit:
-    """The model that is closest to the points. Raises TooFewPoints."""
+    """Return the closest model. Raises TooFewPoints."""
     if len({point.work for point in points}) < FEWEST_POINTS:
         raise TooFewPoints(len({point.work for point in points}))
     ordered = sorted(points, key=lambda point: (point.work.tokens, point.work, point.seconds))
@@ -95,7 +95,7 @@ def fit(name: str, points: Sequence[Point]) -> Fit:
 
 
 def _unseen_s(name: str, points: Sequence[Point]) -> list[float]:
-    """Of each point, what a model of three quarters of them without it predicts."""
+    """Return for each point the prediction of a model of three quarters of the points without it."""
     predicted_s = [0.0] * len(points)
     for first in range(HELD_OUT_EVERY):
         seen = [point for at, point in enumerate(points) if at % HELD_OUT_EVERY != first]
@@ -106,7 +106,7 @@ def _unseen_s(name: str, points: Sequence[Point]) -> list[float]:
 
 
 def closest(name: str, points: Sequence[Point]) -> TimeModel:
-    """One line or two, whichever the points speak for."""
+    """Return the model with one or two lines, by the evidence."""
     one = _one_line(name, points)
     tried = [_two_lines(name, points, tokens) for tokens in _meeting_points(points)]
     two = min(tried, key=lambda model: _error(model, points), default=one)
@@ -115,7 +115,7 @@ def closest(name: str, points: Sequence[Point]) -> TimeModel:
 
 
 def quality(predicted_s: Sequence[float], points: Sequence[Point]) -> Quality:
-    """How close predictions are to points, of which there is at least one."""
+    """Return the errors of predictions for at least one point."""
     measured = np.array([point.seconds for point in points])
     predicted = np.array(predicted_s)
     errors = np.abs(predicted / measured - 1)
@@ -126,7 +126,7 @@ def quality(predicted_s: Sequence[float], points: Sequence[Point]) -> Quality:
 
 
 def _meeting_points(points: Sequence[Point]) -> list[int]:
-    """Batch sizes below which lies the memory-bound line, with points enough on both sides."""
+    """Return possible ends of the memory-bound line, in tokens, with enough points on both sides."""
     sizes = [point.work.tokens for point in points]
     return sorted(
         {
@@ -167,9 +167,9 @@ def _columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, F
 
 
 def _solved(table: Floats, seconds: Floats, free: tuple[int, ...]) -> list[float]:
-    """Coefficients of least relative error, none negative but those of the columns in `free`.
+    """Return the coefficients of least relative error, non-negative but for the columns in `free`.
 
-    Least absolute errors by least squares, again and again: each counts by as much as it was off before.
+    Least absolute errors by iteratively reweighted least squares.
     """
     relative = table / seconds[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)

@@ -1,8 +1,8 @@
-"""Speculative decoding, as planning sees it: a drafter that is right with some chance [SLOs-Serve, §3.2.3].
+"""Model of speculative decoding: a drafter with a constant acceptance rate [SLOs-Serve, §3.2.3].
 
-A decode that drafts d tokens has d + 1 verified in one iteration. Each draft is accepted with the same
-chance, the first that is not ends it, and one token of the model's own always comes out, so an iteration
-brings out (1 - chance^(d + 1)) / (1 - chance) tokens on average.
+A decode with d draft tokens has d + 1 tokens verified in one iteration. Each draft token is accepted with the
+same probability, the first rejected one ends the sequence, and the model always generates one token of its
+own, so an iteration generates (1 - rate^(d + 1)) / (1 - rate) tokens on average.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,10 +13,11 @@ from penstock_core.timing.time_model import BatchWork, TimeModel
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What an engine can draft, and how often it is right.
+    """An engine's speculation.
 
-    max_tokens: most drafts for one decode in one iteration. A policy that does not choose drafts as many.
-    acceptance: chance that a draft is accepted. by_tier: the same where it was measured for a tier alone.
+    max_tokens: most draft tokens of one decode in one iteration. A policy that does not choose uses this
+        number.
+    acceptance: acceptance rate. by_tier: the measured rates of single tiers.
     """
 
     max_tokens: int
@@ -24,12 +25,12 @@ class Speculation:
     by_tier: Mapping[str, float] = field(default_factory=dict)
 
     def acceptance_of(self, tier: str) -> float:
-        """The chance for requests of this tier."""
+        """Return the acceptance rate for requests of this tier."""
         return self.by_tier.get(tier, self.acceptance)
 
 
 def tokens_expected(acceptance: float, drafts: int) -> float:
-    """Tokens that a decode brings out on average with so many drafts: `Acc(sl)` for sl = drafts + 1."""
+    """Return the mean tokens of a decode with this many draft tokens: `Acc(sl)` for sl = drafts + 1."""
     if acceptance >= 1.0:
         return drafts + 1.0
     return (1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance)
@@ -40,9 +41,9 @@ def fastest_length(
 ) -> tuple[int, float]:
     """Return the speculation length with the highest rate of generated tokens, and that rate.
 
-    decodes: a batch of them without drafts. tokens: how many they generate on average with so many drafts.
-    Those grow ever more slowly with the length and a batch's duration never does, so once the rate falls it
-    falls for good.
+    decodes: a batch of them without draft tokens.
+    tokens: mean number that they generate with this many draft tokens. It grows ever more slowly with the
+        length and a batch's duration does not, so once the rate falls it falls for all larger lengths.
     """
     best, best_rate = 0, 0.0
     for drafts in range(most + 1):

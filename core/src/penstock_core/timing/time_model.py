@@ -1,13 +1,13 @@
-"""How long an iteration takes, and how many tokens fit into a time [SLOs-Serve, §3.1.1].
+"""Duration of an iteration, and the tokens that fit into a duration [SLOs-Serve, §3.1.1].
 
-The planner's belief about its engine, fitted from measured iterations and never told:
+The planner's estimate of its engine, fitted to measured iterations:
 
     T = scale · ( max over terms l of (k[l]·tokens + s[l]·spec_steps + b[l])
                   + kd·context_tokens + kp·prefill_work + c0 )
 
-The terms are the roofline: one where the iteration is bound by compute, one where it is bound by loading
-weights. The paper stops there. Long contexts need the two attention terms [SOLA, eq. 3–4]: a decode reads
-its whole context, and a prefill chunk attends to everything before it. `scale` is the online correction.
+The terms are the roofline: one for iterations bound by compute, one for those bound by loading weights. The
+paper has only these. Long contexts need the two attention terms [SOLA, eq. 3–4]: a decode reads its whole
+context, and a prefill chunk attends to everything before it. `scale` is the online correction.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST_CHUNK_TOKENS = 128
-"""Attention kernels take a chunk shorter than this as long as one of this length."""
+"""Attention kernels take as long for a shorter chunk as for one of this length."""
 
 UNBOUNDED_TOKENS = 1 << 30
-"""More tokens than any batch has: what a time without bound has room for."""
+"""More tokens than any batch has, returned for an infinite duration."""
 
 
 class BatchWork(NamedTuple):
-    """What an iteration computes, as far as its duration depends on it.
+    """The work of an iteration, as far as its duration depends on it.
 
-    tokens: all tokens in the batch, decodes and prefill chunks alike.
+    tokens: all tokens in the batch, of decodes and prefill chunks.
     context_tokens: tokens of context read by its decodes, summed.
     prefill_work: token pairs attended to by its prefill chunks, summed (`chunk_work`).
     spec_steps: most drafter steps of any decode in it; 0 without speculation.
@@ -41,24 +41,24 @@ class BatchWork(NamedTuple):
 
 
 def chunk_work(chunk_tokens: int, computed_tokens: int) -> float:
-    """Token pairs that a prefill chunk attends to, after `computed_tokens` that came before it.
+    """Return the token pairs that a prefill chunk attends to, after `computed_tokens` before it.
 
-    Causal attention skips what lies ahead, so a chunk attends to half of itself and all before it. Measured
+    Causal attention skips later tokens, so a chunk attends to half of itself and all before it. Measured
     kernels agree: flash attention of one Llama-3-8B layer (32/8 heads, A100, vLLM 0.14, aiconfigurator) takes
     3.120 ms for a prompt of 8,192 tokens and 12.505 ms for 16,384. Over 32 layers that is 2.98e-6 ms per
-    *half* square in both, the slope that was fitted (3.09e-6); per full square it would be half of that.
+    *half* square in both, the fitted slope (3.09e-6); per full square it would be half of that.
     """
     return max(chunk_tokens, SHORTEST_CHUNK_TOKENS) * (computed_tokens + chunk_tokens / 2)
 
 
 def chunk_works(chunk_tokens: NDArray[Any], computed_tokens: NDArray[Any]) -> NDArray[np.float64]:
-    """`chunk_work` of many chunks."""
+    """Return `chunk_work` of many chunks."""
     works: NDArray[np.float64] = np.maximum(chunk_tokens, SHORTEST_CHUNK_TOKENS)
     return works * (computed_tokens + chunk_tokens / 2)
 
 
 class Term(NamedTuple):
-    """One line of the roofline: seconds per token, fixed, and per drafter step."""
+    """A line of the roofline: seconds per token, fixed, and per drafter step."""
 
     token_s: float
     fixed_s: float
@@ -66,7 +66,7 @@ class Term(NamedTuple):
 
 
 class Coefficients(Protocol):
-    """What the formula reads: a `TimeModel`, or its numbers in compiled code.
+    """Coefficients of the formula: a `TimeModel`, or its numbers in compiled code.
 
     terms: `Term`s, or a table with a row for each and a `Term`'s fields as columns.
     """
@@ -84,14 +84,14 @@ class Coefficients(Protocol):
 
 
 def line_seconds(term: Any, tokens: Any, spec_steps: Any) -> Any:
-    """Seconds on one line of the roofline, of one batch or of arrays of them, before attention and scale."""
+    """Return the seconds by one line of the roofline, of a batch or arrays, without attention and scale."""
     return term[0] * tokens + term[2] * spec_steps + term[1]
 
 
 def iteration_seconds(model: Coefficients, work: BatchWork) -> float:
-    """Predicted duration of an iteration; 0 for an empty one.
+    """Return the predicted duration of an iteration; 0 for an empty one.
 
-    Plain enough to be compiled as well: inner loops of planners call this function itself.
+    Plain enough to be compiled: inner loops of planners call this function.
     """
     if work.tokens == 0:
         return 0.0
@@ -103,7 +103,7 @@ def iteration_seconds(model: Coefficients, work: BatchWork) -> float:
 
 
 def with_chunk(work: BatchWork, chunk_tokens: int, computed_tokens: int) -> BatchWork:
-    """The work with a prefill chunk more, of a prompt with `computed_tokens` before it."""
+    """Return the work with one more prefill chunk, of a prompt with `computed_tokens` before it."""
     return BatchWork(
         work.tokens + chunk_tokens,
         work.context_tokens,
@@ -115,7 +115,7 @@ def with_chunk(work: BatchWork, chunk_tokens: int, computed_tokens: int) -> Batc
 def largest_chunk(
     model: Coefficients, beside: BatchWork, most_tokens: int, computed_tokens: int, limit_s: float
 ) -> int:
-    """Most tokens, up to `most_tokens`, of a prompt with which this batch ends within `limit_s`.
+    """Return the most tokens of a prompt, up to `most_tokens`, with which this batch ends within `limit_s`.
 
     computed_tokens: of the prompt, before this chunk.
     """
@@ -136,7 +136,7 @@ def largest_chunk(
 
 @dataclass(frozen=True, slots=True)
 class TimeModel:
-    """Seconds of an iteration from its work. All coefficients in seconds."""
+    """Seconds of an iteration from its work. All coefficients are in seconds."""
 
     name: str
     terms: tuple[Term, ...]
@@ -146,13 +146,13 @@ class TimeModel:
     scale: float = 1.0
 
     def seconds(self, work: BatchWork) -> float:
-        """Predicted duration of an iteration; 0 for an empty one."""
+        """Return the predicted duration of an iteration; 0 for an empty one."""
         return iteration_seconds(self, work)
 
     def tokens_within(
         self, time_s: float, context_tokens: int = 0, prefill_work: float = 0.0, spec_steps: int = 0
     ) -> int:
-        """Most tokens whose iteration takes at most `time_s`, beside the given attention (`time2bs`).
+        """Return the most tokens whose iteration takes at most `time_s`, beside this attention (`time2bs`).
 
         The inverse of `seconds`, to a billionth of a token. At most `UNBOUNDED_TOKENS`, also for an infinite
         time.
@@ -163,12 +163,12 @@ class TimeModel:
         return floor(min(max(fits + 1e-9, 0.0), UNBOUNDED_TOKENS))
 
     def prefill_seconds(self, prompt_tokens: int) -> float:
-        """Prefill of one prompt on an idle replica, in one iteration: what a slowdown is measured by."""
+        """Return one prompt's prefill time on an idle replica, in one iteration: a slowdown's unit."""
         return self.seconds(BatchWork(prompt_tokens, 0, chunk_work(prompt_tokens, 0)))
 
 
 def _tokens_under(term: Term, time_s: float) -> float:
-    """Tokens at which a line reaches a time: below 0 where it starts above it, infinite where it is flat."""
+    """Return the tokens at which a line reaches a time: negative if above it, infinite if flat."""
     if term.token_s > 0:
         return (time_s - term.fixed_s) / term.token_s
     return inf if term.fixed_s <= time_s else -1.0
@@ -179,7 +179,7 @@ TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
 
 
 def to_json(model: TimeModel) -> dict[str, Any]:
-    """The model as plain values, for files and messages."""
+    """Return the model as plain values, for files and messages."""
     values = {field.name: getattr(model, field.name) for field in fields(model)}
     return values | {"terms": [term._asdict() for term in model.terms]}
 
@@ -200,7 +200,7 @@ def from_json(values: Mapping[str, Any]) -> TimeModel:
 
 
 def _numbers(values: Mapping[str, Any], names: Collection[str]) -> dict[str, float]:
-    """Return the fields of these names that are there. Raises ValueError where one is no duration."""
+    """Return the fields of these names that are present. Raises ValueError if one is no valid duration."""
     found = {name: values[name] for name in names if name in values}
     for name, value in found.items():
         if not isinstance(value, int | float) or not (

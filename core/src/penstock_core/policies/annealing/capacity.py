@@ -1,11 +1,11 @@
-"""How many newcomers have room beside what runs: in memory, and in everybody's time.
+"""New requests for which a replica has capacity, in memory and in time.
 
-Newcomers cost others. Their prefill holds up the decodes that run, and a larger batch makes each of their
-steps longer. A plan only weighs those that wait, so what runs is looked at first: a place is free only if
-everybody who would keep their SLO without newcomers keeps it beside them.
+New requests slow others down: their prefill delays the running decodes, and a larger batch makes each step
+longer. A plan only weighs waiting requests, so running ones are examined first: a place is free only if every
+running request that would meet its SLO without new requests meets it beside them.
 
-In memory a newcomer has room if the future peak of what runs and of it fits the KV cache (`kv_forecast`), so
-preemption is left to predictions that fail.
+A new request fits in memory if the future peak of the running requests and of it fits the KV cache
+(`kv_forecast`), so preemption is only needed if predictions fail.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside
 
 
 def fitting(kv: KvCache, running: Sequence[Job], newcomers: Sequence[Job]) -> list[Job]:
-    """Those of the newcomers that fit into memory, each beside what runs and those before it that fit."""
+    """Return the new requests that fit into memory, each beside running ones and earlier ones that fit."""
     return list(compress(newcomers, first_fit(kv, running, newcomers)))
 
 
 class Room(NamedTuple):
-    """How many may join what runs without making it late, and what their plan has to know of it."""
+    """How many requests may join the running ones without making them late, and the plan's inputs."""
 
     places: int
     beside: Beside
@@ -37,7 +37,10 @@ class Room(NamedTuple):
 def room(
     latency: BatchLatency, running: Sequence[Job], asks: Sequence[Ask], prompt_tokens: float, most: int
 ) -> Room:
-    """Of at most `most`. asks: of those running, in their order. prompt_tokens: of a usual newcomer."""
+    """Return the room for at most `most`.
+
+    asks: of running requests, in order. prompt_tokens: of a typical prompt.
+    """
     if not running or most < 1:
         return Room(most, NOBODY)
     context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).T
@@ -54,6 +57,6 @@ def room(
 
 
 def _held_up_s(latency: BatchLatency, prompt_tokens: float, newcomers: Floats) -> Floats:
-    """How long the prefill of so many newcomers holds up the decodes."""
+    """Return the seconds for which the prefill of this many new requests delays the decodes."""
     prefill_s = latency.prefill_s(newcomers, np.full_like(newcomers, prompt_tokens))
     return np.where(newcomers > 0, prefill_s, 0.0)

@@ -1,13 +1,12 @@
-"""The best plan of few requests, from a good one [annealing, §4.3: what its exhaustive search finds].
+"""Optimal plan of few requests, from a good one [annealing, §4.3: result of its exhaustive search].
 
 Branch and bound over batches: the first batch is every subset of the requests, the next every subset of the
-rest, and so on; order within a batch changes nothing. For what is left after some batches there is a plan
-that no real one beats: all of it starts at once, each request in the batch size that suits it most. Where
-even that is no better than the best plan known, nothing behind it is looked at.
+rest, and so on; the order within a batch has no effect. The bound for the remaining requests assumes that all
+start at once, each in its best batch size. If that is no better than the best known plan, the branch is cut.
 
 Eight requests have 545,835 plans (ordered partitions of a set). From a plan that is ordered by latency, some
-thousands of batches are tried until nothing better is left, in about a twentieth of a millisecond. From ten
-requests on that may take many times as long.
+thousands of batches are tried, in about a twentieth of a millisecond. From ten requests on it may take many
+times as long.
 """
 
 import numpy as np
@@ -19,7 +18,7 @@ from penstock_core.policies.annealing.plan_tables import Prospects
 
 @part
 def take(prospects: Prospects, members: int, row: int, wait_s: float) -> tuple[float, int, float]:
-    """A batch of these requests (a bit each): latencies, how many keep their SLO, its longest execution."""
+    """Return a batch of these requests (bitmask): sum of latencies, met SLOs, its longest execution."""
     exec_s, latest_s = prospects.exec_s, prospects.latest_s
     latency_s, met, longest_s = 0.0, 0, 0.0
     for request in range(exec_s.shape[1]):
@@ -32,7 +31,7 @@ def take(prospects: Prospects, members: int, row: int, wait_s: float) -> tuple[f
 
 @part
 def ideal_of(prospects: Prospects) -> Floats:
-    """Of each request, over all sizes: its least execution, and its longest wait with which it is in time."""
+    """Return for each request, over all sizes, its shortest execution and longest wait that meets its SLO."""
     ideal = np.stack((prospects.exec_s[0], prospects.latest_s[0]))
     for row in range(1, len(prospects.exec_s)):
         ideal[0] = np.minimum(ideal[0], prospects.exec_s[row])
@@ -42,7 +41,7 @@ def ideal_of(prospects: Prospects) -> Floats:
 
 @part
 def at_best(ideal: Floats, members: int, wait_s: float) -> tuple[float, int]:
-    """What no plan for these requests can beat: each after this wait, in the size that suits it most."""
+    """Return the bound for these requests: each after this wait, in its best batch size."""
     latency_s, met = 0.0, 0
     for request in range(ideal.shape[1]):
         if members >> request & 1:
@@ -53,7 +52,7 @@ def at_best(ideal: Floats, members: int, wait_s: float) -> tuple[float, int]:
 
 @part
 def size_of(members: int) -> int:
-    """How many bits are set."""
+    """Return the number of set bits."""
     size = 0
     while members:
         members &= members - 1
@@ -63,7 +62,7 @@ def size_of(members: int) -> int:
 
 @part
 def write(batches_taken: Ints, depth: int, order: Ints, ends: Ints) -> None:
-    """The plan of these batches (a bit each request), as an order and ends."""
+    """Write the plan of these batches (bitmasks) as an order and ends."""
     place = 0
     for batch in range(depth + 1):
         for request in range(len(order)):
@@ -75,9 +74,9 @@ def write(batches_taken: Ints, depth: int, order: Ints, ends: Ints) -> None:
 
 @part
 def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple[float, int]:
-    """Look through all plans that may beat `best`, the G of the plan in `order` and `ends`.
+    """Search all plans that may be better than `best`, the G of the plan in `order` and `ends`.
 
-    The best is left there. Its G and its batches. For fewer than 63 requests.
+    Writes the best plan there. Returns its G and number of batches. For fewer than 63 requests.
     """
     most, count = prospects.exec_s.shape
     ideal = ideal_of(prospects)

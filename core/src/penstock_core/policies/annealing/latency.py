@@ -1,21 +1,21 @@
-"""How long a batch of requests takes from its first prompt token to each one's last [annealing, §4.2].
+"""Latency of a batch of requests, from its first prompt token to the last token of each [annealing, §4.2].
 
-The paper's latency predictor. A batch runs by itself: its b prompts are prefilled together, then its answers
-are decoded together. Prefill and one token of decode are bilinear in the batch's size and a length (eq. 14
-and 15), and a whole answer is the sum over its tokens, which has a closed form (eq. 16):
+The paper's latency predictor. A batch runs alone: its b prompts are prefilled together, then its answers are
+decoded together. Prefill and one decode token are bilinear in the batch's size and a length (eq. 14 and 15),
+and a whole answer is the sum over its tokens, which has a closed form (eq. 16):
 
     prefill(b, l_i)      = α_p·b·l_i + β_p·b + γ_p·l_i + δ_p
     token(b, l_a)        = α_d·b·l_a + β_d·b + γ_d·l_a + δ_d
     decode(b, l_i, l_o)  = Σ over k = 1..l_o of token(b, l_i + k)
                          = (α_d·b + γ_d)·(l_o·l_i + l_o·(l_o + 1)/2) + (β_d·b + δ_d)·l_o
 
-The coefficients are the least-squares solution over profiled batches. Where an engine is already known by a
-time model of iterations, its batches are computed instead of measured, on the paper's grid of sizes and of
-lengths below 2k, and fitted alike. The fit is made for the model at scale 1 and scaled, so a correction
-learned online costs nothing.
+The coefficients are the least-squares solution over profiled batches. If an engine has a time model of
+iterations, its batches are computed instead of measured, on the paper's grid of sizes and of lengths below
+2k, and fitted in the same way. The fit is made for the model at scale 1 and then scaled, so an online
+correction costs nothing.
 
-Lengths past the grid are extrapolated. An iteration model is not quite bilinear, and a fit of squared errors
-serves large batches first.
+Lengths beyond the grid are extrapolated. An iteration model is not exactly bilinear, and a fit of squared
+errors favours large batches.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from penstock_core.compilation.arrays import Floats
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 Amount = TypeVar("Amount", float, Floats)
-"""One number, or an array of them."""
+"""A number or an array of numbers."""
 
 GRID_BATCHES = (1, 2, 4, 8, 16, 32)
 GRID_TOKENS = (100, 250, 500, 1000, 1500, 2000)
-"""What the paper profiled, as far as it holds its predictor valid [annealing, §5.1]."""
+"""The paper's profiled sizes and lengths, as far as its predictor is valid [annealing, §5.1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Bilinear:
     fixed_s: float
 
     def at(self, batch: Amount, tokens: Amount) -> Amount:
-        """Seconds for `batch` requests of `tokens` tokens."""
+        """Return the seconds for `batch` requests of `tokens` tokens."""
         of_tokens = self.batch_token_s * batch + self.token_s
         return of_tokens * tokens + self.batch_s * batch + self.fixed_s
 
     def scaled(self, scale: float) -> "Bilinear":
-        """The same, all of it so many times as long."""
+        """Return the same function with all durations multiplied by `scale`."""
         return Bilinear(
             self.batch_token_s * scale, self.batch_s * scale, self.token_s * scale, self.fixed_s * scale
         )
@@ -59,23 +59,23 @@ class Bilinear:
 
 @dataclass(frozen=True, slots=True)
 class BatchLatency:
-    """The predictor. Batches are sizes, tokens lengths; numbers or arrays that broadcast."""
+    """The predictor. Arguments are batch sizes and lengths in tokens; numbers or arrays that broadcast."""
 
     prefill: Bilinear
     decode: Bilinear
 
     def prefill_s(self, batch: Amount, prompt_tokens: Amount) -> Amount:
-        """Until the prompts are computed (eq. 14, 18)."""
+        """Return the seconds until the prompts are computed (eq. 14, 18)."""
         return self.prefill.at(batch, prompt_tokens)
 
     def decode_s(self, batch: Amount, prompt_tokens: Amount, decode_tokens: Amount) -> Amount:
-        """From there to the last token (eq. 16)."""
+        """Return the seconds from there to the last token (eq. 16)."""
         contexts = decode_tokens * prompt_tokens + decode_tokens * (decode_tokens + 1) / 2
         of_contexts = self.decode.batch_token_s * batch + self.decode.token_s
         return of_contexts * contexts + (self.decode.batch_s * batch + self.decode.fixed_s) * decode_tokens
 
     def scaled(self, scale: float) -> "BatchLatency":
-        """The predictor of an engine that takes so many times as long for everything."""
+        """Return the predictor of an engine whose durations are multiplied by `scale`."""
         return BatchLatency(self.prefill.scaled(scale), self.decode.scaled(scale))
 
 
@@ -86,7 +86,7 @@ QWEN_7B_2XV100 = BatchLatency(
 
 
 class Profiled(NamedTuple):
-    """A batch that was measured: `batch` requests alike, by lengths and the seconds of their two phases."""
+    """A measured batch: `batch` equal requests, their lengths, and the seconds of the two phases."""
 
     batch: int
     prompt_tokens: int
@@ -96,14 +96,14 @@ class Profiled(NamedTuple):
 
 
 class TooAlike(ValueError):
-    """The profiled batches differ too little in size or length to tell the coefficients apart."""
+    """The profiled batches vary too little in size or length to determine the coefficients."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(f"{samples} profiled batches do not span sizes and lengths; coefficients need both")
 
 
 def fit_latency(samples: Sequence[Profiled]) -> BatchLatency:
-    """The predictor with the least squared error over these batches. Raises TooAlike."""
+    """Return the predictor with the least squared error over these batches. Raises TooAlike."""
     batch, prompt, decode, prefill_s, decode_s = np.array(samples, dtype=np.float64).reshape(-1, 5).T
     contexts = decode * prompt + decode * (decode + 1) / 2
     prefill = _least_squares((batch * prompt, batch, prompt, np.ones_like(batch)), prefill_s)
@@ -113,7 +113,7 @@ def fit_latency(samples: Sequence[Profiled]) -> BatchLatency:
 
 
 def latency_of(model: TimeModel) -> BatchLatency:
-    """The predictor of an engine whose iterations this model tells."""
+    """Return the predictor of an engine with this model of iterations."""
     return _at_scale_one(replace(model, scale=1.0)).scaled(model.scale)
 
 
@@ -123,7 +123,7 @@ def _at_scale_one(model: TimeModel) -> BatchLatency:
 
 
 def _computed(model: TimeModel, batch: int, tokens: int) -> Profiled:
-    """A batch as the model tells it. Contexts grow evenly, so its mean decode is the one halfway."""
+    """Return a batch by the model. Contexts grow linearly, so the mean decode is the one halfway."""
     prefill_s = model.seconds(BatchWork(batch * tokens, 0, batch * chunk_work(tokens, 0)))
     halfway = tokens + (tokens + 1) / 2
     token_s = model.seconds(BatchWork(batch, round(batch * halfway)))
@@ -131,7 +131,7 @@ def _computed(model: TimeModel, batch: int, tokens: int) -> Profiled:
 
 
 def _least_squares(columns: Sequence[Floats], seconds: Floats) -> Bilinear:
-    """Columns differ by orders of magnitude, so each is brought to one first."""
+    """Solve after scaling each column to one, because columns differ by orders of magnitude."""
     design = np.stack(columns, axis=1)
     size = np.abs(design).max(axis=0, initial=0.0)
     if not size.all() or np.linalg.matrix_rank(design / size) < len(columns):

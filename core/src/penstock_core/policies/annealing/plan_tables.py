@@ -1,19 +1,21 @@
-"""What becomes of requests in batches of any size: the tables that the search looks plans up in.
+"""Tables of latencies and feasible waits for batches of any size, which the search reads.
 
-A plan is an order of requests, cut into batches. A request waits for all batches before its own, each as long
-as its longest request, and then takes as long as a batch of that size takes (eq. 4, 11, 17). The objective is
-`G = n / t`: how many keep their SLO (eq. 6–8), over the sum of everybody's end-to-end latency (eq. 2, 3).
+A plan is an order of requests, divided into batches. A request waits for all earlier batches, each as long as
+its longest request, and then takes as long as a batch of its own batch's size takes (eq. 4, 11, 17). The
+objective is `G = n / t`: requests that meet their SLO (eq. 6–8), over the sum of all end-to-end latencies
+(eq. 2, 3).
 
-How long a request takes depends on its batch's size alone, and whether it keeps its SLO on its size and its
-wait. So two tables with a row a size say everything: `exec_s`, and `latest_s`, the longest wait with which
-all targets are kept. An e2e target leaves what remains beside execution, a TTFT target what remains beside
-the prefill, and a TPOT target does not mind waiting but rules a size out [annealing, §3.1].
+The duration of a request depends only on its batch's size, and whether it meets its SLO on the size and its
+wait. So two tables with one row per size suffice: `exec_s`, and `latest_s`, the longest wait with which all
+targets are met. For an e2e target that is its remainder after execution, for a TTFT target its remainder
+after the prefill; a TPOT target is independent of the wait but excludes sizes [annealing, §3.1].
 
-The paper plans for an empty engine and for requests that have just come. Here requests may have waited
-already, which counts against their targets and their latency. And others may run: `Beside`. A batch that
-joins them takes its decode steps with them, and delays their last tokens; and because it is only a share of
-what runs, the next batch need not wait for all of it: places become free one after the other, so its turn is
-`b / (b + running)` of its longest request. With nobody running that is one, and the paper's model is exact.
+The paper plans for an empty engine and for requests that have just arrived. Here requests may have waited
+already, which counts against their targets and their latency, and others may be running: `Beside`. A batch
+that joins them shares its decode steps with them and delays their last tokens. Since it is only a part of
+what runs, the next batch need not wait for all of it: slots become free one after the other, so the next
+batch starts after `b / (b + running)` of its longest request. With no running request that factor is one, and
+the paper's model is exact.
 """
 
 from collections.abc import Sequence
@@ -32,7 +34,7 @@ class Ask(NamedTuple):
     """One request to plan.
 
     decode_tokens: those after the first. waited_s: since it arrived.
-    ttft_s, tpot_s, e2e_s: its targets, counted from arrival; infinite where it has none.
+    ttft_s, tpot_s, e2e_s: its targets, counted from arrival; infinite without one.
     """
 
     prompt_tokens: int
@@ -45,11 +47,11 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Requests that run and go on while batches join them.
+    """Running requests that continue while batches join them.
 
-    running: how many. met: how many of them will keep their SLO.
+    running: their number. met: how many of them will meet their SLO.
     latency_s: the sum of their end-to-end latencies, by the size of the first batch that joins them (from 1);
-    empty where nobody runs.
+        empty without running requests.
     """
 
     running: int = 0
@@ -64,9 +66,9 @@ class Prospects(NamedTuple):
     """The tables. Row b − 1 is for batches of b; column j for request j.
 
     exec_s: seconds from its batch's start to its last token.
-    latest_s: longest wait from now with which it keeps its SLO; −inf where no wait is short enough.
-    base_s: what the sum of latencies has in it whatever the plan, by the size of the first batch.
-    base_met: requests beside that keep their SLO whatever the plan.
+    latest_s: longest wait from now with which it meets its SLO; −inf if none does.
+    base_s: part of the sum of latencies that no plan changes, by the size of the first batch.
+    base_met: running requests that meet their SLO under every plan.
     turn: share of a batch's longest execution after which the next one starts.
     """
 
@@ -78,16 +80,16 @@ class Prospects(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """How many are to be planned."""
+        """Return the number of requests to plan."""
         return len(self.exec_s[0])
 
 
 TABLES = record(Prospects, TABLE, TABLE, FLOATS, INT, FLOATS)
-"""Their type, for functions that are compiled."""
+"""numba type of `Prospects`, for compiled functions."""
 
 
 def prospects(latency: BatchLatency, asks: Sequence[Ask], most: int, beside: Beside = NOBODY) -> Prospects:
-    """The tables for batches of at most `most`."""
+    """Return the tables for batches of at most `most`."""
     prompt, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).reshape(-1, 6).T
     batch = np.arange(1.0, most + 1)[:, None]
     prefill_s = latency.prefill_s(batch, prompt[None, :])

@@ -1,17 +1,18 @@
-"""**annealing.** Orders and batches the queue by simulated annealing, for most kept SLOs per second waited.
+"""**annealing.** Orders and batches the queue by simulated annealing, to meet the most SLOs per second of
+latency.
 
-Choose it where requests with unlike targets share a replica, some asking for a first token and a pace, others
-for a whole answer by some time, and nobody may be refused: what waits is looked at together, so a request
-that can wait does, and one that is lost anyway goes last. The objective is `G = n / t`: requests in time
-over the sum of everybody's latency. It decides only who starts when, so it works in front of any engine.
+Choose it if requests with different targets share a replica, some with TTFT and TPOT, others with an
+end-to-end deadline, and no request may be rejected: waiting requests are planned together, so one that can
+wait does, and one that is lost anyway goes last. The objective is `G = n / t`: requests in time over the sum
+of all latencies. It only decides which requests start when, so it works in front of any engine.
 
-Costs: refuses nothing, so past capacity it chooses who is late, and it would rather serve three short
-requests than one long one. It trusts predicted lengths more than any other policy here. A plan takes 0.1 to
-0.5 ms, made when there is a place and the queue has changed; numba is imported where it is used.
+Costs: rejects nothing, so beyond capacity it chooses which requests are late, and prefers three short ones to
+one long one. It relies on predicted lengths more than any other policy here. A plan takes 0.1 to 0.5 ms, and
+is made when a slot is free and the queue has changed; numba is imported on use.
 
-Knobs: `window`, how many requests are planned at once; `spread`, how much of the spread of lengths is drawn
-for a plan (1 as in the paper; 0 plans with the mean); `aging_s`, how late the oldest may be before nobody
-overtakes it.
+Knobs: `window`, requests planned at once; `spread`, share of the lengths' deviation that is drawn for a plan
+(1 as in the paper; 0 plans with the mean); `aging_s`, delay of the oldest request after which none overtakes
+it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,15 +43,15 @@ class Annealing:
     aging_s: float = Knobs().aging_s
 
     def start(self) -> Remembered:
-        """Nobody seen yet."""
+        """Return the initial state."""
         return Remembered()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
-        """The engine goes on with what runs, whose turn it is starts, and best effort gets what is left."""
+        """Continue running requests, start the plan's first batch, and add best effort in the rest."""
         memory = seen(memory, view)
         batch = OpenBatch(view)
         promised, surplus = _in_two(view.running, memory.moving)
@@ -66,7 +67,7 @@ class Annealing:
         return batch.step(), memory
 
     def _planned(self, view: ReplicaView, memory: Remembered, promised: list[Job]) -> Remembered:
-        """With the jobs that start now: of the plan's first batch; and with one that is far too late."""
+        """Return the state with the jobs that start now: the plan's first batch, and an overdue job."""
         moving = memory.moving or _id_of(overdue(view.waiting, view.now_s, self.aging_s))
         jobs = [job for job in window(view.waiting, self.window, view.now_s) if job.request.id != moving]
         first, turn_s = self._first_batch(view, memory, promised, jobs) if jobs else ([], inf)
@@ -82,7 +83,7 @@ class Annealing:
     def _first_batch(
         self, view: ReplicaView, memory: Remembered, promised: list[Job], jobs: list[Job]
     ) -> tuple[list[Job], float]:
-        """Those of these waiting jobs that start now, in order; and when it is the next batch's turn."""
+        """Return the waiting jobs that start now, in order, and the time of the next batch's start."""
         latency = latency_of(view.model)
         asks = self._asks(view, memory, jobs)
         usual_tokens = sum(one.prompt_tokens for one in asks) / len(asks)
@@ -105,14 +106,14 @@ class Annealing:
 
 
 def _in_two(running: Sequence[Job], moving: str | None) -> tuple[list[Job], list[Job]]:
-    """Who is served first, and best effort; the late job that nobody overtakes is of the first."""
+    """Return the jobs that are served first, including the overdue one, and the best-effort jobs."""
     surplus = [job for job in running if job.best_effort and job.request.id != moving]
     promised = [job for job in running if not job.best_effort or job.request.id == moving]
     return promised, surplus
 
 
 def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Iterator[Job]) -> None:
-    """Newcomers until the first that does not fit, not even where best effort gives way."""
+    """Start new requests until the first that does not fit even after preempting best effort."""
     for job in jobs:
         tokens = newcomer_tokens(batch, job, whole=False)
         if not tokens or not batch.make_room(batch.blocks_wanted(job, tokens), 1, victims):
@@ -121,7 +122,7 @@ def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Iterator[Job]) -> Non
 
 
 def _in_turn(waiting: Sequence[Job], memory: Remembered) -> Iterator[Job]:
-    """Who starts, in order: the late job that nobody overtakes, then those that the plan starts."""
+    """Yield the jobs to start, in order: the overdue job, then those of the plan."""
     jobs = {job.request.id: job for job in waiting}
     turns = (memory.moving, *memory.starting)
     return (jobs[job_id] for job_id in turns if job_id is not None and job_id in jobs)

@@ -1,22 +1,22 @@
-"""The best order and batches, by simulated annealing [annealing, §4.3, Algorithm 1].
+"""Search for the best order and batches by simulated annealing [annealing, §4.3, Algorithm 1].
 
-Two plans to start from, both in full batches: the order given, and ascending predicted latency. If everybody
-keeps their SLO in the second, it is taken. Otherwise the better of the two is disturbed, move by move: a
-request is squeezed into the batch before, or delayed into the next, or two change places. A better plan is
-always taken, a worse one with a chance that falls with the temperature, from 500 to 20 by a twentieth a
-level, 100 moves a level. The best plan seen is the result.
+There are two initial plans, both in full batches: the given order, and ascending predicted latency. If every
+request meets its SLO in the second, it is the result. Otherwise the better one is changed move by move: a
+request is squeezed into the previous batch, or delayed into the next, or two are swapped. A better plan is
+always accepted, a worse one with a probability that falls with the temperature, from 500 to 20 by a twentieth
+per level, with 100 moves per level. The best plan seen is the result.
 
-Two slips of the paper are mended. Its rule takes the worse plans more readily the worse they are (the sign
-and the comparison are both turned); here it is `exp((f_new − f) / T)`. And its temperatures stand far above
-any G, so that everything would be taken; here they are thousandths of the best G seen, so at 500 a loss of
-half of it is taken in one of e times, and at 20 a loss of a fiftieth.
+Two errors of the paper are corrected. Its rule accepts worse plans more readily the worse they are (the sign
+and the comparison are both reversed); here it is `exp((f_new − f) / T)`. And its temperatures are far above
+any G, so every plan would be accepted; here they are thousandths of the best G seen, so at 500 a loss of half
+of it is accepted with probability 1/e, and at 20 a loss of a fiftieth.
 
-A sweep ends in a local optimum now and then, and the plan in which everybody is in time may have batches that
-are larger than the latencies like. Up to `PROVED_REQUESTS` requests there is a way that knows neither, and
-takes a third of the time: branch and bound from the better start (`exhaustive_search`). So few requests get
-the best plan there is, and annealing is for more.
+A sweep sometimes ends in a local optimum, and the plan that meets every SLO may have larger batches than
+latency favours. For up to `PROVED_REQUESTS` requests, branch and bound from the better initial plan
+(`exhaustive_search`) has neither problem and takes a third of the time. So few requests get the optimal plan,
+and annealing is used for more.
 
-Compiled: a sweep is 6,300 moves. A move costs a few operations a request, for only two tables are read
+Compiled: a sweep is 6,300 moves. A move costs a few operations per request, because it reads only two tables
 (`plan_tables`). Random numbers are xorshift's, 32 bits in 64, so that they never overflow.
 """
 
@@ -32,10 +32,10 @@ from penstock_core.policies.annealing.plan_tables import TABLES, Prospects
 
 HOTTEST, COLDEST, COOLING, MOVES_A_LEVEL = 500.0, 20.0, 0.95, 100
 PER_BEST = 1000.0
-"""Temperatures are in this share of the best G seen."""
+"""Unit of temperatures: this share of the best G seen."""
 
 PROVED_REQUESTS = 8
-"""Up to so many the result is the optimum."""
+"""Most requests for which the result is the optimum."""
 
 LOW_BITS = 0xFFFFFFFF
 ALL_BITS = 2.0**32
@@ -44,8 +44,8 @@ ALL_BITS = 2.0**32
 class Plan(NamedTuple):
     """An order of requests in batches.
 
-    order: requests by their columns, first served first. sizes: of the batches, in the same order.
-    value: its G. moves: of annealing, to find it; 0 where there was no need to anneal.
+    order: requests by column, first served first. sizes: of the batches, in the same order.
+    value: its G. moves: of annealing to find it; 0 without annealing.
     """
 
     order: tuple[int, ...]
@@ -55,9 +55,9 @@ class Plan(NamedTuple):
 
 
 def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQUESTS) -> Plan:
-    """The best plan that is found, for at least one request; the same for the same seed.
+    """Return the best plan found for at least one request, the same for the same seed.
 
-    proved_requests: up to so many it is the optimum; with 0 it is always what annealing finds.
+    proved_requests: up to this many requests it is the optimum; with 0 annealing always decides.
     """
     count = prospects.requests
     order = np.argsort(prospects.exec_s[-1], kind="stable")
@@ -67,19 +67,19 @@ def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQ
 
 
 def first_turn_s(prospects: Prospects, plan: Plan) -> float:
-    """From the start of a plan's first batch until it is the next one's turn."""
+    """Return the seconds from the start of a plan's first batch to the start of the next one."""
     row = plan.sizes[0] - 1
     return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())
 
 
 def seeded(seed: int) -> int:
-    """A state of the generator: 32 bits, not all zero, far apart for seeds in a row."""
+    """Return an initial state of the generator: 32 bits, not all zero, far apart for consecutive seeds."""
     return (seed * 0x9E3779B1 + 0x7F4A7C15 & LOW_BITS) or 1
 
 
 @part
 def next_random(state: int) -> int:
-    """The next 32 bits (xorshift)."""
+    """Return the next 32 bits (xorshift)."""
     state ^= (state << 13) & LOW_BITS
     state ^= state >> 17
     state ^= (state << 5) & LOW_BITS
@@ -93,7 +93,7 @@ def worth(
     ends: Ints,
     batches: int,
 ) -> tuple[float, int]:
-    """G of a plan, and how many keep their SLO in it."""
+    """Return G of a plan, and the number of met SLOs."""
     exec_s, latest_s, turn = prospects.exec_s, prospects.latest_s, prospects.turn
     latency_s, met, wait_s = prospects.base_s[ends[1] - 1], prospects.base_met, 0.0
     for batch in range(batches):
@@ -104,7 +104,7 @@ def worth(
             own_s = exec_s[row, request]
             latency_s += wait_s + own_s
             met += wait_s <= latest_s[row, request]
-            if own_s > longest_s:  # noqa: PLR1730 (`max` minds NaN, which takes longer)
+            if own_s > longest_s:  # noqa: PLR1730 (`max` handles NaN, which takes longer)
                 longest_s = own_s
         wait_s += turn[row] * longest_s
     return met / latency_s, met
@@ -112,7 +112,7 @@ def worth(
 
 @part
 def fill(ends: Ints, most: int) -> int:
-    """Full batches, the last one of what is left; how many."""
+    """Divide into full batches, the last one with the rest. Returns their number."""
     count, batches = len(ends) - 2, 0
     while ends[batches] < count:
         ends[batches + 1] = min(ends[batches] + most, count)
@@ -122,7 +122,7 @@ def fill(ends: Ints, most: int) -> int:
 
 @part
 def batch_of(ends: Ints, place: int) -> int:
-    """The batch that a place in the order is in."""
+    """Return the batch of a place in the order."""
     batch = 0
     while ends[batch + 1] <= place:
         batch += 1
@@ -131,7 +131,7 @@ def batch_of(ends: Ints, place: int) -> int:
 
 @part
 def without(ends: Ints, batch: int, batches: int) -> int:
-    """Take an empty batch out; how many are left."""
+    """Remove an empty batch. Returns the new number of batches."""
     for later in range(batch, batches):
         ends[later] = ends[later + 1]
     return batches - 1
@@ -139,7 +139,7 @@ def without(ends: Ints, batch: int, batches: int) -> int:
 
 @part
 def squeeze(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
-    """Move a request into the batch before. How many batches there are then; 0 where it cannot be."""
+    """Move a request into the previous batch. Returns the new number of batches; 0 if impossible."""
     batch = batch_of(ends, place)
     if batch == 0 or ends[batch] - ends[batch - 1] == most:
         return 0
@@ -151,7 +151,7 @@ def squeeze(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int
 
 @part
 def delay(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
-    """Move a request into the next batch, a new one after the last. As `squeeze`."""
+    """Move a request into the next batch, or a new one after the last. Returns as `squeeze`."""
     batch = batch_of(ends, place)
     last = ends[batch + 1] - 1
     if batch == batches - 1:
@@ -168,7 +168,7 @@ def delay(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
 
 @part
 def disturb(order: Ints, ends: Ints, batches: int, most: int, random: int) -> int:
-    """One of the three moves, at a place; both told by 32 random bits. As `squeeze`."""
+    """Apply one of the three moves at a place, both chosen by 32 random bits. Returns as `squeeze`."""
     count = len(order)
     drawn = random * 3
     move = drawn >> 32
@@ -185,7 +185,7 @@ def disturb(order: Ints, ends: Ints, batches: int, most: int, random: int) -> in
 
 @part
 def copy(order: Ints, ends: Ints, to_order: Ints, to_ends: Ints, batches: int) -> None:
-    """One plan over another. Number by number: plans are shorter than a slice takes to set up."""
+    """Copy a plan element by element, which is faster than slices for such short arrays."""
     for place in range(len(order)):
         to_order[place] = order[place]
     for batch in range(1, batches + 1):
@@ -194,7 +194,7 @@ def copy(order: Ints, ends: Ints, to_order: Ints, to_ends: Ints, batches: int) -
 
 @part
 def sweep(prospects: Prospects, order: Ints, ends: Ints, batches: int, random: int) -> tuple[float, int, int]:
-    """Anneal from a plan; the best seen is left in `order` and `ends`. Its G, its batches, the moves made."""
+    """Anneal from a plan. Writes the best one seen; returns its G, its number of batches, the moves made."""
     most = len(prospects.exec_s)
     value = worth(prospects, order, ends, batches)[0]
     best, best_batches = value, batches
@@ -228,7 +228,7 @@ def sweep(prospects: Prospects, order: Ints, ends: Ints, batches: int, random: i
 
 @compiled(results(FLOAT, INT, INT), TABLES, INTS, INTS, INT, INT)
 def search(prospects: Prospects, order: Ints, ends: Ints, random: int, prove: int) -> tuple[float, int, int]:
-    """Algorithm 1, or the optimum where `prove` is not 0. G, batches, moves made; the plan is left in place.
+    """Run Algorithm 1, or find the optimum if `prove` is not 0. Returns G, batches, moves; writes the plan.
 
     order: the requests by predicted latency. ends: zeros, two more than requests.
     """

@@ -1,8 +1,7 @@
-"""What the annealing policy remembers from step to step, and what it learns from who is there and who is not.
+"""State of the annealing policy between steps, and what it learns from jobs that end.
 
-A job that was there and is not any more has finished. What it had brought out by then, over what was
-predicted when it was first seen, teaches its tier's lengths (`lengths`). One that had brought out
-nothing was cancelled, and teaches nothing.
+A job that is no longer in the view has finished. Its generated tokens, over the prediction when it was first
+seen, update the lengths of its tier (`lengths`). A job without generated tokens was cancelled and is ignored.
 """
 
 from collections.abc import Mapping
@@ -16,13 +15,13 @@ from penstock_core.policies.annealing.lengths import AS_PREDICTED, Gaussian, Kin
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Between two steps.
+    """State between two steps.
 
-    jobs: who was there, by id. predicted: the answer lengths that they came with.
-    shares: of the predicted lengths, how much finished answers took, by tier.
-    queued: who waited. starting: who of them is to start now, in this order.
-    next_s: when it is the turn of the batch after them. open: whether to plan before that.
-    moving: the one late job that nobody may overtake. plans: how many were made.
+    jobs: jobs of the last view, by id. predicted: their predicted lengths at arrival.
+    shares: length of finished answers as a share of the prediction, by tier.
+    queued: waiting jobs. starting: those of them that start now, in this order.
+    next_s: start of the next batch. open: whether to plan before that.
+    moving: the overdue job that none may overtake. plans: number of plans made.
     """
 
     jobs: Mapping[RequestId, Job] = field(default_factory=dict)
@@ -36,18 +35,21 @@ class Remembered:
     plans: int = 0
 
     def share(self, tier: str) -> Gaussian:
-        """How much of its predicted length an answer of this tier takes."""
+        """Return the distribution of lengths of a tier, as shares of the prediction."""
         return self.shares.get(tier, AS_PREDICTED)
 
 
 def seen(memory: Remembered, view: ReplicaView) -> Remembered:
-    """With what this view tells. `open` where somebody has come, gone, or been preempted since."""
+    """Return the state after this view.
+
+    `open` is set if a job has arrived, ended, or been preempted since.
+    """
     jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
     queued = frozenset([job.request.id for job in view.waiting])
     if jobs.keys() == memory.jobs.keys() and queued <= memory.queued:
         return replace(memory, jobs=jobs, queued=queued)
     shares = memory.shares
-    for job_id, job in memory.jobs.items():  # in their order: a set's order changes from process to process
+    for job_id, job in memory.jobs.items():  # in their order: a set's order differs between processes
         if job_id not in jobs:
             shares = _finished(shares, job, memory.predicted[job_id])
     predicted = {job_id: memory.predicted.get(job_id, job.output_tokens) for job_id, job in jobs.items()}
@@ -58,7 +60,7 @@ def seen(memory: Remembered, view: ReplicaView) -> Remembered:
 
 
 def _finished(shares: Kinds, job: Job, predicted_tokens: int) -> Kinds:
-    """The step that it is gone after brought out at least one more."""
+    """Learn from a finished job. The step after which it was gone generated at least one more token."""
     if not job.generated_tokens:
         return shares
     return observed(shares, job.request.tier, (job.generated_tokens + 1) / max(predicted_tokens, 1))

@@ -1,11 +1,11 @@
-"""From a replica's queue to what the annealer plans: who is in question, and what they ask.
+"""Selects the waiting requests to plan, and derives their targets.
 
-The queue is planned through a window: a search over hundreds of requests would take milliseconds to decide
-about requests whose turn is seconds away. In the window are those first whose deadline is still to come, the
-nearest first, then those that are late already, the oldest first.
+The queue is planned through a window, because a search over hundreds of requests would take milliseconds to
+decide about requests that start seconds later. The window has first the requests whose deadline is still to
+come, the nearest first, then those that are late already, the oldest first.
 
-A request that has its first token already (it was preempted, or runs) has no TTFT left to keep, and its pace
-is a time by which its last token is due.
+A request that has its first token already (it runs, or was preempted) has no TTFT target left, and its TPOT
+target becomes a deadline of its last token.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from penstock_core.policies.annealing.plan_tables import Ask
 
 
 def window(waiting: Sequence[Job], size: int, now_s: float) -> list[Job]:
-    """The waiting jobs to plan, best effort aside, in the order that the search is given."""
+    """Return the waiting jobs to plan, without best effort, in the search's initial order."""
 
     def urgency(job: Job) -> tuple[bool, float, float]:
         due_s = deadline_s(job)
@@ -29,7 +29,7 @@ def window(waiting: Sequence[Job], size: int, now_s: float) -> list[Job]:
 
 
 def deadline_s(job: Job) -> float:
-    """When a waiting job is late for sure: its first token's time, else its last one's; infinite without."""
+    """Return a waiting job's deadline: the first token's, else the last one's; infinite without."""
     targets, arrival_s = job.request.targets, job.request.arrival_s
     if job.generated_tokens:
         return job.due_s
@@ -39,7 +39,7 @@ def deadline_s(job: Job) -> float:
 
 
 def overdue(waiting: Sequence[Job], now_s: float, aging_s: float) -> Job | None:
-    """The oldest job that is late by `aging_s`, or has no deadline and has waited for so long."""
+    """Return the oldest job that is late by `aging_s`, or has waited for that long without a deadline."""
     late = [job for job in waiting if now_s - _patient_until_s(job) > aging_s]
     return min(late, key=lambda job: (job.request.arrival_s, job.request.id)) if late else None
 
@@ -50,9 +50,9 @@ def _patient_until_s(job: Job) -> float:
 
 
 def ask(job: Job, now_s: float, share: float) -> Ask:
-    """What a job asks of a plan. `share`: of the tokens predicted to come, how many are to be expected.
+    """Return a job's row for planning. share: expected share of the tokens predicted to come.
 
-    Best effort asks for nothing but its tokens.
+    Best effort has no targets.
     """
     left = max(share * job.output_tokens_left, 1.0)
     targets, arrival_s = Targets() if job.best_effort else job.request.targets, job.request.arrival_s

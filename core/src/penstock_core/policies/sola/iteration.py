@@ -1,13 +1,13 @@
-"""SOLA's two kinds of iteration [SOLA, §4.4.3, Fig. 6], and who takes part in which phase.
+"""SOLA's two kinds of iteration [SOLA, §4.4.3, Fig. 6], and the jobs of each phase.
 
-Where TTFT is minimised, prompts come first, as many tiles as eq. 1 allows, and decodes fill the batch up to
-the same bound. Where not even one tile fits, or no prompt can move, it is a batch of decodes. Where TPOT is
-minimised, all decodes come first, then the prompts that eq. 2 asks for, whole as far as the engine's bound
-on tokens goes.
+If TTFT is minimised, prompts come first, as many tiles as eq. 1 allows, and decodes fill the batch up to the
+same bound. If not even one tile fits, or no prompt can progress, it is a batch of decodes. If TPOT is
+minimised, all decodes come first, then the prompts that eq. 2 requires, whole within the engine's token
+budget.
 
-A prompt without a target for its first token presses nobody: it is served from what targets leave, like best
-effort, and stands in the order as if it were due `aging_s` after its arrival. So does the oldest best-effort
-prompt once it has waited that long.
+A prompt without a TTFT target has no urgency: it is served from what targets leave, like best effort, and is
+ordered as if it were due `aging_s` after its arrival. So is the oldest best-effort prompt once it has waited
+that long.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,12 @@ from penstock_core.timing.time_model import BatchWork
 
 
 class Phases(NamedTuple):
-    """Everybody in a view, by what is done with them.
+    """Jobs of a view by phase.
 
-    decodes: with a promise or not, best effort apart. prompts: first tokens, or next ones, that are due.
-    unhurried: prompts without a target, with the due time that their patience gives them.
-    best_effort: serves as room for all others.
+    decodes: with or without a target, excluding best effort. prompts: those with a deadline of the next
+        token.
+    unhurried: prompts without a target, with the deadline that `aging_s` gives them.
+    best_effort: may be preempted for all others.
     """
 
     decodes: list[Job]
@@ -41,7 +42,7 @@ class Phases(NamedTuple):
 
 
 def phases(view: ReplicaView, aging_s: float) -> Phases:
-    """Who is what."""
+    """Return the jobs of the view by phase."""
     oldest = oldest_waiting_too_long(view, aging_s)
     protected = oldest.request.id if oldest else None
     found = Phases([], [], [], [])
@@ -58,14 +59,14 @@ def phases(view: ReplicaView, aging_s: float) -> Phases:
 
 
 def pressure_of(people: Phases, now_s: float) -> Pressure:
-    """How near either latency is to breaking. A resumed prompt's latency is its pace."""
+    """Return how near each latency is to its target. A resumed prompt counts with its TPOT."""
     new = [job for job in people.prompts if job.anchor is None]
     resumed = [job for job in people.prompts if job.anchor is not None]
     return pressure(latency_ratios(new, now_s), latency_ratios([*resumed, *people.decodes], now_s))
 
 
 def minimise_ttft(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs, loosened: bool) -> None:
-    """Prompts by eq. 1, then decodes up to as many tokens."""
+    """Add prompts by eq. 1, then decodes up to the same number of tokens."""
     limit_s = to_spare_s(people.decodes, batch.view.now_s, loosened)
     tokens = most_tokens(prompts, costs, limit_s, batch.left_tokens)
     growth = sum([batch.blocks_wanted(job, 1) for job in people.decodes])
@@ -74,23 +75,23 @@ def minimise_ttft(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Cos
 
 
 def minimise_tpot(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs) -> None:
-    """All decodes, then prompts by eq. 2."""
+    """Add all decodes, then prompts by eq. 2."""
     _add_decodes(batch, people, batch.left_tokens, costs)
     first = fewest_prompts(prompts, costs, batch.work)
     _add_prompts(batch, prompts.jobs[:first], batch.work.tokens + batch.left_tokens, 0, people.best_effort)
 
 
 def to_spare_s(decodes: Sequence[Job], now_s: float, loosened: bool) -> float:
-    """How long these decodes can go without a token, the late ones aside where the constraint is loosened."""
+    """Return how long these decodes can go without a token; if loosened, late ones do not count."""
     return min([job.due_s for job in decodes if job.due_s >= now_s or not loosened], default=inf) - now_s
 
 
 def _add_prompts(
     batch: OpenBatch, prompts: Sequence[Job], most_tokens: int, growth_blocks: int, best_effort: Sequence[Job]
 ) -> None:
-    """Prompts in their order up to `most_tokens` in the batch; `growth_blocks` stay free for decodes."""
+    """Add prompts in order up to `most_tokens` in the batch; `growth_blocks` stay free for decodes."""
     for job in prompts:
-        if job.request.id in batch.preempted:  # it gave way to a decode
+        if job.request.id in batch.preempted:  # it was preempted for a decode
             continue
         tokens = min(job.pending_tokens, most_tokens - batch.work.tokens)
         if tokens <= 0:
@@ -104,7 +105,7 @@ def _add_prompts(
 
 
 def _add_decodes(batch: OpenBatch, people: Phases, most_tokens: int, costs: Costs) -> None:
-    """Decodes with their drafts while the batch is below `most_tokens`, worst first where not all fit."""
+    """Add decodes with draft tokens while the batch is below `most_tokens`, worst first if not all fit."""
     view, decodes = batch.view, people.decodes
     drafts = view.speculation.max_tokens if view.speculation else 0
     waiting = (*people.prompts, *people.unhurried, *people.best_effort)

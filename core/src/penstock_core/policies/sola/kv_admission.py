@@ -1,15 +1,15 @@
-"""Which prompts may start, by the memory that everybody will need at its worst [SOLA, §5.1; LightLLM].
+"""Prompts that may start, by a forecast of peak memory [SOLA, §5.1; LightLLM].
 
-Preemption costs a whole prefill, so SOLA starts a request only where the future peak of all that run and of
-it fits the KV cache (`kv_forecast`). One that does not fit is passed over and the next is tried [Algorithm
-1], so a small one may overtake a large one; yet nobody is overtaken who has waited for `aging_s`.
+Preemption costs a whole prefill, so SOLA starts a request only if the future peak of all running requests and
+of it fits the KV cache (`kv_forecast`). One that does not fit is skipped and the next is tried [Algorithm 1],
+so a small request may overtake a large one; a request that has waited for `aging_s` is not overtaken.
 
-Best effort is left out of the count: it gives its blocks back whenever they are needed. A request whose
-predicted peak is more than the whole cache is counted as all of it, since it may well end before that.
+Best effort does not count, since it is preempted on demand. A request whose predicted peak exceeds the whole
+cache counts as all of it, since it may end before that.
 
-The paper computes peaks only where memory is short, to save time. So it is here: while the sum of
-everybody's own peaks fits, so does the peak of the sum. And nobody is looked at whom the next batch cannot
-reach.
+The paper computes peaks only if memory is short, to save time, and so does this code: while the sum of the
+individual peaks fits, so does the peak of the sum. Requests that the next batch cannot reach are not
+examined.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from penstock_core.forecast.kv_forecast import first_fit
 
 
 def startable(view: ReplicaView, prompts: Sequence[Job], aging_s: float) -> list[int]:
-    """Places of the prompts, given in order, that may be in the next batch, and of those beyond its reach.
+    """Return the indices of prompts, given in order, that may be in the next batch or are beyond its reach.
 
-    Those that hold memory already may be in it.
+    Prompts that hold memory already may be in it.
     """
     examined = prompts[: _reach(view, prompts)]
     running = [job for job in view.running if not job.best_effort]
@@ -37,7 +37,7 @@ def startable(view: ReplicaView, prompts: Sequence[Job], aging_s: float) -> list
 
 
 def _reach(view: ReplicaView, prompts: Sequence[Job]) -> int:
-    """How many prompts fill a batch."""
+    """Return the number of prompts that fill a batch."""
     tokens = 0
     for place, job in enumerate(prompts):
         tokens += job.pending_tokens

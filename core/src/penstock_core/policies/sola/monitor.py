@@ -1,21 +1,21 @@
-"""What SOLA watches, and which of two problems it solves next [SOLA, §4.3, §4.4.1, Table 2].
+"""SOLA's monitor, which selects the problem to solve next [SOLA, §4.3, §4.4.1, Table 2].
 
-Latency is watched as it runs, not as it ends. A request before its first token has a real-time TTFT: the time
-since its arrival. A decode has a real-time TPOT: the time since its anchor over the tokens since then,
-counting the one it waits for, so it is defined from the first moment and grows until that token is out. Both
-over the request's own target are one number, the share of the time to its next due token that has passed:
+Latency is observed in progress, not at the end. A request before its first token has a real-time TTFT: the
+time since its arrival. A decode has a real-time TPOT: the time since its anchor over the tokens since then,
+including the one that it waits for, so it is defined from the start and grows until that token is generated.
+Both, over the request's own target, are one number, the elapsed share of the time to its next deadline:
 
-    ratio = (now − since) / (due − since)        since: arrival, or the anchor of its pace
+    ratio = (now − since) / (due − since)        since: arrival, or the anchor of its TPOT
 
-A tier that is judged by windows moves the anchor every ten tokens and one judged by gaps at every token; with
-it the ratio starts again, as the judgement does. A preempted request has had its first token and counts with
-its pace. Requests without a target are at 0, which no maximum ever picks.
+A tier that is judged by windows moves the anchor every ten tokens and one judged by gaps at every token; the
+ratio then starts again, as the judgement does. A preempted request that has had its first token counts with
+its TPOT. Requests without a target have ratio 0, which no maximum selects.
 
-The worst ratio of either kind says which is further from breaking, or further broken: that one is minimised,
-the other is a constraint. Where both are broken the constraint is loosened to the requests that still keep
-it: the worst ratio becomes the a %-level maximum, a being their share. Where nobody keeps it there is nothing
-to protect, and the maximum stays. Compared are the worst ratios of the last iterations, since a prompt that
-was served a moment ago says how long prompts wait, though nobody waits now.
+The latency with the worst ratio is minimised; the other is a constraint. If both exceed their targets, the
+constraint is loosened to the requests that still meet theirs: the worst ratio becomes the a %-level maximum,
+a being their share. If no request meets it, there is nothing to protect, and the maximum stays. The worst
+ratios of the last iterations are compared, because a prompt that was served a moment ago shows how long
+prompts wait, although none waits now.
 """
 
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ from typing import NamedTuple
 from penstock_core.domain.request import Job
 
 LEAST_S = 1e-9
-"""A target of nothing at all is as good as this."""
+"""Smallest target, which replaces a target of zero."""
 
 
 class Problem(Enum):
-    """What the next iteration minimises, under the other's target."""
+    """The latency that the next iteration minimises, under the other's target."""
 
     TTFT = auto()
     TPOT = auto()
 
 
 class Pressure(NamedTuple):
-    """How near to breaking, or how far broken, either latency is.
+    """Ratios of both latencies to their targets; above 1 the target is missed.
 
     ttft, tpot: worst ratio to its target, of those that count.
-    loosened: both were broken, so only requests that still keep a target constrain it.
+    loosened: both were missed, so only requests that still meet a target constrain it.
     """
 
     ttft: float
@@ -49,12 +49,12 @@ class Pressure(NamedTuple):
 
 
 def since_s(job: Job) -> float:
-    """Where the time to its next token is counted from."""
+    """Return the time from which the next token's latency is counted."""
     return job.request.arrival_s if job.anchor is None else job.anchor.at_s
 
 
 def latency_ratios(jobs: Sequence[Job], now_s: float) -> list[float]:
-    """Real-time TTFT or TPOT of each over its target; 0 without one."""
+    """Return real-time TTFT or TPOT of each job over its target; 0 without one."""
     spans = [(start_s := since_s(job), job.due_s - start_s) for job in jobs]
     return [
         0.0 if target_s == inf else (now_s - start_s) / (target_s if target_s > LEAST_S else LEAST_S)
@@ -63,7 +63,7 @@ def latency_ratios(jobs: Sequence[Job], now_s: float) -> list[float]:
 
 
 def pressure(ttft_ratios: Sequence[float], tpot_ratios: Sequence[float]) -> Pressure:
-    """The system's state, from its requests' [p_TTFT and p_TPOT; §4.3]."""
+    """Return the state of the system from its requests' ratios [p_TTFT and p_TPOT; §4.3]."""
     ttft, tpot = max(ttft_ratios, default=0.0), max(tpot_ratios, default=0.0)
     if ttft > 1 and tpot > 1:
         return Pressure(level(ttft_ratios), level(tpot_ratios), loosened=True)
@@ -71,11 +71,11 @@ def pressure(ttft_ratios: Sequence[float], tpot_ratios: Sequence[float]) -> Pres
 
 
 def level(ratios: Sequence[float]) -> float:
-    """The a %-level maximum, where a % keep their target; the maximum where none does."""
+    """Return the a %-level maximum, if a % meet their target; the maximum if none does."""
     return max([ratio for ratio in ratios if ratio <= 1], default=max(ratios))
 
 
 def problem(window: Sequence[Pressure]) -> Problem:
-    """Whichever latency was at its worst over the window further from fulfilled [Table 2]; TTFT if even."""
+    """Return the latency with the worse ratio over the window [Table 2]; TTFT if they are equal."""
     ttft, tpot = max([seen.ttft for seen in window]), max([seen.tpot for seen in window])
     return Problem.TTFT if ttft >= tpot else Problem.TPOT

@@ -1,18 +1,17 @@
-"""**sola.** Balances first-token against per-token latency: it minimises whichever is nearer to breaking.
+"""**sola.** Balances TTFT against TPOT: it minimises whichever is nearer to missing its target.
 
-Choose it where every request has both targets and none may be refused: a single product's chat, say. Each
-iteration looks at how far every request's TTFT and TPOT have run, in shares of its own targets. While prompts
-are closer to late, prefill goes first, as much as leaves every decode in time; while decodes are, they go
-first, with the fewest prompts that keep the rest in time. So neither latency is bought with more of the other
-than there is to spare.
+Choose it if every request has both targets and none may be rejected, such as the chat of a single product.
+Each iteration examines every request's TTFT and TPOT so far as shares of their targets. While prompts are
+closer to being late, prefill goes first, as much as leaves every decode in time. While decodes are, they go
+first, with the fewest prompts that keep the rest in time. So neither latency is improved at the cost of the
+other's target.
 
-Costs: refuses nothing, so far past capacity everybody is late together. Prompts are held back until they
-press, which is right for attainment and wrong for a mean TTFT. A request starts only where everybody's
-predicted lengths fit the KV cache, so preemption is rare and some memory stays unused. Best effort gets what
-targets leave.
+Costs: rejects nothing, so far beyond capacity all requests are late together. Prompts are delayed until they
+are urgent, which helps attainment and hurts mean TTFT. A request starts only if all predicted lengths fit the
+KV cache, so preemption is rare and some memory stays unused. Best effort uses the rest.
 
-Knobs: `window`, iterations over which the choice is smoothed; `surplus_s`, how long a batch may get for the
-sake of those without targets; `aging_s`, how long one may wait before nobody overtakes it.
+Knobs: `window`, iterations over which the choice is smoothed; `surplus_s`, longest batch for requests without
+targets; `aging_s`, longest wait of one before none overtakes it.
 """
 
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ from penstock_core.policies.unconditional_admission import admit_everyone
 
 
 class Remembered(NamedTuple):
-    """Between two steps: the last iterations' pressure, the costs' correction, the step under way."""
+    """State between two steps: pressure of the last iterations, cost correction, step in progress."""
 
     window: tuple[Pressure, ...] = ()
     gammas: Gammas = Gammas()
@@ -51,7 +50,7 @@ class Remembered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sola:
-    """State-aware scheduling [SOLA]. The paper leaves the window's length open."""
+    """State-aware scheduling [SOLA]. The paper does not specify the window's length."""
 
     window: int = 10
     patience: float = 0.25
@@ -59,15 +58,15 @@ class Sola:
     aging_s: float = Knobs().aging_s
 
     def start(self) -> Remembered:
-        """Nothing seen yet."""
+        """Return the initial state."""
         return Remembered()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        """Everybody."""
+        """Admit all candidates."""
         return admit_everyone(view, new)
 
     def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
-        """Monitor, choice of problem, order, workload; then those without targets."""
+        """Apply monitor, choice of problem, order and workload; then add requests without targets."""
         gammas = learned(memory.gammas, memory.last, view)
         costs, people = Costs(view.model, gammas), phases(view, self.aging_s)
         state = pressure_of(people, view.now_s)
@@ -90,7 +89,7 @@ class Sola:
         return batch.step(), Remembered(window, gammas, sent(batch))
 
     def _fill(self, batch: OpenBatch, people: Phases, prompts: Prompts) -> None:
-        """Surplus, as far as everybody with a target stays in time."""
+        """Add requests without targets, as far as all others stay in time."""
         others = [
             job for job in (*people.unhurried, *people.best_effort) if job.request.id not in batch.tokens
         ]

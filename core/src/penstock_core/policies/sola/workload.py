@@ -1,12 +1,12 @@
-"""How much prefill an iteration may have: SOLA's order and its two workloads [SOLA, §4.4.2–4.4.3].
+"""Prefill of an iteration: SOLA's order and its two workloads [SOLA, §4.4.2–4.4.3].
 
-Prompts stand in descending order of predicted TTFT, `TTFT_r + C_p(r)`, over their own targets: so one tier's
-3 of 4 seconds come before another's 5 of 20. A preempted request stands among them with its predicted pace.
+Prompts are in descending order of predicted TTFT, `TTFT_r + C_p(r)`, over their own targets, so one tier's 3
+of 4 seconds come before another's 5 of 20. A preempted request is ordered by its predicted TPOT.
 
 To minimise TTFT, prefill goes first and is bounded by tokens: the most, in whole tiles of the GPU, with which
-every decode still gets its next token in time (eq. 1; `TPOT_r + C_p/l_out_r ≤ T` is `C_p ≤ due_r − now`).
-To minimise TPOT, decodes go first and prefill is bounded by requests: the fewest with which every prompt left
-behind still comes out in time if it runs in the iteration after (eq. 2).
+every decode still gets its next token in time (eq. 1; `TPOT_r + C_p/l_out_r ≤ T` is `C_p ≤ due_r − now`). To
+minimise TPOT, decodes go first and prefill is bounded by requests: the fewest with which every remaining
+prompt is still in time if it runs in the next iteration (eq. 2).
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from penstock_core.policies.sola.monitor import LEAST_S, since_s
 from penstock_core.timing.time_model import BatchWork, chunk_works
 
 TILE_TOKENS = 128
-"""Matrix products on an A100 take as long for part of a tile as for all of it [§4.4.3]."""
+"""Tile of matrix products: on an A100 a part of a tile takes as long as all of it [§4.4.3]."""
 
 
 class Prompts(NamedTuple):
-    """Prompts to be computed, most pressing first. Columns have an element each.
+    """Prompts to compute, most urgent first. Columns have one element per prompt.
 
     tokens, done, work: pending and computed tokens, attention of the pending ones (`chunk_work`).
-    slack_s: how much later each may start and still be in time, prefilled alone; infinite where it does not
-    count.
+    slack_s: how much later each may start and still be in time, prefilled alone; infinite if it does not
+        count.
     """
 
     jobs: Sequence[Job]
@@ -39,7 +39,7 @@ class Prompts(NamedTuple):
     slack_s: Floats
 
     def of(self, places: Sequence[int]) -> "Prompts":
-        """Some of them, in this order."""
+        """Return some of the prompts, in this order."""
         chosen = np.asarray(places, np.int64)
         tokens, done, work, slack_s = (self.tokens, self.done, self.work, self.slack_s)
         return Prompts(
@@ -50,7 +50,7 @@ class Prompts(NamedTuple):
 def in_order(
     jobs: Sequence[Job], now_s: float, costs: Costs, *, loosened: bool = False, patience: float = 1.0
 ) -> Prompts:
-    """Prompts by descending predicted TTFT over target. Loosened, those that are late do not count."""
+    """Return prompts by descending predicted TTFT over target. If loosened, late ones do not count."""
     count = len(jobs)
     tokens = np.fromiter([job.pending_tokens for job in jobs], np.int64, count)
     done = np.fromiter([job.computed_tokens for job in jobs], np.int64, count)
@@ -65,9 +65,10 @@ def in_order(
 
 
 def most_tokens(prompts: Prompts, costs: Costs, limit_s: float, bound_tokens: int) -> int:
-    """k: the largest multiple of a tile, within a bound, whose prefill takes at most `limit_s` [eq. 1].
+    """Return k: the largest multiple of a tile, within a bound, whose prefill takes at most `limit_s` [eq.
+    1].
 
-    Tokens beyond all prompts count as if they were prompt; decodes take them. A bound below a tile is one.
+    Tokens beyond all prompts count as prompt tokens; decodes use them. A bound below a tile counts as a tile.
     """
     tile = min(TILE_TOKENS, bound_tokens)
     sizes: Ints = np.arange(1, bound_tokens // tile + 1) * tile
@@ -76,7 +77,7 @@ def most_tokens(prompts: Prompts, costs: Costs, limit_s: float, bound_tokens: in
 
 
 def _work_of_first(prompts: Prompts, sizes: Ints) -> Floats:
-    """Attention of the first so many prompt tokens, for every size."""
+    """Return the attention of the first tokens of the prompts, for every size."""
     ends = np.concatenate(([0], np.cumsum(prompts.tokens)))
     works = np.concatenate(([0.0], np.cumsum(prompts.work)))
     whole = np.searchsorted(ends, sizes, side="right") - 1
@@ -87,7 +88,7 @@ def _work_of_first(prompts: Prompts, sizes: Ints) -> Floats:
 
 
 def fewest_prompts(prompts: Prompts, costs: Costs, decodes: BatchWork) -> int:
-    """n: the fewest prompts, from the first, beside these decodes, with which all others can wait [eq. 2]."""
+    """Return n: fewest prompts, from the first, beside these decodes, so the rest can wait [eq. 2]."""
     others_s = np.append(np.minimum.accumulate(prompts.slack_s[::-1])[::-1], np.inf)
     batches_s = costs.mixed_s(np.cumsum(prompts.tokens), np.cumsum(prompts.work), decodes)
     takes_s = np.concatenate(([costs.decode_s(decodes)], batches_s))

@@ -1,18 +1,18 @@
-"""**best-fit.** First the replicas whose planner would likely admit it, the soonest first token first.
+"""**best-fit.** First the replicas whose planner would likely admit the request, the soonest first token
+first.
 
-Each replica tells what its planner sees: how long a prefill would wait, how fast it would go beside what
-decodes there, how much memory stays free at the future peak. From that this order forecasts what admission
-tests. Replicas whose memory would hold the prompt come before those whose would not, and among them the one
-that would bring its first token out soonest: admission is likeliest where that is, and it costs the others
-there least, since the wait is their work. A replica that decodes at a tight pace leaves prefill less, so it
-looks as slow as it is.
+Each replica's snapshot has its planner's forecast: how long a prefill would wait, how fast it would be beside
+the decodes, how much memory is free at the future peak. From that this order predicts the result of
+admission. Replicas whose memory can hold the prompt come first, and among them the one with the soonest first
+token: admission is most likely there, and affects other requests least, since the wait is their work. A
+replica whose decodes have a tight TPOT target has less time for prefill, which its forecast includes.
 
-Choose it with a policy that refuses, where prompts are long: the soonest first token is what is wanted.
+Choose it with a policy that rejects, for long prompts, whose TTFT matters.
 
-Costs: it believes forecasts, and they are of prefills: whether one more decode can keep its pace they do not
-say. News ages, and the prompt length is a guess from its bytes. It fills no replica on purpose to keep
-another free: packing was measured, and loses in every burst, since work waits at the full replica while the
-free one stands still.
+Costs: it relies on forecasts of prefills, which do not say whether one more decode can meet its TPOT.
+Snapshots age, and the prompt length is an estimate from its bytes. It does not fill one replica to keep
+another free: packing was measured, and loses in every burst, since requests wait at the full replica while
+the free one is idle.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,6 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 
 def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """By whether its memory holds the prompt, then by when its first token would be out."""
+    """Order by whether memory holds the prompt, then by the predicted time of the first token."""
     tokens = asked.prompt_tokens
     return ranked(loads, asked, lambda load: (not load.holds(tokens), load.first_token_s(tokens)))

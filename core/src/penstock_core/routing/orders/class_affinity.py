@@ -1,18 +1,20 @@
-"""**class-affinity.** Requests of like pace gather on the same replicas, and spill over when those are busy.
+"""**class-affinity.** Gathers requests of similar TPOT targets on the same replicas, and spills over under
+load.
 
-A batch is as long as the tightest pace in it allows. One coder among chats makes every batch there short, and
-short batches waste more on their fixed cost; so whose paces differ had better not meet. A replica belongs to
-whoever set its pace, and an idle one to nobody. While the first token there would leave half of its budget,
-a request goes to its own kind or to an idle replica; then to one that is paced tighter than it needs, where
-it is no burden to others; last to one that it would slow down. Within each the soonest first token leads.
-Where all are busy it goes as under `best-fit`.
+A batch is at most as long as the smallest TPOT target in it allows. One coding request among chats makes
+every batch there short, and short batches waste more time on their fixed cost, so different targets are
+better kept apart. A replica belongs to the class of its smallest TPOT target; an idle one belongs to none.
+While the first token there would leave half of its budget, a request goes to its own class or to an idle
+replica; then to one with a smaller target, which it does not slow down; last to one with a larger target,
+which it would slow down. Within each group the soonest first token leads. If all are busy, the order is
+`best-fit`'s.
 
-Choose it where tiers differ in pace and replicas are several: kinds settle by themselves, in proportion to
-their load, with nothing to configure or to agree upon between routers.
+Choose it if tiers have different TPOT targets and there are several replicas: classes settle in proportion to
+their load, without configuration or coordination between routers.
 
-Costs: a tier's own replicas are kept busier than others, so it pays in bursts for what it gains between
-them. With tiers of one pace it is `best-fit`. A tier without a first-token target spills over only where
-memory is full. A best-effort tier has no pace and is no burden to anyone.
+Costs: a tier's own replicas are busier than others, so bursts cost what is gained between them. With equal
+TPOT targets it is `best-fit`. A tier without a TTFT target spills over only if memory is full. A best-effort
+tier has no TPOT target and slows no other down.
 """
 
 from collections.abc import Sequence
@@ -22,15 +24,16 @@ from penstock_core.routing.orders.turns import ranked
 from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 SHARE = 0.5
-"""Of the first-token budget. A replica where more would be gone is busy; half is left for what is forecast
-wrong, and for those who arrive before the next snapshot."""
+"""Share of the TTFT budget beyond which a replica is busy. The rest covers forecast errors, and requests that
+arrive before the next snapshot.
+"""
 
 ALIKE = 1.25
-"""Paces within this ratio are of one kind: answers with an end-to-end target have one of their own each."""
+"""Largest ratio of TPOT targets within a class: each answer with an end-to-end target has a different one."""
 
 
 def class_affinity(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """Its own kind's replicas that are not busy, then others that are not, then the rest."""
+    """Order: replicas of its own class that are not busy, then others that are not, then the rest."""
     return ranked(loads, asked, lambda load: _key(load, asked))
 
 
@@ -42,7 +45,7 @@ def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
 
 
 def _burden(theirs_s: float, own_s: float) -> int:
-    """0 among its own kind and where nobody is, 1 where it is held to their pace, 2 where they are to its."""
+    """Return 0 for the same class or no class, 1 if theirs has the smaller target, 2 if this request has."""
     if theirs_s == inf:
         return 0
     if own_s * ALIKE < theirs_s:

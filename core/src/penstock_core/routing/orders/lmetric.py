@@ -1,13 +1,13 @@
-"""**lmetric.** Prompt tokens before its first token times requests there, the least first [LMetric, 2026].
+"""**lmetric.** Orders by prompt tokens before the first token times requests at the replica [LMetric, 2026].
 
-One product in place of a weighted sum: the prompt tokens to be computed until this request's first token
-stand for its wait, the batch for how slowly its answer will go. Multiplied, neither needs a weight.
+A product instead of a weighted sum: the prompt tokens to compute before this request's first token represent
+its TTFT, the batch size its TPOT. A product needs no weights.
 
-Choose it in front of engines whose snapshots carry counts only, without a planner to forecast. Without prefix
-caches every replica has the whole prompt to compute, so what differs is the queue.
+Choose it for engines whose snapshots have only counts, without a planner's forecast. Without prefix caches
+every replica has to compute the whole prompt, so only the queue differs.
 
-Costs: an idle batch makes the product nothing, however long a prompt has just been sent there, and a replica
-with twice the batch counts as twice as bad though its steps are hardly longer. It knows no deadline.
+Costs: an idle batch makes the product zero, however long a prompt has just been sent there, and a replica
+with twice the batch counts as twice as bad although its steps are hardly longer. It does not use deadlines.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 
 def lmetric(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """By queued and new prefill tokens times batch size; the shorter queue where nobody runs."""
+    """Order by queued and new prefill tokens times batch size; by the queue if nothing runs."""
     return ranked(loads, asked, lambda load: _score(load, asked.prompt_tokens))
 
 

@@ -1,4 +1,4 @@
-"""Taking turns: what keeps equal replicas equally used, and every order total."""
+"""Round-robin among equal replicas, which makes every order total."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,12 @@ Key = Callable[[ReplicaLoad], tuple[float, ...]]
 
 
 def in_turn(loads: Sequence[ReplicaLoad], asked: Asked) -> list[ReplicaLoad]:
-    """Everyone by name, from where it is this request's turn to start."""
+    """Return all replicas by name, starting at this request's turn."""
     by_name = sorted(loads, key=lambda load: load.name)
     start = asked.turn % len(by_name) if by_name else 0
     return by_name[start:] + by_name[:start]
 
 
 def ranked(loads: Sequence[ReplicaLoad], asked: Asked, key: Key) -> tuple[str, ...]:
-    """Names by ascending key; those that are equal take turns."""
+    """Return names by ascending key; replicas with equal keys take turns."""
     return tuple([load.name for load in sorted(in_turn(loads, asked), key=key)])
