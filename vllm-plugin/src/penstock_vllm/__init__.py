@@ -1,11 +1,11 @@
 """A Penstock policy inside vLLM: `--scheduler-cls penstock_vllm.scheduler.PenstockScheduler`.
 
-At every step vLLM asks its scheduler what to compute. This one asks a policy of the core. `ledger` keeps the
-policy's jobs beside vLLM's requests, `view` makes the picture that policies look at, `planning` asks one,
-`plan` turns its step into what vLLM must do, and vLLM's own code does it: `carrying_out` sets its lists and
-bounds, `caps` how many tokens each may have, `drafts` how many to verify. A plan that is right once more is a
-`standing_plan`. `pipeline` holds the steps that are `under_way`. `reports` tells the sidecar what happened.
-`scheduler` is where vLLM calls all this. `settings` is what can be set.
+At every step vLLM asks its scheduler what to compute, and this scheduler asks a policy of the core. `ledger`
+keeps a job for each of vLLM's requests, `view` makes the policy's input, `planning` calls the policy, and
+`plan` translates its step. vLLM's own code executes it: `carrying_out` sets its lists and bounds, `caps` the
+tokens of each request, `drafts` the draft tokens to verify. A plan that can be repeated is a `standing_plan`.
+`pipeline` has the steps in progress (`under_way`). `reports` informs the sidecar. vLLM calls `scheduler`.
+`settings` has the configuration.
 
-Where the policy fails, or what is around it, that step is vLLM's own (`faults`).
+If the policy or the code around it fails, that step is vLLM's own (`faults`).
 """

@@ -1,7 +1,7 @@
-"""A time model that is still to come: with `auto`, the sidecar measures this engine and leaves what it found.
+"""A time model that is not known yet: with `auto`, the sidecar measures this engine and writes the model.
 
-The sidecar writes beside the socket of its telemetry, the one folder that both see, and moves the file into
-place whole. Until it is there steps are vLLM's own, which is what is measured.
+The sidecar writes the file beside its telemetry socket, in the one folder that both processes see, and moves
+it into place when it is complete. Until then steps are vLLM's own, which is what the sidecar measures.
 """
 
 import logging
@@ -13,20 +13,20 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_vllm.settings import read_model
 
 LOOK_S = 0.5
-"""Between two looks for the file."""
+"""Seconds between two checks for the file."""
 
 log = logging.getLogger("vllm.penstock")
 
 
 class AwaitedModel:
-    """Looks for the file now and then, and takes it once."""
+    """Checks for the file periodically, and reads it once."""
 
     def __init__(self, telemetry: Path) -> None:
         self._path = Path(measured_model_file(str(telemetry)))
         self._looked_s, self._said = float("-inf"), ""
 
     def look(self, now_s: float) -> TimeModel | None:
-        """The model, once it is there."""
+        """Return the model once it is there, else None."""
         if now_s - self._looked_s < LOOK_S:
             return None
         self._looked_s = now_s

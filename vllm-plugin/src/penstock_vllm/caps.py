@@ -1,8 +1,8 @@
-"""How many tokens a request may have in a step: where vLLM asks, the plan answers.
+"""Caps on the tokens of each request in a step.
 
-vLLM gives every request what is pending of it. Last before it takes blocks for that it calls
-`_reserve_prefill_lookahead`, so there the plan's word counts. Two methods before it turn tokens into
-something else (whole blocks of a state-space model, images), so they are told first.
+vLLM gives every request all of its pending tokens. Right before it allocates blocks for them it calls
+`_reserve_prefill_lookahead`, where the plan's cap applies. Two earlier methods convert tokens into another
+number (whole blocks of a state-space model, images), so they get the capped number.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from penstock_vllm.plan import Caps
 
 
 class Capped(Steered):
-    """A scheduler that gives nobody more than the caps in force, if any are."""
+    """A scheduler that gives each request at most its cap, while caps are in force."""
 
     _caps: Caps | None = None
 
     @contextmanager
     def _capped_by(self, caps: Caps | None) -> Iterator[None]:
-        """While it makes a step. Steps without caps do not pay for them."""
+        """Apply caps while vLLM makes a step. Steps without caps have no overhead."""
         if caps is None:
             yield
             return
@@ -37,7 +37,10 @@ class Capped(Steered):
     def _lookahead_within_caps(
         self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """Stands in for `_reserve_prefill_lookahead`. A newcomer's padding to a decode with drafts stays."""
+        """Replaces `_reserve_prefill_lookahead`.
+
+        A new request's padding to a decode with draft tokens stays.
+        """
         most = self._cap(request, num_new_tokens)
         starts = request.status != RequestStatus.RUNNING
         padded = starts and most == 1 and request.num_tokens - num_computed_tokens == 1
@@ -57,7 +60,7 @@ class Capped(Steered):
         )
 
     def _cap(self, request: EngineRequest, num_new_tokens: int) -> int:
-        """The fewer of these and those planned. Who is not in the plan has no cap."""
+        """Return the smaller of this number and the cap. A request outside the plan has no cap."""
         if self._caps is None:
             return num_new_tokens
         return min(num_new_tokens, self._caps.get(request.request_id, num_new_tokens))

@@ -1,6 +1,6 @@
-"""A plan carried out: vLLM's lists and bounds as the plan wants them, while vLLM makes the step.
+"""Executes a plan: sets vLLM's lists and bounds while vLLM makes the step.
 
-Requests outside the plan keep their place, in lists that are put back when the step is made.
+Requests outside the plan keep their positions, in lists that are restored when the step is made.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from penstock_vllm.plan import Plan, within_loras
 
 
 class CarryingOut(Capped):
-    """A scheduler that makes the planned step. ledger: all that it holds."""
+    """A scheduler that makes the planned step. ledger: all requests of the engine."""
 
     ledger: Ledger
     _running_seen: Sequence[EngineRequest] = ()
     _running_held: Sequence[Held] = ()
 
     def _held_running(self) -> Sequence[Held]:
-        """Who holds KV. Looked up only where that has changed: between most steps it has not."""
+        """Return the requests that hold KV. Computed only after changes, which most steps do not have."""
         if self.running != self._running_seen:
             by_id = self.ledger.by_id
             self._running_seen = self.running.copy()
@@ -33,7 +33,7 @@ class CarryingOut(Capped):
 
     @contextmanager
     def _carrying_out(self, plan: Plan, now_s: float, kept: Mapping[str, int] | None) -> Iterator[None]:
-        """While vLLM makes the step. kept: as in `cut_drafts`."""
+        """Apply the plan while vLLM makes the step. kept: as in `cut_drafts`."""
         for held in plan.promote:
             self.ledger.promote(held, promoted(held.job))
         for held in plan.preempt:
@@ -47,7 +47,7 @@ class CarryingOut(Capped):
 
     @contextmanager
     def _ordered(self, plan: Plan) -> Iterator[None]:
-        """vLLM goes through running requests in the planned order."""
+        """Make vLLM visit running requests in the planned order."""
         if plan.order is None:
             yield
             return
@@ -60,7 +60,7 @@ class CarryingOut(Capped):
 
     @contextmanager
     def _offering(self, offered: list[EngineRequest]) -> Iterator[None]:
-        """Nobody waits but these, and they may have every free block."""
+        """Offer vLLM only these waiting requests, which may use every free block."""
         manager, waiting = self.kv_cache_manager, self.waiting
         reserve, watermark = self.scheduler_reserve_full_isl, manager.watermark_blocks
         self.waiting = FCFSRequestQueue(offered)
@@ -74,9 +74,10 @@ class CarryingOut(Capped):
                 _put_back(waiting, offered, left)
 
     def _offered(self, plan: Plan) -> list[EngineRequest]:
-        """Who may start: newcomers as planned, then those in vLLM's queue that are not the policy's.
+        """Return the requests that may start: new ones as planned, then those in vLLM's queue outside the
+        policy.
 
-        vLLM holds others of its own, whose memory they have already, in another queue, which stays as it is.
+        vLLM keeps other requests, which already have memory, in a second queue, which is not changed.
         """
         start = plan.start
         if self.ledger.unplanned:
@@ -89,7 +90,7 @@ class CarryingOut(Capped):
 
 
 def _put_back(waiting: Queue, offered: Sequence[EngineRequest], left: Queue) -> None:
-    """vLLM's own queue again, without those that have left it and with those preempted meanwhile."""
+    """Restore vLLM's own queue, without requests that have left it and with those preempted meanwhile."""
     still = set(left)
     gone = [request for request in offered if request not in still]
     if gone:
@@ -101,7 +102,7 @@ def _put_back(waiting: Queue, offered: Sequence[EngineRequest], left: Queue) -> 
 def _in_order(
     first: Sequence[Held], started: Sequence[EngineRequest], by_id: Mapping[str, Held]
 ) -> list[EngineRequest]:
-    """Running requests as vLLM is to go through them. It takes blocks, where it must, from the last ones."""
+    """Return running requests in the order in which vLLM visits them. It preempts from the end."""
     computing = {held.request.request_id for held in first}
     others = [by_id[request.request_id] for request in started if request.request_id not in computing]
     others.sort(key=lambda held: held.job.best_effort)
@@ -109,7 +110,7 @@ def _in_order(
 
 
 def _as_started(started: Sequence[EngineRequest], running: Sequence[EngineRequest]) -> list[EngineRequest]:
-    """Running requests in the order they were started: those from before, then newcomers."""
+    """Return running requests in the order they were started: earlier ones, then new ones."""
     still, before = set(running), set(started)
     return [
         *[request for request in started if request in still],

@@ -1,4 +1,4 @@
-"""Drafts: as many to verify as planned, and how many of them were right."""
+"""Draft tokens: limits them to the planned number, and counts the accepted ones."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,9 @@ def cut_drafts(
     by_id: Mapping[str, Held],
     kept: Mapping[str, int] | None,
 ) -> None:
-    """Leave each of these as many of its drafts as planned.
+    """Limit the draft tokens of each request to the planned number.
 
-    kept: where the worker keeps drafts to itself, who was in the last step: those of others are gone.
+    kept: if the worker keeps draft tokens to itself, the requests of the last step; those of others are lost.
     """
     for request in computing:
         drafts = request.spec_token_ids
@@ -33,9 +33,9 @@ def cut_drafts(
 def drafted(
     output: StepOutput, brought: RunnerOutput, by_id: Mapping[str, Held], *, with_worker: bool
 ) -> list[Drafted]:
-    """Of every decode whose drafts were verified, how many were accepted.
+    """Return the accepted draft tokens of every decode whose draft tokens were verified.
 
-    with_worker: the worker keeps drafts to itself, so what stands for them here says nothing.
+    with_worker: the worker keeps draft tokens to itself, so those listed here are placeholders.
     """
     found = []
     for engine_id, drafts in output.scheduled_spec_decode_tokens.items():

@@ -1,17 +1,17 @@
-"""What is used of vLLM, in types: vLLM itself has none to check by."""
+"""Types of the parts of vLLM that are used here. vLLM itself is not typed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 
 class EngineRequest(Protocol):
-    """vLLM's Request. Counts are ahead of what is known by the steps that are still being computed.
+    """vLLM's Request. Its counts include steps in progress.
 
-    num_computed_tokens: tokens whose KV is in memory once all steps under way have ended.
-    num_in_flight_tokens: how many of those are of steps under way; with `num_stale_output_tokens`, those
-        computed for nothing, because the request was preempted meanwhile.
-    num_output_placeholders: tokens that steps under way will bring, counting every draft as accepted.
-    spec_token_ids: drafts to verify next.
+    num_computed_tokens: tokens whose KV is in memory once all steps in progress have ended.
+    num_in_flight_tokens: those of steps in progress; with `num_stale_output_tokens`, those computed in vain,
+        because the request was preempted meanwhile.
+    num_output_placeholders: tokens of steps in progress, counting every draft token as accepted.
+    spec_token_ids: draft tokens to verify next.
     """
 
     request_id: str
@@ -38,7 +38,7 @@ class EngineRequest(Protocol):
 
 
 class StepOutput(Protocol):
-    """vLLM's SchedulerOutput: what a step computes."""
+    """vLLM's SchedulerOutput: the work of a step."""
 
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
@@ -49,7 +49,7 @@ class StepOutput(Protocol):
 
 
 class RunnerOutput(Protocol):
-    """vLLM's ModelRunnerOutput: what a step brought."""
+    """vLLM's ModelRunnerOutput: the result of a step."""
 
     req_id_to_index: Mapping[str, int]
     sampled_token_ids: Sequence[Sequence[int]]
@@ -66,7 +66,7 @@ class Queue(Protocol):
 
 
 class EngineScheduler:
-    """vLLM's scheduler, as far as it is called and written to here."""
+    """The parts of vLLM's scheduler that are called or written here."""
 
     vllm_config: Any
     scheduler_config: Any
@@ -124,4 +124,4 @@ if TYPE_CHECKING:
     Steered = EngineScheduler
 else:
     Steered = object
-"""What mixins for vLLM's schedulers stand on: to be checked, that scheduler; when it runs, nothing yet."""
+"""Base class of mixins for vLLM's schedulers: that scheduler for type checkers, `object` at run time."""

@@ -1,4 +1,4 @@
-"""What vLLM's configuration and memory say of the engine."""
+"""Facts about the engine from vLLM's configuration and memory."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ log = logging.getLogger("vllm.penstock")
 
 
 def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
-    """vLLM's own bounds, or lower ones that were set."""
+    """Return vLLM's own bounds, or lower ones that were set."""
     spec = scheduler.vllm_config.speculative_config
     slots = spec.max_num_new_slots_for_drafting * scheduler.max_num_running_reqs if spec is not None else 0
     most = scheduler.scheduler_config.max_num_batched_tokens - slots
@@ -26,14 +26,14 @@ def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
 
 
 def memory_of(scheduler: EngineScheduler) -> Callable[[], Memory]:
-    """What says how the KV cache is, whenever it is asked. It is asked in every step."""
+    """Return a function that reads the KV cache's state; it is called in every step."""
     pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
     total_blocks, groups = pool.num_gpu_blocks - 1, max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
     return lambda: Memory(total_blocks, pool.get_num_free_blocks(), block_tokens, groups)
 
 
 def can_be_steered(scheduler: EngineScheduler) -> bool:
-    """Whether policies understand this model's requests; where not, every step is vLLM's own."""
+    """Return whether policies support this model's requests; otherwise every step is vLLM's own."""
     config = scheduler.vllm_config.model_config
     unlike = {
         "chunked prefill is off": not scheduler.scheduler_config.enable_chunked_prefill,
@@ -47,9 +47,9 @@ def can_be_steered(scheduler: EngineScheduler) -> bool:
 
 
 def goes_token_by_token(scheduler: EngineScheduler) -> bool:
-    """Whether nothing but a request's own end can keep a step of decodes from bringing one token of each.
+    """Return whether a step of decodes always generates one token of each, unless a request ends.
 
-    Not so where drafts are verified, KV comes from elsewhere, or a step passes through a pipeline of workers.
+    False with draft tokens, KV transfer, or a pipeline of workers.
     """
     pipeline = scheduler.vllm_config.parallel_config.pipeline_parallel_size
     return not scheduler.num_spec_tokens and scheduler.connector is None and pipeline == 1

@@ -1,4 +1,4 @@
-"""What goes wrong around steps: counted by kind, and logged the first time that its type of error is seen."""
+"""Counts errors around steps by kind, and logs the first of each type."""
 
 import logging
 from enum import StrEnum
@@ -7,23 +7,23 @@ log = logging.getLogger("vllm.penstock")
 
 
 class Fault(StrEnum):
-    """Why a step was vLLM's own, or was not noted as it was."""
+    """Why a step was vLLM's own, or was not recorded correctly."""
 
     RAISED = "raised"  # the policy raised
-    IMPOSSIBLE = "impossible"  # the policy asked for what no engine could do
-    TOO_SLOW = "too_slow"  # the policy took longer for a step than it may
+    IMPOSSIBLE = "impossible"  # the policy's step is impossible for the engine
+    TOO_SLOW = "too_slow"  # the policy exceeded its time limit for a step
     PLUGIN = "plugin"  # the code around the policy raised
 
 
 class Faults:
-    """counted: how often, by kind, since the engine started."""
+    """counted: number of errors by kind, since the engine started."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
         self._logged: set[tuple[str, str]] = set()
 
     def count(self, fault: Fault, error: Exception) -> None:
-        """Count an error; the first of its kind and type is logged."""
+        """Count an error; log it if it is the first of its kind and type."""
         self.counted[fault] = self.counted.get(fault, 0) + 1
         kind = fault, type(error).__name__
         if kind in self._logged:

@@ -1,9 +1,10 @@
-"""Why an engine cannot go on, in one line, left where whoever started it looks.
+"""Writes why an engine ends, in one line, where its supervisor reads it.
 
-vLLM works in several processes. The one that fails logs why, and behind that come the tracebacks of those
-that waited for it: more than a container's last words hold, so Kubernetes would know no more than "see root
-cause above". vLLM calls `install` in each of its processes (entry point `vllm.general_plugins`). Where
-PENSTOCK_LAST_WORDS names a file, like a container's termination log, what ended the engine is written there.
+vLLM consists of several processes. The one that fails logs the reason, followed by the tracebacks of those
+that waited for it, which exceeds a container's termination message, so Kubernetes would only show "see root
+cause above". vLLM calls `install` in each of its processes (entry point `vllm.general_plugins`). If
+PENSTOCK_LAST_WORDS names a file, such as a container's termination log, the exception that ended the engine
+is written there.
 """
 
 import logging
@@ -13,23 +14,23 @@ from pathlib import Path
 VARIABLE = "PENSTOCK_LAST_WORDS"
 
 FATAL = ("vllm.v1.engine.core", "vllm.v1.executor.")
-"""Loggers of those that end when they log an exception: the engine's loop and its workers."""
+"""Loggers of processes that end when they log an exception: the engine's loop and its workers."""
 
 POINTER = "root cause"
-"""In what the engine's loop says when it was a worker that failed."""
+"""Text in the message of the engine's loop when a worker has failed."""
 
 LONGEST = 1000
 
 
 class LastWords(logging.Handler):
-    """Leaves the exception that a process ends with."""
+    """Logging handler that writes the exception that ends a process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, if it is one. Never raises: the engine has enough to bear."""
+        """Write the record's exception, if it has one. Never raises, so that it causes no further failure."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None or not record.name.startswith(FATAL) or POINTER in str(error):
             return
@@ -40,6 +41,6 @@ class LastWords(logging.Handler):
 
 
 def install() -> None:
-    """Leave last words, where the environment says where."""
+    """Install the handler if the environment names a file."""
     if path := os.environ.get(VARIABLE):
         logging.getLogger("vllm").addHandler(LastWords(Path(path)))

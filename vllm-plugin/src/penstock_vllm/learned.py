@@ -1,7 +1,7 @@
-"""What the engine has shown of itself: how long its steps take, how often its drafts are accepted.
+"""Learned properties of the engine: the duration of its steps, the acceptance rate of its draft tokens.
 
-Most steps are only noted. The time model is corrected by all of them once somebody asks for it, which while a
-plan stands nobody does.
+Most steps are only recorded. The time model is updated with all of them when it is needed, which is never
+while a standing plan holds.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_vllm.pipeline import Measured
 
 MOST_NOTED = 16
-"""Steps that are noted before they are learned from, whether anybody asks or not."""
+"""Recorded steps after which the model is updated, needed or not."""
 
 
 class Learned:
-    """Beliefs, corrected as steps end.
+    """Estimates, updated as steps end.
 
-    speculation: what the drafter does; None where there is none.
+    speculation: of the drafter; None without one.
     """
 
     def __init__(self, told: TimeModel, drafter: Speculation | None) -> None:
@@ -35,13 +35,13 @@ class Learned:
 
     @property
     def model(self) -> TimeModel:
-        """The time model, corrected by every step until now."""
+        """Return the time model, corrected by every step so far."""
         if self._noted:
             self._learn()
         return self._model
 
     def step(self, measured: Measured) -> None:
-        """A step was measured."""
+        """Record a measured step."""
         self._noted.append(measured)
         if len(self._noted) >= MOST_NOTED:
             self._learn()
@@ -53,7 +53,7 @@ class Learned:
         self._noted.clear()
 
     def drafts(self, drafted: Sequence[Drafted]) -> None:
-        """Drafts were verified."""
+        """Record verified draft tokens."""
         if drafted and self._drafter is not None:
             self._acceptance = observe_drafts(self._acceptance, drafted)
             self.speculation = self._acceptance.measured(self._drafter)

@@ -1,18 +1,18 @@
-"""What the engine holds, as a policy sees it: a job beside each of vLLM's requests.
+"""The engine's requests as a policy sees them: a job for each of vLLM's requests.
 
-vLLM's requests say how far they have come; a job also says what was promised and when its next token is due.
-A job stands as of the last step whose end is known. What steps under way will add is foreseen by `view`.
-Most steps bring one token of everybody who runs. Those are written down as such, and jobs are brought up to
-them, all together, when somebody wants to look (`settle`) or something else happens.
+vLLM's requests have their progress; a job also has its SLO and the deadline of its next token. A job is as of
+the last step whose end is known; `view` adds the predicted effect of steps in progress. Most steps generate
+one token of every running request. They are only counted, and jobs are updated for all of them together on
+demand (`settle`) or when anything else happens.
 
-Most requests are the policy's to plan. Two kinds are not, and vLLM serves them by its own rules beside the
-plan: sessions whose input is still streaming in, and requests whose KV is being loaded from elsewhere. They
-are known here all the same, because they hold memory and take time.
+The policy plans most requests. Two kinds are served by vLLM's own rules beside the plan: sessions whose input
+is still streaming in, and requests whose KV is being loaded from elsewhere. They are recorded here too,
+because they use memory and time.
 
-A request that waits may be blocked for a while: its grammar is being compiled, or tokens of a step that it
-was preempted in are still to come. Policies do not see it until it is ready.
+A waiting request may be blocked for a while: its grammar is being compiled, or tokens of a step in which it
+was preempted are outstanding. Policies do not see it until it is ready.
 
-vLLM's requests are the truth. Where noting something about them failed, all of it is noted anew (`restore`).
+vLLM's requests are authoritative. After an error, the ledger is rebuilt from them (`restore`).
 """
 
 from bisect import insort
@@ -27,18 +27,18 @@ from penstock_vllm.answer_names import AnswerNames
 from penstock_vllm.engine import EngineRequest
 
 POOLED_TOKENS = 1
-"""What a pooling request counts as bringing out: its one result."""
+"""Output tokens of a pooling request: its single result."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One request that the engine holds.
+    """One request in the engine.
 
     job: as of the last step whose end is known.
-    planned: whether the policy decides over it.
+    planned: whether the policy plans it.
     running: whether it holds KV.
-    blocked: it waits and cannot be started yet.
-    drafts_under_way: drafts that steps under way verify.
+    blocked: whether it waits and cannot be started yet.
+    drafts_under_way: draft tokens that steps in progress verify.
     """
 
     request: EngineRequest
@@ -50,22 +50,22 @@ class Held:
 
     @property
     def known_computed_tokens(self) -> int:
-        """Tokens whose KV is in memory, steps under way left out."""
+        """Return the tokens whose KV is in memory, without steps in progress."""
         request = self.request
         alive = request.num_in_flight_tokens - request.num_stale_output_tokens
         return max(request.num_computed_tokens - alive, 0)
 
 
 class Ledger:
-    """All that the engine holds.
+    """All requests in the engine.
 
     by_id: by vLLM's own ids. by_name: by those of their jobs.
-    blocked: those that wait and cannot be started yet.
-    unplanned: how many are not the policy's to plan.
+    blocked: waiting requests that cannot be started yet.
+    unplanned: number of requests that the policy does not plan.
     preemptions: since the engine started.
-    moves: counts steps that brought one token of everybody who runs.
-    turns: counts all else that happens to anybody: other steps too.
-    roster: of those, changes of who is here, who runs and who has a promise.
+    moves: counts steps that generated one token of every running request.
+    turns: counts all other changes, including other steps.
+    roster: of those, changes of the set of requests, of running ones, and of admitted ones.
     """
 
     def __init__(self) -> None:
@@ -82,25 +82,25 @@ class Ledger:
 
     @property
     def waiting(self) -> list[Held]:
-        """All that hold no KV, in order of arrival."""
+        """Return the requests without KV, in order of arrival."""
         return self._waiting
 
     @property
     def ready(self) -> tuple[Job, ...]:
-        """Jobs that the policy may start, in order of arrival."""
+        """Return the jobs that the policy may start, in order of arrival."""
         if self._ready is None:
             self._ready = tuple([held.job for held in self.startable])
         return self._ready
 
     @property
     def startable(self) -> list[Held]:
-        """Those whom the policy may start, in order of arrival."""
+        """Return the requests that the policy may start, in order of arrival."""
         return [held for held in self._waiting if held.planned and not held.blocked]
 
     def add(self, request: EngineRequest, now_s: float, *, blocked: bool) -> Held:
-        """A request has come. What rides in it is read; where that cannot be, it is best effort."""
+        """Add a new request. Its fields are read; if they are invalid, it is best effort."""
         known = self.by_id.get(request.request_id)
-        if known is not None:  # the next piece of a session's input
+        if known is not None:  # the next part of a session's input
             return known
         self._change()
         held = Held(request, self._job(request, now_s), planned=not request.resumable, blocked=blocked)
@@ -116,9 +116,10 @@ class Ledger:
         can_start: Callable[[EngineRequest], bool],
         now_s: float,
     ) -> None:
-        """Note anew all that the engine holds, by what its requests say of themselves.
+        """Rebuild the ledger from vLLM's requests.
 
-        A job that was known goes on from where it was. drafts: that steps under way verify, by vLLM's ids.
+        Known jobs continue from their progress. drafts: draft tokens that steps in progress verify, by vLLM's
+        ids.
         """
         known = self.by_id
         self.by_id, self.by_name, self.blocked, self.unplanned = {}, {}, set(), 0
@@ -136,7 +137,7 @@ class Ledger:
                 self._wait(held)
 
     def drop(self, held: Held) -> None:
-        """A request has ended, in whatever way."""
+        """Remove a request that has ended, for any reason."""
         if self.by_id.pop(held.request.request_id, None) is None:
             return
         self._change()
@@ -145,7 +146,7 @@ class Ledger:
         self._unwait(held)
 
     def start(self, held: Held) -> None:
-        """A request holds KV from here on; some of it may have been in memory already."""
+        """Record that a request holds KV; a part of it may have been cached already."""
         self._change()
         self._unwait(held)
         if not held.running:
@@ -154,7 +155,7 @@ class Ledger:
         self._plan(held, planned=not held.request.resumable)
 
     def preempt(self, held: Held) -> None:
-        """A request has lost its KV."""
+        """Record that a request has lost its KV."""
         self._change()
         self.preemptions += 1
         held.job = preempted(held.job)
@@ -164,24 +165,24 @@ class Ledger:
         self._wait(held)
 
     def leave_to_vllm(self, held: Held) -> None:
-        """Its KV is being loaded from elsewhere: until it runs, vLLM decides over it."""
+        """Leave a request whose KV is being loaded from elsewhere to vLLM until it runs."""
         self._plan(held, planned=False)
 
     def unblock(self, can_start: Callable[[Held], bool]) -> None:
-        """Look again at those that could not be started."""
+        """Check blocked requests again."""
         for held in [held for held in self.blocked if can_start(held)]:
             held.blocked = False
             self.blocked.discard(held)
             self._ready = None
 
     def promote(self, held: Held, job: Job) -> None:
-        """Best effort that has a promise from here on."""
+        """Record that a best-effort request is admitted."""
         self._change()
         held.job = held.job._replace(best_effort=job.best_effort)
         self._ready = None
 
     def advance(self, computed: Iterable[str], now_s: float) -> None:
-        """A step that computed these has ended: their jobs stand where vLLM's requests do."""
+        """Record the end of a step that computed these requests: update their jobs from vLLM's requests."""
         self.settle()
         self.turns += 1
         by_id = self.by_id
@@ -201,13 +202,13 @@ class Ledger:
                 self._ready = None
 
     def all_move(self, running: Sequence[Held], now_s: float) -> None:
-        """A step that brought one token of everybody who runs has ended."""
+        """Record the end of a step that generated one token of every running request."""
         self._moving = running
         self._ends_s.append(now_s)
         self.moves += 1
 
     def settle(self) -> None:
-        """Bring jobs up to the steps that have ended."""
+        """Update jobs for the steps that have ended."""
         if self._ends_s:
             jobs = after_each([held.job for held in self._moving], self._ends_s)
             for held, job in zip(self._moving, jobs, strict=True):
@@ -224,7 +225,7 @@ class Ledger:
         self.unplanned += not held.planned
 
     def _job(self, request: EngineRequest, now_s: float) -> Job:
-        """The request's job, by a name that no other has. Fields that cannot be read leave it best effort."""
+        """Return the request's job with a unique name. If its fields are invalid, it is best effort."""
         sampling, engine_id = request.sampling_params, request.request_id
         longest = max(request.max_tokens if sampling is not None else POOLED_TOKENS, 1)
         named: dict[str, Any] = {
@@ -235,7 +236,7 @@ class Ledger:
         }
         try:
             job = from_fields((sampling.extra_args if sampling is not None else None) or {}, **named)
-        except Exception:  # whatever a client may have written there
+        except Exception:  # for any content that a client may have written
             job = from_fields({}, **named)
         name = self._names.of(job.request.id, self.by_name)
         return job if name == job.request.id else job._replace(request=replace(job.request, id=name))
@@ -266,7 +267,7 @@ def _arrival(held: Held) -> tuple[float, str]:
 
 
 def _as_it_stands(held: Held, now_s: float) -> Job:
-    """A job brought to where vLLM's request is, however far it was."""
+    """Return a job updated to vLLM's request, whatever its progress was."""
     request, job = held.request, held.job
     computed = held.known_computed_tokens if held.running else 0
     new_tokens = request.num_output_tokens - job.generated_tokens
@@ -276,7 +277,7 @@ def _as_it_stands(held: Held, now_s: float) -> Job:
 
 
 def _advance_other(held: Held, now_s: float) -> None:
-    """One that vLLM decides over, or that was preempted while it was computed."""
+    """Update a request that vLLM plans, or that was preempted while it was computed."""
     job, request = held.job, held.request
     computed = held.known_computed_tokens if held.running else 0
     if not held.planned:

@@ -1,9 +1,9 @@
-"""A policy's step, turned into what vLLM's scheduler must do, or refused before anything has changed.
+"""Translates a policy's step into instructions for vLLM's scheduler, or rejects it before anything changes.
 
-vLLM computes of each running request all that is pending, then starts who waits, as far as its budget goes. A
-plan differs from that by the order of its lists, by how many tokens it may give to each (`caps`), by how many
-drafts it finds to verify, and by who waits at all. `caps` is None where everybody who runs computes all that
-is pending: most steps, and the cheapest.
+vLLM computes all pending tokens of each running request, then starts waiting ones, within its token budget. A
+plan changes the order of its lists, the tokens of each request (`caps`), the draft tokens to verify, and
+which requests wait. `caps` is None if every running request computes all of its pending tokens, which is the
+case in most steps and the cheapest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,23 @@ from penstock_core.domain.request import Job, RequestId
 from penstock_vllm.ledger import Held
 
 Caps = Mapping[str, int]
-"""Most tokens of each request in a step, drafts included, by vLLM's ids. Who is not in it has no cap."""
+"""Most tokens of each request in a step, including draft tokens, by vLLM's ids. Others have no cap."""
 
 
 class ImpossibleStep(Exception):
-    """A policy asked for what no engine could do. Nothing has been changed."""
+    """A step that no engine could execute. Nothing has been changed."""
 
 
 class Plan(NamedTuple):
-    """What vLLM must do in a step.
+    """Instructions for vLLM in a step.
 
-    preempt: running requests that lose their KV before it.
-    order: running requests that compute, in this order; None where that is everybody in vLLM's own order.
+    preempt: running requests that lose their KV first.
+    order: running requests that compute, in this order; None if all do in vLLM's own order.
     start: waiting requests that start, in this order.
-    caps: see above; those who run in vLLM's own order have none.
-    drafts: most drafts of each by job id; who is not in it verifies none.
-    promote: jobs that have a promise from here on.
-    stands_blocks: as the policy's step says.
+    caps: see above; running requests in vLLM's own order have none.
+    drafts: most draft tokens of each by job id; a job that is not in it verifies none.
+    promote: jobs that are admitted from now on.
+    stands_blocks: as in the policy's step.
     """
 
     preempt: tuple[Held, ...]
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
-    """What to do for this step. Raises ImpossibleStep."""
+    """Return the instructions for this step. Raises ImpossibleStep."""
     if _is_everybody(step, view.running):
         return _of_everybody(step, view, held)
     running = {job.request.id: job for job in view.running}
@@ -68,9 +68,9 @@ def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Pl
 
 
 def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
-    """Whether every running job computes its one pending token, first and in vLLM's order.
+    """Return whether every running job computes its one pending token, first and in vLLM's order.
 
-    Newcomers may follow. Nothing else may happen.
+    New requests may follow. Nothing else may happen.
     """
     everybody = len(running)
     if step.preempt or step.promote or len(step.tokens) < everybody:
@@ -83,7 +83,7 @@ def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
 
 
 def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
-    """Of those who run nothing has to be said. Raises ImpossibleStep for newcomers."""
+    """Return a plan without instructions for running requests. Raises ImpossibleStep for new ones."""
     if len(step.tokens) == len(view.running):
         return Plan((), None, (), None, step.drafts, (), step.stands_blocks)
     newcomers = dict(islice(step.tokens.items(), len(view.running), None))
@@ -130,9 +130,10 @@ def _check_batch(step: Step, view: ReplicaView) -> None:
 
 
 def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> tuple[Held, ...]:
-    """Those of them up to the first with whom more adapters would be in use than the engine has room for.
+    """Return the requests up to the first with which more adapters would be in use than the engine allows.
 
-    Every running request counts, also one that rests in this step: it will be computed beside the newcomer.
+    All running requests count, including those outside this step, because they are computed later beside the
+    new one.
     """
     used = {lora for held in running if (lora := _lora(held))}
     for at, held in enumerate(start):
@@ -145,9 +146,9 @@ def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> t
 
 
 def with_a_lora_in_use(waiting: Sequence[Held], running: Sequence[Held], most: int) -> Sequence[Held]:
-    """Who could start by their adapters: everybody while there is room for another one.
+    """Return the requests that could start by their adapters; all of them while another adapter fits.
 
-    The others are not there for policies. One that waits for a newcomer would wait for ever.
+    Policies do not see the others: a policy that insists on such a request would wait without end.
     """
     used = {lora for held in running if (lora := _lora(held))}
     if len(used) < most:

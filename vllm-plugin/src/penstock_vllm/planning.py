@@ -1,9 +1,9 @@
-"""Asking the policy, and what is done when it fails.
+"""Calls the policy, and handles its failures.
 
-A policy is code that may have a fault, and an engine carries promises to people. Where it raises, or asks for
-the impossible, or takes longer than it may, that step is vLLM's own: counted, and logged the first time that
-each kind of fault is seen. A policy that was too slow is not asked again until the time that it took too much
-has been earned back, at `planning_s` a step, so an engine never spends more than twice that on average.
+A policy may have a defect, and an engine serves admitted requests. If the policy raises, returns an
+impossible step, or exceeds its time limit, that step is vLLM's own; the fault is counted, and logged the
+first time. A policy that was too slow is not called again until its excess time has been compensated, at
+`planning_s` per step, so an engine spends at most twice that on average.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,15 @@ from penstock_vllm.ledger import Held
 from penstock_vllm.plan import ImpossibleStep, Plan, plan_of
 
 MOST_STEPS_OFF = 1000
-"""However long it took once, it is asked again."""
+"""Most steps without a call, however slow the policy was."""
 
 
 class TooSlow(Exception):
-    """The policy took longer for a step than it may."""
+    """The policy exceeded its time limit for a step."""
 
 
 class Planning:
-    """A policy and its memory. faults: where its failures are counted."""
+    """A policy and its memory. faults: counts its failures."""
 
     def __init__(
         self, policy: Policy[Any], planning_s: float, clock: Callable[[], float], faults: Faults
@@ -36,7 +36,7 @@ class Planning:
         self._steps_off, self._faults = 0, faults
 
     def plan(self, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan | None:
-        """What to do in the next step, as the policy wants it; None where that step is vLLM's own."""
+        """Return the plan of the next step; None if that step is vLLM's own."""
         if self._steps_off:
             self._steps_off -= 1
             return None

@@ -1,10 +1,9 @@
-"""The policy's first steps, taken before anybody waits for them.
+"""Warm-up: the policy's first steps with synthetic requests, before the engine is ready.
 
-First calls are slow: modules are read, machine code is loaded, or compiled where none was kept. In a live
-engine that would be a late step for whoever comes first, or one that took longer than it may. So before the
-engine is ready the policy decides over requests that do not exist: some that wait, some that have begun, some
-that decode. What it remembers of them is thrown away. One that fails here would fail its first clients, so it
-raises.
+First calls are slow: modules are imported, machine code is loaded, or compiled without a cache. In a live
+engine that would delay the first request, or exceed the policy's time limit. So the policy first plans for
+synthetic requests: waiting, started and decoding ones. The resulting memory is discarded. An error here is
+raised, because it would also fail the first requests.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ BLOCKS, BLOCK_TOKENS = 1024, 16
 
 
 def rehearse(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
-    """Have the policy plan a few steps of a small engine. Raises what it raises."""
+    """Let the policy plan a few steps of a small engine. Raises its exceptions."""
     memory = policy.start()
     jobs = [_job(number) for number in range(min(REQUESTS, limits.running))]
     begun = [advance(job, PROMPT_TOKENS // 2, 0, 0.0) for job in jobs]
@@ -40,7 +39,7 @@ def rehearse(policy: Policy[Any], limits: Limits, model: TimeModel, speculation:
 
 
 def _job(number: int) -> Job:
-    """Of two tiers in turn, one of them best effort now and then."""
+    """Return a job of one of two tiers in turn, sometimes best effort."""
     targets = Targets(ttft_s=1.0, tpot_s=0.05) if number % 2 else Targets(e2e_s=10.0)
     tier = "chat" if number % 2 else "batch"
     request = Request(f"rehearsed-{number}", tier, 0.0, PROMPT_TOKENS, 2 * ANSWER_TOKENS, targets)

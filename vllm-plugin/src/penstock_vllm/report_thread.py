@@ -1,12 +1,12 @@
-"""A thread that sends reports, so that the engine's own does not.
+"""A thread that sends reports, so that the engine's own thread need not.
 
-An engine's thread plans a step, hands it to its device and waits, without Python's lock. Meanwhile this one
-makes the report and sends it. What it was not handed, because the queue was full, the reader learns of by the
-gap in the reports' numbers.
+An engine's thread plans a step, submits it to its device and waits, without Python's lock. Meanwhile this
+thread makes the report and sends it. If the queue was full, the reader detects the loss by a gap in the
+report numbers.
 
-While nothing is handed over it repeats, every `HEARTBEAT_S`, how an idle engine stands.
+While the queue is empty, it repeats the state of an idle engine every `HEARTBEAT_S`.
 
-A report that cannot be made or sent is lost, like one that nobody took, and said once for each type of error.
+A report that cannot be made or sent is lost, and logged once for each type of error.
 """
 
 import logging
@@ -23,7 +23,7 @@ HEARTBEAT_S = 1.0
 
 
 class ReportThread:
-    """Sends what a teller puts into its queue, until it is stopped."""
+    """Sends the boundaries that a `Teller` puts into its queue, until it is stopped."""
 
     def __init__(
         self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", teller: Teller
@@ -34,7 +34,7 @@ class ReportThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is in the queue, and no more."""
+        """Send what is in the queue, then stop."""
         self._queue.put(None)
         self._thread.join()
         self._reports.close()

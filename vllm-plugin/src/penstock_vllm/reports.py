@@ -1,15 +1,15 @@
-"""The engine's state as step reports, sent as steps begin.
+"""Sends the engine's state as step reports, as steps begin.
 
-A report has what the sidecar's mirror needs: the step that has ended, as measured; the one that begins, as
-planned; memory; and every request as it stands between the two. Where vLLM schedules asynchronously, steps
-under way count as begun: requests are reported as known, and what those steps prefill beside them.
+A report has what the sidecar's model of the engine needs: the measured step that has ended; the planned step
+that begins; memory; and the state of every request in between. With asynchronous scheduling, steps in
+progress count as begun: requests are reported as known, together with what those steps prefill.
 
-Most steps bring one token of everybody who runs. Then a report names an earlier one, which had the requests,
-and says how many tokens they are further. It does so only after one that was taken, and not for longer than
-`WHOLE_EVERY_S`.
+Most steps generate one token of every running request. Then a report refers to an earlier one, which had the
+requests, with the number of tokens since. That needs an earlier report that was received, and lasts for at
+most `WHOLE_EVERY_S`.
 
-The engine's own thread only notes how things stand (`Teller`). Reports are made of that and sent by another
-thread (`report_thread`), while the engine waits for its device.
+The engine's own thread only records the state (`Teller`). Another thread (`report_thread`) makes and sends
+the reports, while the engine waits for its device.
 """
 
 import uuid
@@ -28,8 +28,9 @@ from penstock_vllm.under_way import UnderWay
 from penstock_vllm.view import Bounds, Memory
 
 WHOLE_EVERY_S = 5.0
-"""Longest time from one report with all requests to the next. A reader that is new, or that a report did not
-reach, gets one at once; this heals what nobody noticed."""
+"""Longest time between reports with all requests. A new reader, or one that missed a report, gets one
+immediately; this bound corrects undetected losses.
+"""
 
 MOST_BEHIND = 64
 """Boundaries that wait to be reported: two seconds of steps."""
@@ -43,8 +44,8 @@ NOTHING = Measured(BatchWork(0), 0.0)
 class Rows(NamedTuple):
     """All requests at a boundary.
 
-    jobs: those that run, in the order they were started, then those that wait.
-    chunks: what the steps under way prefill, by place among the jobs.
+    jobs: running ones in the order they were started, then waiting ones.
+    chunks: what the steps in progress prefill, by index of the job.
     """
 
     jobs: Sequence[Job]
@@ -52,13 +53,13 @@ class Rows(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """The engine between two steps. Nothing in it changes any more.
+    """The engine between two steps. Immutable.
 
-    ended: the step that has ended, where one has since the last boundary.
+    ended: the step that has ended since the last boundary, if any.
     running, waiting: how many. preemptions: since the engine started.
-    left_s: predicted time until the steps under way have ended.
-    faults: steps in which the policy failed, by how, since the engine started.
-    turns, moves: the ledger's counts. rows: None where only `moves` has grown since they were last told.
+    left_s: predicted time until the steps in progress have ended.
+    faults: steps in which the policy failed, by kind, since the engine started.
+    turns, moves: the ledger's counts. rows: None if only `moves` has grown since they were last reported.
     """
 
     ended: Measured | None
@@ -75,7 +76,7 @@ class Boundary(NamedTuple):
 
 
 class Further(NamedTuple):
-    """A boundary that differs from the one before by no more than this: the commonest, and the cheapest."""
+    """A boundary that differs from the previous one only in these fields; the most frequent case."""
 
     ended: Measured | None
     memory: Memory
@@ -84,7 +85,7 @@ class Further(NamedTuple):
 
 
 class Base(NamedTuple):
-    """A report with all requests that was taken: its number, and the ledger's counts then."""
+    """A received report with all requests: its number, and the ledger's counts then."""
 
     sequence: int
     turns: int
@@ -92,13 +93,13 @@ class Base(NamedTuple):
 
 
 NOWHERE = Boundary(None, 0, 0, 0, Memory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
-"""Before the first."""
+"""The base before the first report."""
 
 
 class Reports:
-    """Makes reports, numbers and sends them. A new instance name tells the sidecar that the engine is new.
+    """Makes, numbers and sends reports. A new instance name tells the sidecar that the engine is new.
 
-    broken: whether a report that had all requests is needed before others can be understood.
+    broken: whether a report with all requests is needed before others can be interpreted.
     """
 
     def __init__(self, socket: ReportSocket, bounds: Bounds | None = None) -> None:
@@ -111,11 +112,11 @@ class Reports:
 
     @property
     def lost(self) -> int:
-        """Reports that nobody took."""
+        """Return the number of reports that were not received."""
         return self._socket.lost
 
     def send(self, told: Boundary | Further, skipped: int = 0) -> None:
-        """Report a step boundary. skipped: boundaries before it that no report was made of."""
+        """Report a step boundary. skipped: earlier boundaries without a report."""
         now = self._boundary_of(told)
         sequence, base = self._last.sequence + skipped + 1, self._base
         report = report_of(now)
@@ -150,7 +151,7 @@ class Reports:
         self._base, self.broken = None, True
 
     def repeat(self) -> None:
-        """Say again how an idle engine stands, so that a sidecar that has just started learns of it."""
+        """Repeat the state of an idle engine, for a sidecar that has just started."""
         if self._last.kv_blocks_total and not self._last.next_duration_s:
             self._last.sequence += 1
             self._last.duration_s = 0.0
@@ -158,21 +159,21 @@ class Reports:
             self._socket.send(self._last)
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the socket."""
         self._socket.close()
 
 
 class BoundaryQueue(Protocol):
-    """A queue that threads share."""
+    """A queue shared by threads."""
 
     def qsize(self) -> int: ...  # noqa: D102
     def put(self, item: Boundary | Further) -> None: ...  # noqa: D102
 
 
 class Teller:
-    """What a boundary costs the engine's thread: one note, and the requests only where they are needed.
+    """Records boundaries on the engine's thread: one small object, with the requests only if necessary.
 
-    queue: takes what is to be reported. skipped: boundaries that found it full.
+    queue: boundaries to report. skipped: boundaries for which it was full.
     """
 
     def __init__(self, reports: Reports, queue: BoundaryQueue) -> None:
@@ -181,16 +182,16 @@ class Teller:
         self.skipped = 0
 
     def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
-        """Whether what was told of the requests says it all, but for tokens of one each.
+        """Return whether the last reported requests are still correct but for one token each per step.
 
-        turns: the ledger's count. steps: under way.
+        turns: the ledger's count. steps: in progress.
         """
         if turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken:
             return False
         return not any([step.chunks for step in steps])
 
     def go_on(self, turns: int, now: Further, now_s: float) -> bool:
-        """Let a boundary be reported that says no more than this; False where more has to be told."""
+        """Queue such a boundary. Returns False if a complete one is needed."""
         due = turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken
         if due or self._queue.qsize() >= MOST_BEHIND:
             return False
@@ -198,7 +199,7 @@ class Teller:
         return True
 
     def tell(self, now: Boundary, now_s: float) -> None:
-        """Let it be reported."""
+        """Queue a complete boundary."""
         if now.rows is not None:
             self._turns, self._told_s, self._reports.broken = now.turns, now_s, False
         if self._queue.qsize() < MOST_BEHIND:
@@ -209,7 +210,7 @@ class Teller:
 
 
 def rows_of(running: Sequence[Held], ledger: Ledger, steps: Iterable[UnderWay]) -> Rows:
-    """All requests as they are known, and what the steps under way prefill."""
+    """Return all requests as known, and what the steps in progress prefill."""
     ledger.settle()
     chunks: dict[str, int] = {}
     for step in steps:
@@ -223,7 +224,7 @@ def rows_of(running: Sequence[Held], ledger: Ledger, steps: Iterable[UnderWay]) 
 
 
 def report_of(now: Boundary) -> StepReport:
-    """The report of a step boundary, without its number and without the requests."""
+    """Return the report of a step boundary, without its number and without the requests."""
     work, duration_s = now.ended or NOTHING
     memory = now.memory
     report = StepReport(

@@ -1,20 +1,19 @@
-"""vLLM's scheduler, steered: what a policy decides, vLLM's own code carries out.
+"""vLLM's scheduler with a policy: the policy decides, vLLM's own code executes.
 
-vLLM's `schedule` is 900 lines that know of KV blocks, prefix caches, adapters, images, grammars, connectors
-and drafts, and they change with every release. Nothing of it is written anew here. A step is planned first;
-then vLLM's own `schedule` runs over lists that hold who is planned, in the planned order (`carrying_out`),
-and asks for every request how many tokens it may have at most (`caps`). Drafts are cut to the planned number
-before it sees them (`drafts`), and who is to lose its KV has lost it. So it comes to the planned step, does
-whatever else belongs to one, and what it cannot do (an image that does not fit, a block that is not there) it
-leaves out by its own rules.
+vLLM's `schedule` is 900 lines about KV blocks, prefix caches, adapters, images, grammars, connectors and
+draft tokens, and changes with every release. None of it is rewritten here. A step is planned first; then
+vLLM's own `schedule` runs over lists with the planned requests in the planned order (`carrying_out`), and
+asks for every request how many tokens it may have (`caps`). Before that, draft tokens are cut to the planned
+number (`drafts`), and requests to preempt are preempted. So vLLM arrives at the planned step, does everything
+else that belongs to one, and leaves out what it cannot do (an image that does not fit, a missing block) by
+its own rules.
 
-Where the plan before is right once more, vLLM goes on by itself (`standing_plan`). Where there is no plan,
-because the policy failed or because a model needs something that policies know nothing of, nothing is
-steered and the step is vLLM's own.
+If the previous plan can be repeated, vLLM continues by itself (`standing_plan`). Without a plan, because the
+policy failed or the model needs something that policies do not support, the step is vLLM's own.
 
-An exception in a scheduler ends its engine, and every request with it. So whatever is done here before or
-after vLLM's own methods is contained: an error is counted (`faults`), the step goes on as vLLM's own, and
-before the next one all that is kept of requests is noted anew from vLLM's.
+An exception in a scheduler ends its engine with all of its requests. So all code here before and after vLLM's
+own methods is contained: an error is counted (`faults`), the step continues as vLLM's own, and before the
+next one the ledger is rebuilt from vLLM's requests.
 """
 
 import logging
@@ -61,18 +60,18 @@ from penstock_vllm.view import Ahead, Memory, view_of
 log = logging.getLogger("vllm.penstock")
 
 STAND_IN_MODEL = "llama-3-8b-a100"
-"""Rehearsed with, and never planned with, while the engine's own is still to be measured."""
+"""Time model for the warm-up while the engine's own is still to be measured; never used for planning."""
 
 NO_CHUNKS: Mapping[str, int] = {}
 
 LONGEST_LAG_S = 60.0
-"""A request that says it came longer ago than this has a clock that is wrong."""
+"""Largest plausible age of a new request in seconds; an older one comes from a wrong clock."""
 
 
 class Steering(CarryingOut):
-    """What a policy adds to a scheduler of vLLM's, synchronous or not.
+    """Adds a policy to a vLLM scheduler, synchronous or not.
 
-    clock: seconds that only grow. wall: seconds of the day, which requests' arrivals are in.
+    clock: monotonic seconds. wall: Unix time, in which arrivals are given.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -95,12 +94,12 @@ class Steering(CarryingOut):
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
 
     _standing: StandingPlan | None
-    _memory: Memory  # as the last step left it
+    _memory: Memory  # after the last step
 
-    # What vLLM calls.
+    # Methods that vLLM calls.
 
     def add_request(self, request: EngineRequest) -> None:
-        """A request has come, or the next piece of one."""
+        """Add a new request, or the next part of one."""
         super().add_request(request)
         try:
             if request.request_id in self.requests:
@@ -110,7 +109,7 @@ class Steering(CarryingOut):
             self._contain(error)
 
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
-        """The next step: the policy's, or vLLM's own."""
+        """Return the next step: the policy's, or vLLM's own."""
         now_s = self.clock()
         standing = self._standing_plan()
         if standing is not None:
@@ -127,7 +126,7 @@ class Steering(CarryingOut):
         return output
 
     def update_from_output(self, scheduler_output: StepOutput, model_runner_output: RunnerOutput) -> Any:
-        """A step has ended."""
+        """Record the end of a step."""
         now_s = self.clock()
         verified: Sequence[Drafted] = ()
         if scheduler_output.scheduled_spec_decode_tokens:
@@ -144,7 +143,7 @@ class Steering(CarryingOut):
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: Any
     ) -> list[EngineRequest]:
-        """Requests end from outside, by their clients' wish for example."""
+        """End requests from outside, for example when clients disconnect."""
         finished = super().finish_requests(request_ids, finished_status)
         try:
             for request in finished:
@@ -155,7 +154,7 @@ class Steering(CarryingOut):
         return finished
 
     def shutdown(self) -> None:
-        """Stop telling, then whatever vLLM stops."""
+        """Stop reporting, then shut down vLLM's scheduler."""
         try:
             if self._report_thread is not None:
                 self._report_thread.stop()
@@ -173,15 +172,15 @@ class Steering(CarryingOut):
         except Exception as error:
             self._contain(error)
 
-    # What goes wrong.
+    # Errors.
 
     def _contain(self, error: Exception) -> None:
-        """Count an error of ours, and take nothing that is kept here for true any more."""
+        """Count an error of this code, and mark the ledger as invalid."""
         self.faults.count(Fault.PLUGIN, error)
         self._trusts_ledger, self._standing = False, None
 
     def _restore_ledger(self, now_s: float) -> None:
-        """Note all requests anew."""
+        """Rebuild the ledger."""
         running = {request.request_id for request in self.running}
         waiting = [
             request
@@ -196,7 +195,7 @@ class Steering(CarryingOut):
         self.ledger.restore(self.running, waiting, drafts, _can_start, now_s)
         self._running_seen, self._trusts_ledger = (), True
 
-    # Starting.
+    # Start.
 
     def _plan_with(self, settings: Settings) -> None:
         drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
@@ -223,7 +222,7 @@ class Steering(CarryingOut):
     # Planning a step.
 
     def _standing_plan(self) -> StandingPlan | None:
-        """The plan that is right once more, if one is."""
+        """Return the plan that can be repeated, if there is one."""
         standing = self._standing
         if standing is None:
             return None
@@ -234,7 +233,7 @@ class Steering(CarryingOut):
             return None
 
     def _planned(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
-        """The policy's plan and what it was made by; None where the step is vLLM's own."""
+        """Return the policy's plan and its view; None if the step is vLLM's own."""
         try:
             if not self._trusts_ledger:
                 self._restore_ledger(now_s)
@@ -257,7 +256,7 @@ class Steering(CarryingOut):
         return None if plan is None else (plan, view)
 
     def _begins_to_carry_out(self, carrying: ExitStack, plan: Plan, now_s: float) -> bool:
-        """Set vLLM's lists and bounds as planned, until `carrying` is closed; False where that failed."""
+        """Apply the plan to vLLM until `carrying` is closed. Returns False if that failed."""
         kept = self._last_computed if self._drafts_stay_with_worker else None
         try:
             carrying.enter_context(self._carrying_out(plan, now_s, kept))
@@ -287,7 +286,7 @@ class Steering(CarryingOut):
         )
 
     def _ready(self) -> tuple[Job, ...]:
-        """Whom the policy may start."""
+        """Return the jobs that the policy may start."""
         if not self.lora_config or not self.ledger.ready:
             return self.ledger.ready
         most, running = self.lora_config.max_loras, self._held_running()
@@ -308,7 +307,7 @@ class Steering(CarryingOut):
             return self._handle_blocked_waiting_request(request)
         return _can_start(request)
 
-    # What became of it.
+    # After a step.
 
     def _noted(
         self,
@@ -317,7 +316,7 @@ class Steering(CarryingOut):
         standing: StandingPlan | None,
         now_s: float,
     ) -> None:
-        """vLLM has made a step, as planned or by itself."""
+        """Record the step that vLLM has made, planned or not."""
         try:
             if standing is not None:
                 self._go_on(output, standing, now_s)
@@ -334,7 +333,7 @@ class Steering(CarryingOut):
             return ()
 
     def _go_on(self, output: StepOutput, standing: StandingPlan, now_s: float) -> None:
-        """vLLM has made a step by itself: the one that stands, or another."""
+        """Record a step that vLLM made by itself: the standing plan's, or another."""
         if not len(output.num_scheduled_tokens) == standing.running == output.total_num_scheduled_tokens:
             self._begin(output, None, now_s)
             return
@@ -349,7 +348,7 @@ class Steering(CarryingOut):
             self._report(now_s)
 
     def _begin(self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float) -> None:
-        """A step has been made: vLLM's requests are counted as they will be at its end."""
+        """Record the begin of a step, at whose end vLLM already counts its requests."""
         ledger, self._standing = self.ledger, None
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for engine_id in (*[new.req_id for new in output.scheduled_new_reqs], *resumed):
@@ -368,7 +367,7 @@ class Steering(CarryingOut):
     def _under_way(
         self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float
     ) -> UnderWay:
-        """The step that has been made. Where it is everybody's next token, its plan may stand."""
+        """Return the step in progress. If it is one token of every running request, its plan may stand."""
         ledger, model = self.ledger, self.learned.model
         if planned is None or planned[0].order is not None:
             return under_way(output, ledger.by_id, now_s, model, None)
@@ -391,7 +390,7 @@ class Steering(CarryingOut):
         self._last_computed = step.output.num_scheduled_tokens
 
     def _end(self, output: StepOutput, brought: RunnerOutput, now_s: float) -> None:
-        """A step has ended: requests stand as they are known, and it was measured."""
+        """Record the end of a step: update requests, and learn from its duration."""
         ledger, step = self.ledger, self._pipeline.take(output)
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             if held := ledger.by_id.get(engine_id):
@@ -440,10 +439,13 @@ class Steering(CarryingOut):
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by
-    """What `--scheduler-cls` names. Where vLLM schedules asynchronously it becomes the one that does."""
+    """The scheduler for `--scheduler-cls`.
+
+    With asynchronous scheduling it is replaced by the asynchronous one.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "PenstockScheduler":
-        """Of the kind that vLLM's configuration asks for."""
+        """Return an instance of the kind that vLLM's configuration requires."""
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         ahead = cls is PenstockScheduler and config.scheduler_config.async_scheduling
         made: PenstockScheduler = super().__new__(PenstockAsyncScheduler if ahead else cls)
@@ -451,7 +453,7 @@ class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has 
 
 
 class PenstockAsyncScheduler(PenstockScheduler, AsyncScheduler):  # type: ignore[misc]
-    """Plans a step while the one before is being computed."""
+    """Plans a step while the previous one is being computed."""
 
 
 def _can_start(request: EngineRequest) -> bool:

@@ -1,18 +1,17 @@
-"""What can be set of the plug-in: `--additional-config '{"penstock": {…}}'`, or variables of the environment.
+"""Settings of the plug-in: `--additional-config '{"penstock": {…}}'`, or environment variables.
 
     policy          PENSTOCK_POLICY            a policy of the core; default slos-serve
     timeModel       PENSTOCK_TIME_MODEL        a built-in's name, a JSON file's path, the model, or auto
-    telemetry       PENSTOCK_TELEMETRY         Unix datagram socket of the sidecar; none: nothing is told
-    agingS          PENSTOCK_AGING_S           best effort that has waited so long is served before newcomers
-    maxBatchTokens  PENSTOCK_MAX_BATCH_TOKENS  most tokens a step, below the engine's own bound
-    maxRunning      PENSTOCK_MAX_RUNNING       most requests that run, below the engine's own bound
-    acceptance      PENSTOCK_ACCEPTANCE        chance that a draft is accepted, until it has been measured
-    planningS       PENSTOCK_PLANNING_S        longest time that the policy may take for a step
+    telemetry       PENSTOCK_TELEMETRY         Unix datagram socket of the sidecar; none: no reports
+    agingS          PENSTOCK_AGING_S           wait after which best effort is served before new requests
+    maxBatchTokens  PENSTOCK_MAX_BATCH_TOKENS  most tokens per step, below the engine's own bound
+    maxRunning      PENSTOCK_MAX_RUNNING       most running requests, below the engine's own bound
+    acceptance      PENSTOCK_ACCEPTANCE        acceptance rate of draft tokens until it is measured
+    planningS       PENSTOCK_PLANNING_S        time limit of the policy for a step
 
-With `auto` the sidecar measures the engine, whose steps are vLLM's own until then, and leaves the model
-beside its telemetry socket. The command line counts where both are given. vLLM compiles anew where
-`--additional-config` changes, so values that differ between replicas, like the socket's path, belong into the
-environment.
+With `auto` the sidecar measures the engine, whose steps are vLLM's own until then, and writes the model
+beside its telemetry socket. The command line takes precedence. vLLM compiles again if `--additional-config`
+changes, so values that differ between replicas, like the socket's path, belong into the environment.
 """
 
 import json
@@ -31,16 +30,16 @@ AUTO = "auto"
 
 
 class BadSetting(ValueError):
-    """A setting that cannot be used: where it stands, what was given, what would be right."""
+    """An invalid setting: where it is, its value, valid values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The plug-in's settings. max_batch_tokens, max_running: 0 leaves vLLM's own bounds.
+    """The plug-in's settings. max_batch_tokens, max_running: 0 keeps vLLM's own bounds.
 
-    model: None until the sidecar has measured it. telemetry: where the sidecar listens; None tells nobody.
-    acceptance: chance that a draft is accepted, until it has been measured.
-    planning_s: longest time that the policy may take for one step.
+    model: None until the sidecar has measured it. telemetry: the sidecar's socket; None for no reports.
+    acceptance: acceptance rate of draft tokens until it is measured.
+    planning_s: time limit of the policy for one step.
     """
 
     model: TimeModel | None
@@ -54,9 +53,9 @@ class Settings:
 
 
 def check_one_engine(data_parallel_size: int) -> None:
-    """Raises BadSetting where requests are spread over several engines behind one server.
+    """Raise BadSetting if requests are distributed over several engines behind one server.
 
-    Each would report to the sidecar as if it were the replica.
+    Each of them would report to the sidecar as if it were the replica.
     """
     if data_parallel_size > 1:
         raise BadSetting(
@@ -66,7 +65,7 @@ def check_one_engine(data_parallel_size: int) -> None:
 
 
 def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """Settings of a `--additional-config` and an environment. Raises BadSetting."""
+    """Return the settings of a `--additional-config` and an environment. Raises BadSetting."""
     section = given.get(SECTION) or {}
     if not isinstance(section, dict):
         raise BadSetting(f"--additional-config: {SECTION} must be an object, not {section!r}")
@@ -121,12 +120,12 @@ def _model(value: Any) -> TimeModel | None:
 
 
 def read_model(path: Path) -> TimeModel:
-    """The model in a file. Raises OSError, ValueError."""
+    """Return the model in a file. Raises OSError, ValueError."""
     return _model_of(json.loads(path.read_text()))
 
 
 def _model_of(values: Any) -> TimeModel:
-    """A model as it is, or the page around it in a file of `penstock profile`'s."""
+    """Return a model from its values, or from a file of `penstock profile`, which contains them."""
     try:
         return from_json(values.get("time_model", values))
     except (ValueError, AttributeError):
@@ -165,11 +164,11 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "acceptance": ("acceptance", _share),
     "planningS": ("planning_s", _positive),
 }
-"""What may be set: the field it sets, and how it is read."""
+"""The settings: the field of each, and its parser."""
 
 
 def _variable(key: str) -> str:
-    """`maxBatchTokens` is PENSTOCK_MAX_BATCH_TOKENS."""
+    """Return the environment variable of a key: `maxBatchTokens` is PENSTOCK_MAX_BATCH_TOKENS."""
     return "PENSTOCK_" + "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in key)
 
 

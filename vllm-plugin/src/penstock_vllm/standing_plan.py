@@ -1,9 +1,9 @@
-"""A plan that is right again: while everybody decodes, most steps are the one before.
+"""A plan that can be repeated: while all running requests decode, most steps equal the previous one.
 
-Where a policy says of its step that it stands (`Step.stands_blocks`), it is not asked again as long as that
-holds: vLLM makes the step by itself, since it gives everybody who runs what is pending. Whoever comes, ends
-or is preempted changes the ledger, and a step that came out as anything else does too, so all that has to be
-looked at is a few numbers.
+If a policy's step says so (`Step.stands_blocks`), the policy is not called again while the condition holds:
+vLLM makes the step by itself, since it gives every running request its pending tokens. Arrivals, ends and
+preemptions change the ledger's count, as does a step with any other result, so only a few numbers are
+compared.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from penstock_vllm.view import Memory
 
 @dataclass(slots=True)
 class StandingPlan:
-    """One token of everybody who runs, while nobody waits.
+    """One token of every running request, without waiting ones.
 
-    roster: the ledger's count, when it was made. least_blocks: that have to be free.
-    steps_left: until the first request is planned to its end, which ends only once that step has.
-    running: how many. work: of the last step. seconds: that it was foreseen to take.
-    further_s: by which each one takes longer than the one before, since everybody's context grows.
+    roster: the ledger's count when it was made. least_blocks: blocks that must be free.
+    steps_left: until the first request reaches its planned end, which ends only after that step.
+    running: number of requests. work: of the last step. seconds: its predicted duration.
+    further_s: increase of the duration per step, since all contexts grow.
     """
 
     roster: int
@@ -34,25 +34,25 @@ class StandingPlan:
     further_s: float
 
     def holds(self, roster: int, memory: Memory) -> bool:
-        """Whether it is right for the next step too. memory: as the last step left it, at the least."""
+        """Return whether it applies to the next step. memory: after the last step, or a lower bound of it."""
         free_blocks = memory.free_blocks // memory.groups
         return self.roster == roster and free_blocks >= self.least_blocks and self.steps_left > 0
 
     def go_on(self) -> None:
-        """One more step."""
+        """Advance by one step."""
         self.steps_left -= 1
         self.work = further(self.work, self.running)
         self.seconds += self.further_s
 
 
 def further(work: BatchWork, running: int) -> BatchWork:
-    """The step after one of a token of everybody who runs, when it is the same again."""
+    """Return the work of the next step after a step of one token of every running request."""
     tokens, context_tokens, *_ = work
     return BatchWork(tokens, context_tokens + running)
 
 
 def steps_to_first_end(running: Sequence[EngineRequest], longest_tokens: int) -> int:
-    """Steps of one token each that all of these can go through before the first has all it may ever have."""
+    """Return the steps of one token each until the first request has the most tokens that it may have."""
     return min(
         [
             min(request.num_prompt_tokens + request.max_tokens - 1, longest_tokens)

@@ -1,4 +1,4 @@
-"""A step that is being computed, and what it costs by the time model's measures."""
+"""A step in progress, and its cost by the time model."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from penstock_vllm.ledger import Held
 class UnderWay(NamedTuple):
     """One step of vLLM's.
 
-    output: vLLM's own word for it. asked_s: when it was planned.
-    work: what it computes. foreseen_s: how long the time model says that takes.
+    output: vLLM's SchedulerOutput. asked_s: when it was planned.
+    work: its work. foreseen_s: its duration predicted by the time model.
     chunks: tokens that it prefills of each request, by vLLM's ids.
-    roster: the ledger's count then, where it computes one token of everybody who runs; else None.
+    roster: the ledger's count if it computes one token of every running request; else None.
     """
 
     output: StepOutput
@@ -34,7 +34,10 @@ def under_way(
     model: TimeModel,
     decodes: Sequence[Job] | None,
 ) -> UnderWay:
-    """The step that vLLM has just planned. decodes: these and nothing else, where that is known."""
+    """Return the step that vLLM has just planned.
+
+    decodes: its requests, if it is known to have only decodes.
+    """
     tokens, drafted = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     spec_steps = max([len(ids) for ids in drafted.values()], default=0)
     if decodes is not None and len(decodes) == len(tokens):
@@ -55,12 +58,12 @@ def under_way(
 
 
 def decoded(request: EngineRequest, before_tokens: int) -> bool:
-    """Whether a step that found so many tokens computed began behind all that had to be prefilled."""
+    """Return whether a step that began with this many computed tokens began after the request's prefill."""
     tokens = request.num_tokens
     return before_tokens >= tokens or (before_tokens == tokens - 1 and request.num_output_tokens > 0)
 
 
 def brought_one_each(output: StepOutput, brought: RunnerOutput) -> bool:
-    """Whether a step of one token each brought one token of each. `output` has no drafts."""
+    """Return whether a step of one token each generated one token of each. `output` has no draft tokens."""
     tokens = brought.sampled_token_ids
     return len(tokens) == len(output.num_scheduled_tokens) == sum(map(len, tokens))

@@ -1,4 +1,4 @@
-"""Which vLLM this works with. Its scheduler is no public interface, so versions are named and checked."""
+"""Supported versions of vLLM. Its scheduler is no public interface, so versions are listed and checked."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ HOOKS = (
 
 
 class UnsupportedVllm(Exception):
-    """This vLLM's scheduler is not one that is known."""
+    """The scheduler of this vLLM version is not supported."""
 
     def __init__(self, version: str, why: str) -> None:
         window = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
@@ -31,7 +31,7 @@ class UnsupportedVllm(Exception):
 
 
 def check_version(version: str, methods: Iterable[str]) -> None:
-    """Raises UnsupportedVllm unless a scheduler of this version, with these methods, can be steered."""
+    """Raise UnsupportedVllm unless a scheduler of this version, with these methods, is supported."""
     found = re.match(r"(\d+)\.(\d+)", version)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if not OLDEST <= release <= NEWEST:

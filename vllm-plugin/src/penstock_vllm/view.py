@@ -1,13 +1,12 @@
-"""The picture that a policy decides by, of vLLM's requests as they will be when the next step begins.
+"""The view for a policy, of vLLM's requests as they will be when the next step begins.
 
-vLLM that schedules asynchronously plans a step while the one before is still being computed. Its counts are
-already those at that step's end, except for drafts, which it counts as accepted until it knows; a policy is
-shown them as refused, so nobody is taken to be further than is certain. The step that is planned begins when
-the one under way ends, so that is the picture's moment.
+With asynchronous scheduling, vLLM plans a step while the previous one is being computed. Its counts are
+already those at that step's end, except for draft tokens, which it counts as accepted until the result is
+known. Policies see them as rejected, so no request appears further than is certain. The planned step begins
+when the one in progress ends, which is the view's moment.
 
-Some running requests are left out, because vLLM will not compute them in this step whatever is planned: those
-whose last token is under way, and those that wait for their turn in a pipeline. Their memory and their seats
-are theirs still.
+Some running requests are left out, because vLLM cannot compute them in this step: those whose last token is
+being computed, and those that wait for their turn in a pipeline. They still use memory and slots.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from penstock_vllm.ledger import Held
 
 
 class Bounds(NamedTuple):
-    """What no step may pass. Bounds of the engine, or lower ones that were set.
+    """Bounds of every step, of the engine or lower ones that were set.
 
     longest_tokens: most tokens of one request whose KV is ever computed.
     """
@@ -35,7 +34,10 @@ class Bounds(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """vLLM's KV cache. groups: layers of one kind each hold blocks of their own for the same tokens."""
+    """vLLM's KV cache.
+
+    groups: layers of different kinds, each of which has blocks of its own for the same tokens.
+    """
 
     total_blocks: int
     free_blocks: int
@@ -44,15 +46,15 @@ class Memory(NamedTuple):
 
     @property
     def kv(self) -> KvCache:
-        """As policies count it: a block is one for every group of layers."""
+        """Return the cache as policies count it: a block is one in every group of layers."""
         return KvCache(self.total_blocks // self.groups, self.free_blocks // self.groups, self.block_tokens)
 
 
 class Ahead(Enum):
-    """What is still being computed while the next step is planned."""
+    """Work that is still being computed while the next step is planned."""
 
     OF_NOTHING = auto()
-    OF_ONE_EACH = auto()  # one step, of one token of everybody who runs
+    OF_ONE_EACH = auto()  # one step, of one token of every running request
     OF_MORE = auto()
 
 
@@ -68,7 +70,7 @@ def view_of(
     begins_s: float,
     ahead: Ahead,
 ) -> ReplicaView:
-    """The picture for step number `step`, which begins at `begins_s`."""
+    """Return the view for step number `step`, which begins at `begins_s`."""
     jobs = _running_jobs(running, bounds, step, begins_s, ahead)
     hidden = len(running) - len(jobs)
     limits = Limits(bounds.batch_tokens, max(bounds.running - hidden, 0))
@@ -78,7 +80,7 @@ def view_of(
 def _running_jobs(
     running: Sequence[Held], bounds: Bounds, step: int, begins_s: float, ahead: Ahead
 ) -> tuple[Job, ...]:
-    """Jobs that can be computed in this step."""
+    """Return the jobs that can be computed in this step."""
     if ahead is Ahead.OF_NOTHING:
         return tuple([held.job for held in running if held.planned])
     going = [
@@ -91,14 +93,14 @@ def _running_jobs(
 
 
 def can_go_on(request: EngineRequest, longest_tokens: int, step: int) -> bool:
-    """Whether vLLM would compute this running request in this step."""
+    """Return whether vLLM can compute this running request in this step."""
     coming, computed = request.num_output_placeholders, request.num_computed_tokens
     ends = coming > 0 and computed + 2 - coming >= request.num_prompt_tokens + request.max_tokens
     return not ends and computed < longest_tokens and step >= request.next_decode_eligible_step
 
 
 def foreseen(held: Held, end_s: float) -> Job:
-    """A running job as it will be when the steps under way have ended, every draft refused."""
+    """Return a running job as it will be after the steps in progress, with all draft tokens rejected."""
     request, job, drafts = held.request, held.job, held.drafts_under_way
     new_tokens = max(request.num_output_placeholders - drafts, 0)
     computed = request.num_computed_tokens - drafts - job.computed_tokens
