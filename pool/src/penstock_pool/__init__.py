@@ -1,4 +1,4 @@
-"""The ServingPool as its users write it: one schema for local tools and the cluster."""
+"""The ServingPool's schema, shared by local tools and the cluster."""
 
 from penstock_pool.application_spec import Application
 from penstock_pool.durations import parse_duration_s

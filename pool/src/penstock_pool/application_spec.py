@@ -1,4 +1,4 @@
-"""Applications: who may use the pool, by their API keys, and under which tiers."""
+"""Applications: clients of the pool, identified by API keys, and the tiers that each may use."""
 
 from typing import Annotated, Self
 
@@ -74,5 +74,5 @@ class Application(Spec):
     )
 
     def may_use(self, tier: str) -> bool:
-        """Whether a key of this application gets this tier."""
+        """Return whether a key of this application may use this tier."""
         return tier == self.tier or tier in self.allow

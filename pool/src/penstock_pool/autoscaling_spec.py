@@ -1,4 +1,4 @@
-"""Autoscaling: between how many replicas a pool moves in a cluster, for what, and how hastily."""
+"""Autoscaling: bounds, targets and speed of the number of replicas in a cluster."""
 
 from typing import Annotated, Literal, Self
 
@@ -113,11 +113,11 @@ class Autoscaling(Spec):
 
     @property
     def attainment_wanted(self) -> float:
-        """`targetAttainment`, or its default."""
+        """Return `targetAttainment`, or its default."""
         return DEFAULT_ATTAINMENT if self.target_attainment is None else self.target_attainment
 
     def scaling(self) -> Scaling:
-        """What decisions may do, whoever carries them out."""
+        """Return the limits of every decision, whichever autoscaler takes it."""
         return Scaling(
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,

@@ -18,13 +18,13 @@ KEYED_BY_NAME: dict[str, Any] = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["name"],
 }
-"""For a list whose entries have unique names: applied by several, each keeps its own entries."""
+"""Marks a list whose entries have unique names: server-side apply merges it entry by entry."""
 
 _VALUE = re.compile(r"\{([^{}]+)\}")
 
 
 class Why(StrEnum):
-    """Which of Kubernetes' kinds of refusal it is: the words before the message."""
+    """Kubernetes' kind of a refusal: the words before the message."""
 
     INVALID = "FieldValueInvalid"
     MISSING = "FieldValueRequired"
@@ -47,7 +47,7 @@ class CelRule:
     why: Why = Why.INVALID
 
     def document(self) -> dict[str, str]:
-        """As a CustomResourceDefinition writes it."""
+        """Return the rule as in a CustomResourceDefinition."""
         document = {"rule": self.holds, **_message(self.says)}
         if self.at:
             document["fieldPath"] = f".{self.at}"
@@ -57,12 +57,12 @@ class CelRule:
 
 
 def checked_by(*rules: CelRule) -> ConfigDict:
-    """The configuration of a model that the cluster checks by these rules."""
+    """Return the configuration of a model that the cluster validates by these rules."""
     return ConfigDict(json_schema_extra=documents(*rules))
 
 
 def documents(*rules: CelRule) -> dict[str, Any]:
-    """The rules as part of a schema."""
+    """Return the rules as part of a schema."""
     return {VALIDATIONS: [rule.document() for rule in rules]}
 
 

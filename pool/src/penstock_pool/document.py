@@ -1,7 +1,7 @@
-"""Reading a pool file's YAML, with errors that say where, and writing it.
+"""Reads and writes a pool file's YAML, with errors that name the line.
 
-A file for `kubectl apply` may have a volume or a ConfigMap beside its pool: those are passed over. PyYAML
-takes the last of two equal keys without a word; a pool must not lose a tier that way.
+A file for `kubectl apply` may contain other objects, such as a volume or a ConfigMap, which are skipped.
+PyYAML silently keeps the last of two equal keys, which could lose a tier, so duplicate keys are errors.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class DocumentError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loading that refuses a key given twice."""
+    """Safe loader that rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(path: Path, kind: str) -> Any:
-    """The file's one YAML document, or of several the one of this kind. Raises DocumentError."""
+    """Return the file's one YAML document, or of several the one of this kind. Raises DocumentError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _one(documents: Sequence[Any], kind: str) -> Any:
 
 
 def write_document(document: Any) -> str:
-    """A document as a file has it: one line for each value, in the order that they have."""
+    """Return a document as YAML: one line per value, in order."""
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000))
 
 

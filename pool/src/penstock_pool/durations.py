@@ -1,7 +1,7 @@
-"""Durations as Kubernetes writes them: `800ms`, `1.5s`, `2m`, `1m30s`.
+"""Durations in Kubernetes' notation: `800ms`, `1.5s`, `2m`, `1m30s`.
 
-A number without a unit is refused, and the refusal guesses what was meant: few people want a first token
-within fifty seconds, and few write 0.05 for milliseconds.
+A number without a unit is rejected with a suggestion of the likely unit: few people want a TTFT of fifty
+seconds, and few write 0.05 for milliseconds.
 """
 
 import re
@@ -9,10 +9,10 @@ from decimal import Decimal
 
 UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_S = 24 * 3600.0
-"""Longer than any request, time-out or drain may take; what is longer is a slip of the pen."""
+"""Upper limit in seconds of any request, timeout or drain; a longer one is an error."""
 
 LONGEST_TEXT = 32
-"""No duration that people write is longer."""
+"""Most characters of a duration."""
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
@@ -20,9 +20,9 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration such as `800ms`, `1.5s`, `2m` or `1m30s`.
+    """Return the seconds of a duration such as `800ms`, `1.5s`, `2m` or `1m30s`.
 
-    Raises ValueError with what was given and what would be right.
+    Raises ValueError with the given text and valid ones.
     """
     if len(text) > LONGEST_TEXT or not _WHOLE.fullmatch(text):
         raise ValueError(_what_is_wrong(text))
@@ -33,14 +33,14 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people write it: `5ms`, `1.5s`, `60s`, `5m`."""
+    """Return a readable duration: `5ms`, `1.5s`, `60s`, `5m`."""
     if seconds >= 120 and seconds % 60 == 0:
         return f"{seconds / 60:g}m"
     return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"
 
 
 def exact_duration(seconds: float) -> str:
-    """A duration that reads back as the very same number."""
+    """Return a duration that is parsed to exactly the same number."""
     return f"{Decimal(repr(float(seconds))).normalize():f}s"
 
 

@@ -1,4 +1,4 @@
-"""Which model a pool serves, and the engine that runs it."""
+"""The model that a pool serves, and its engine."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -13,7 +13,7 @@ from penstock_pool.spec import Spec
 from penstock_pool.time_models import SUFFIX
 
 AUTO = "auto"
-"""The time model that is measured at start instead of named."""
+"""Value of a time model that is measured at start."""
 
 SPEED_OF_A_BUILT_IN = "a simulated engine has nothing to measure; write for example llama-3-8b-a100"
 
@@ -21,7 +21,7 @@ GPU = "nvidia.com/gpu"
 """The resource whose number follows from `tensorParallelSize`."""
 
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
-"""An argument of vLLM by which a replica spans more GPUs than `tensorParallelSize`."""
+"""vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
 
 NOT_THE_GPUS_SPANNED = (
     f"{GPU} is not tensorParallelSize, the number of GPUs that one replica spans: write the same number, "

@@ -1,4 +1,4 @@
-"""API keys: which application each belongs to."""
+"""API keys of applications."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from penstock_pool.serving_pool import Pool
 
 
 def load_keys(pool: Pool, base_dir: Path) -> dict[str, Application]:
-    """Applications by API key, from the files that the pool names; empty where it names no application.
+    """Return applications by API key, from the files that the pool names; empty without applications.
 
-    base_dir: what relative file names count from, usually the pool file's folder.
-    Raises PoolError where a file is missing, has no key, or has a key that another application has too; and
-    where keys are in a Secret, which only a cluster can read.
+    base_dir: folder of relative file names, usually the pool file's. Raises PoolError if a file is missing,
+    has no key, or has a key of another application, and if keys are in a Secret, which only a cluster can
+    read.
     """
     keys: dict[str, Application] = {}
     problems: list[str] = []
@@ -29,7 +29,7 @@ def load_keys(pool: Pool, base_dir: Path) -> dict[str, Application]:
 
 
 def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
-    """The application's keys, and what is wrong with where they should be."""
+    """Return the application's keys, and the problem with their source."""
     if application.keys.file is None:
         given = application.keys.secret
         return (
@@ -47,6 +47,6 @@ def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """The keys of a file or a Secret's entry: one a line, without empty lines and lines that begin with #."""
+    """Return the keys in a file or a Secret's entry: one per line, without empty lines and `#` comments."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""Names that a pool may use because the core has them."""
+"""Names of policies, routing orders and time models in the core, which a pool may use."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -17,32 +17,32 @@ ONLY_SIMULATED = {
     "`penstock capacity --policy distserve` measures it",
     "vllm-real": "it is what vLLM does without a policy; `penstock simulate --policy vllm-real` runs it",
 }
-"""Schedulers that can be compared with and not chosen, and why."""
+"""Schedulers that only exist for comparison, and why a pool cannot use them."""
 
 
 TIME_MODELS = ("auto", *BUILTINS)
 
 
 def did_you_mean(given: str, allowed: Collection[str]) -> str:
-    """`; did you mean x?` where a name is close, else nothing."""
+    """Return `; did you mean x?` if a name is similar, else nothing."""
     close = get_close_matches(given, allowed, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def known_time_model(name: str) -> str:
-    """The name, if it is `auto`, a built-in time model or a file of one that was measured."""
+    """Return the name if it is `auto`, a built-in time model or a measured one's file."""
     return name if name.endswith(SUFFIX) else _one_of(name, TIME_MODELS, "time model")
 
 
 def known_policy(name: str) -> str:
-    """The name, if the core has such a policy."""
+    """Return the name if the core has such a policy."""
     if name in ONLY_SIMULATED:
         raise wrong(f'"{name}" is no policy of a replica: {ONLY_SIMULATED[name]}')
     return _one_of(name, POLICIES, "policy")
 
 
 def known_order(name: str) -> str:
-    """The name, if the core has such a routing order."""
+    """Return the name if the core has such a routing order."""
     return _one_of(name, ORDERS, "routing order")
 
 
@@ -57,7 +57,7 @@ def _enum(names: Collection[str]) -> WithJsonSchema:
 
 
 def _enum_or_file(names: Collection[str]) -> WithJsonSchema:
-    """In a cluster a file's name is that of the ConfigMap that holds it, and `.json`."""
+    """Return the schema: in a cluster a file name is the name of its ConfigMap and `.json`."""
     either = "|".join(name.replace(".", r"\.") for name in names)
     file = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.json"
     return WithJsonSchema({"type": "string", "maxLength": 253, "pattern": f"^({either}|{file})$"})

@@ -25,7 +25,7 @@ class PoolError(Exception):
 
 
 def load_pool(path: Path) -> Pool:
-    """The pool in a file. Raises PoolError with every line that is wrong."""
+    """Return the pool in a file. Raises PoolError with one line per problem."""
     try:
         document = read_document(path, KIND)
     except DocumentError as error:
@@ -34,7 +34,7 @@ def load_pool(path: Path) -> Pool:
 
 
 def parse_pool(document: Any, source: str) -> Pool:
-    """The pool in a document. source: named at the start of every line of a PoolError."""
+    """Return the pool in a document. source: prefix of every line of a PoolError."""
     if document is None:
         raise PoolError([f"{source}: is empty; a pool starts with apiVersion: {API_VERSION}, kind: {KIND}"])
     if not isinstance(document, dict):
@@ -46,7 +46,7 @@ def parse_pool(document: Any, source: str) -> Pool:
 
 
 def _with_time_model_found(pool: Pool, path: Path) -> Pool:
-    """The same, naming a measured time model by its own path. Raises PoolError where that holds none."""
+    """Return the pool with the path of its measured time model. Raises PoolError if the file is invalid."""
     engine = pool.spec.engine
     if not engine.time_model.endswith(SUFFIX):
         return pool
@@ -60,7 +60,7 @@ def _with_time_model_found(pool: Pool, path: Path) -> Pool:
 
 
 def _wrong_type(document: dict[str, Any]) -> list[Problem]:
-    """A document of another kind has only that said about it: its fields are right for what it is."""
+    """Return only the problem of the kind, because the fields of another kind may be valid."""
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
     return [
         (field, f"missing; write {field}: {value}" if field not in document else _not(document[field], value))

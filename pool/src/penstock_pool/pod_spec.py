@@ -36,7 +36,7 @@ Quantity = Annotated[
         }
     ),
 ]
-"""An amount of a resource, as Kubernetes writes it."""
+"""A quantity in Kubernetes' notation."""
 
 
 class Resources(Spec):
@@ -51,7 +51,7 @@ class Resources(Spec):
 
 
 def _template(given: dict[str, Any]) -> dict[str, Any]:
-    """A pod's template has two parts. What is inside is Kubernetes' own, and Kubernetes checks it."""
+    """Check the two parts of a pod's template. Their content is validated by Kubernetes."""
     for part, content in given.items():
         if part not in TEMPLATE_PARTS:
             raise wrong(f'has a field "{part}"; a pod\'s template has metadata and spec')
@@ -77,4 +77,4 @@ PodTemplate = Annotated[
         }
     ),
 ]
-"""Parts of a pod's template, to be merged into what Penstock makes."""
+"""Parts of a pod's template, merged into Penstock's own."""

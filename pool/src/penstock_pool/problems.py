@@ -1,4 +1,4 @@
-"""What is wrong with a document, one line a field: where, what was given, what would be right."""
+"""Problems of a document, one line per field: where, the given value, valid values."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ PATTERNS = {
     LABEL_VALUE: "is no value of a label; letters, digits, inner dashes, dots and underscores",
     URL: "is no URL; write for example http://prometheus.monitoring:9090",
 }
-"""What a text has to be, by the pattern that it does not match."""
+"""Descriptions of the patterns that a text may have to match."""
 
 RULES = {
     "string_type": "is no text; put it in quotes",
@@ -53,14 +53,14 @@ RULES = {
     "less_than": "is too large; has to be below {lt}",
     "less_than_equal": "is too large; at most {le}",
 }
-"""What a field of that kind has to be, by pydantic's error types."""
+"""Descriptions of valid values by pydantic's error types."""
 
 SILENT = {"default_factory_not_called"}
-"""Consequences of another error, which has its own line."""
+"""Error types that follow from another error, which has its own line."""
 
 
 def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[Problem]:
-    """Each field that pydantic refused."""
+    """Yield a problem for each field that pydantic rejected."""
     for detail in error.errors(include_url=False):
         if detail["type"] not in SILENT:
             location = [part for part in detail["loc"] if not _is_tag(part)]
@@ -69,7 +69,7 @@ def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[P
 
 
 def dotted(location: Location) -> str:
-    """`spec.tiers[1].slo.tpot`."""
+    """Return a location as `spec.tiers[1].slo.tpot`."""
     steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(steps).removeprefix(".")
 
@@ -129,7 +129,7 @@ def _fields(model: type[BaseModel] | None) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Whether pydantic added this part, for a union or a mapping's key, so that it is not in the file."""
+    """Return whether pydantic added this part for a union or a mapping's key, so that the file lacks it."""
     return isinstance(part, str) and (part.startswith("<") or part == "[key]")
 
 

@@ -1,7 +1,7 @@
-"""The reference page of the pool file, made from the schema that reads it.
+"""Generates the reference page of the pool file from its schema.
 
-One table for each object, fields in the order of the schema. A field's words are its `description`, so the
-page, the errors' context and the cluster's `explain` say the same.
+One table per object, with fields in the order of the schema. The text of a field is its `description`, which
+is also in error messages and in `kubectl explain`.
 """
 
 import json
@@ -44,7 +44,7 @@ what is wrong and where. `penstock validate` says it before.
 
 
 def page() -> str:
-    """The whole page, Markdown."""
+    """Return the whole page as Markdown."""
     return "\n".join([INTRO, *_sections("spec", PoolSpec)])
 
 
@@ -81,7 +81,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _specs(annotation: Any) -> Iterator[type[Spec]]:
-    """Objects of the file inside a type, each once."""
+    """Yield the objects of the file inside a type, each once."""
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         yield annotation
         return

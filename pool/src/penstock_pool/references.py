@@ -1,7 +1,7 @@
-"""Names in a pool that have to fit together: unique ones, and ones that point at a tier.
+"""Checks of names in a pool that depend on each other: uniqueness, and references to tiers.
 
-Works on the document as it was read, not on the checked model, so that a wrong field elsewhere does not
-hide a wrong reference: people fix a file once.
+They work on the parsed document, not on the validated model, so that an invalid field elsewhere does not hide
+a wrong reference, and one run reports all problems.
 """
 
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from typing import Any
 from penstock_pool.known import did_you_mean
 
 Problem = tuple[str, str]
-"""Where in the file, and what is wrong there."""
+"""Location in the file, and the problem."""
 
 
 def reference_problems(document: dict[str, Any]) -> Iterator[Problem]:
-    """Names given twice, and tiers that are pointed at but do not exist."""
+    """Yield duplicate names, and references to tiers that do not exist."""
     spec = _mapping(document.get("spec"))
     tiers, applications = _mappings(spec.get("tiers")), _mappings(spec.get("applications"))
     yield from _repeated("spec.tiers", tiers)
     yield from _repeated("spec.applications", applications)
     names = [name for _, tier in tiers if isinstance(name := tier.get("name"), str)]
     if len(names) != _length(spec.get("tiers")):
-        return  # a tier without a name to read has its own line, and may be the one that is meant
+        return  # a tier without a valid name has its own problem, and may be the one that is meant
     for path, name in _tier_references(spec, applications):
         if isinstance(name, str) and name not in names:
             yield path, f'"{name}" is no tier; one of {", ".join(names)}{did_you_mean(name, names)}'

@@ -1,4 +1,4 @@
-"""What clients' requests may hold beyond a prompt and how to answer it."""
+"""Allowed fields of clients' requests beyond the prompt and sampling parameters."""
 
 from typing import Annotated, Literal, get_args
 
@@ -18,7 +18,7 @@ ProxyField = Literal[
     "bootstrap_port",
     "bootstrap_room",
 ]
-"""Fields of bodies that engines take from whoever sends them, and that only a proxy should set."""
+"""Fields of request bodies that affect the engine or other requests, and that only a proxy should set."""
 
 PROXY_FIELDS: tuple[str, ...] = get_args(ProxyField)
 

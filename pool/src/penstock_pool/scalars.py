@@ -1,4 +1,4 @@
-"""The kinds of value a pool's fields have. None is coerced: a quoted "2" is text, not a number."""
+"""Types of a pool's scalar fields. None is coerced: a quoted "2" is text, not a number."""
 
 from typing import Annotated, Any
 
@@ -9,16 +9,16 @@ from penstock_pool.cel import CelRule, documents
 from penstock_pool.durations import LONGEST_TEXT, exact_duration, parse_duration_s
 
 LARGEST_COUNT = 2**31 - 1
-"""What Kubernetes' own counts hold."""
+"""Largest value of Kubernetes' own counts."""
 
 Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST_COUNT)]
-"""A whole number of at least one."""
+"""An integer of at least one."""
 
 Replicas = Annotated[int, Strict(), Field(ge=0, le=1000)]
-"""How many of something run; none is allowed."""
+"""A number of running instances; zero is allowed."""
 
 Flag = Annotated[bool, Strict()]
-"""true or false, nothing that resembles them."""
+"""true or false; no other value is converted."""
 
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 """A finite number."""
@@ -33,13 +33,13 @@ LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 URL = r"^https?://[^\s/]+(/\S*)?$"
 
 Name = Annotated[str, Field(pattern=NAME, max_length=63)]
-"""A name that is also a Kubernetes label: lower-case letters, digits, inner dashes, at most 63."""
+"""A valid Kubernetes label value: lower-case letters, digits, inner dashes, at most 63 characters."""
 
 PoolName = Annotated[str, Field(pattern=POOL_NAME, max_length=40)]
-"""A name that leaves room for the names made from it, such as its Services'; those start with a letter."""
+"""A shorter name, with room for suffixes such as Services'; it starts with a letter."""
 
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)]
-"""The name of some other Kubernetes object."""
+"""The name of another Kubernetes object."""
 
 Host = Annotated[str, Field(pattern=HOST, max_length=253)]
 """A host name, with `*.` as a wildcard for its first part."""
@@ -61,12 +61,12 @@ Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """A field's error in our own words, which already say what was given and what is allowed."""
+    """Return a field's error with Penstock's own message, which has the given and the allowed values."""
     return PydanticCustomError("pool", "{message}", {"message": message})
 
 
 def wrong_at(field: str, message: str) -> PydanticCustomError:
-    """The same, found by the object around the field it blames. field: as written in the file."""
+    """Return an error of an object about one of its fields. field: as written in the file."""
     return PydanticCustomError("pool", "{message}", {"message": message, "field": field})
 
 
@@ -115,7 +115,7 @@ Window = Annotated[
     PlainSerializer(exact_duration, return_type=str, when_used="json"),
     _duration_schema(*_ANY_DURATION),
 ]
-"""Written like `800ms`, read as seconds, at most a day; `0s` is allowed."""
+"""A duration like `800ms`, parsed to seconds, at most a day; `0s` is allowed."""
 
 Duration = Annotated[Window, AfterValidator(_positive), _duration_schema(*_ANY_DURATION, _ABOVE_ZERO)]
-"""The same, positive."""
+"""The same, but positive."""

@@ -97,7 +97,7 @@ class PoolSpec(Spec):
 
     @property
     def initial_replicas(self) -> int:
-        """Replicas before any autoscaler has decided."""
+        """Return the number of replicas before an autoscaler's first decision."""
         return max(self.replicas, self.autoscaling.min_replicas if self.autoscaling else 0)
 
     @model_validator(mode="after")
@@ -131,5 +131,5 @@ class Pool(Spec):
     )
 
     def tiers(self) -> dict[str, Tier]:
-        """Tiers by name, as the core knows them."""
+        """Return the core's tiers by name."""
         return {tier.name: tier.to_core() for tier in self.spec.tiers}

@@ -1,4 +1,4 @@
-"""How requests travel: scheduling inside a replica, routing between replicas, the routers."""
+"""Scheduling inside a replica, routing between replicas, and the routers."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,10 @@ from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
 from penstock_pool.spec import Spec
 
 MOST_BODY_BYTES = 60 * 2**20
-"""Of a request. It travels to its replica in one message of 64 MiB, beside what else is sent with it."""
+"""Upper limit of a request in bytes.
+
+It is sent to its replica in one message of 64 MiB, with other fields.
+"""
 
 _TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
 
@@ -25,7 +28,7 @@ def _fits_a_message(body_bytes: int) -> int:
 
 
 BodyBytes = Annotated[Count, AfterValidator(_fits_a_message)]
-"""Length of a request's body that a session can carry."""
+"""Length of a request's body that fits into a session's message."""
 
 
 def _no_offload(backup: Any) -> Any:
@@ -69,7 +72,7 @@ class Scheduling(Spec):
     )
 
     def knobs(self) -> Knobs:
-        """What the policy is set by."""
+        """Return the parameters of the policy."""
         return Knobs(aging_s=self.aging_timeout_s)
 
 

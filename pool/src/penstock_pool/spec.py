@@ -1,10 +1,10 @@
-"""What every object of a pool file has in common: frozen, camelCase outside, no unknown fields."""
+"""Base class of a pool file's objects: frozen, camelCase in files, no unknown fields."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 def file_name(field: str) -> str:
-    """A field's name in the file: camelCase, and without the unit, which the value carries there."""
+    """Return a field's name in the file: camelCase, without the unit, which the value has there."""
     head, *rest = field.removesuffix("_s").split("_")
     return head + "".join(word.capitalize() for word in rest)  # pydantic's own would make e2e e2E
 

@@ -1,7 +1,7 @@
-"""A ServingPool's status: what a cluster observed, as its operator writes it and `kubectl` shows it.
+"""A ServingPool's status: observations, as the operator writes them and `kubectl` shows them.
 
-Written by one operator only, read by people and programs. Names follow Kubernetes' own where it has one:
-conditions are `metav1.Condition`, replica counts are a Deployment's.
+Only one operator writes it. Names follow Kubernetes' own: conditions are `metav1.Condition`, replica counts
+are a Deployment's.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ CONDITIONS = {
     "Degraded": "something is wrong that needs somebody, or has not healed yet",
     "Autoscaling": "the number of replicas follows the demand; absent without spec.autoscaling",
 }
-"""What each condition type means when its status is True."""
+"""Meaning of each condition type with status True."""
 
 
 class Observed(Spec):
@@ -114,5 +114,5 @@ class PoolStatus(Observed):
     )
 
     def document(self) -> dict[str, Any]:
-        """The status as Kubernetes stores it."""
+        """Return the status as Kubernetes stores it."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

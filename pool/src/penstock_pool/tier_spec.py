@@ -1,4 +1,4 @@
-"""Tiers: what an application is promised, as a pool states it."""
+"""Tiers: the SLOs of a pool's applications."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -25,7 +25,7 @@ def _ttft_kind(given: Any) -> str:
 
 _LIKE: list[Any] = ["800ms", "1.5s", {"slowdown": 5}]
 _NO_OTHER_TYPE = {"minimum": 1, "maximum": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
-"""No number, no list and neither true nor false: Kubernetes has no word for that."""
+"""Matches no number, list or boolean, because Kubernetes has no keyword for that."""
 
 Ttft = Annotated[
     Annotated[Duration, Tag("<duration>")] | Annotated[Slowdown, Tag("<slowdown>")],
@@ -43,8 +43,9 @@ Ttft = Annotated[
         }
     ),
 ]
-"""A duration or a mapping. Kubernetes has no unions, so each keyword speaks to values of its own type:
-`pattern` to text, `required` to mappings. CEL cannot see a field that has two types."""
+"""A duration or a mapping. Kubernetes has no unions, so each keyword applies to values of its own type:
+`pattern` to text, `required` to mappings. CEL cannot access a field that has two types.
+"""
 
 
 def _no_later_than_the_last_token(field: str) -> CelRule:
@@ -110,7 +111,7 @@ class SloSpec(Spec):
         return self
 
     def to_core(self) -> Slo:
-        """The SLO as the core knows it."""
+        """Return the core's SLO."""
         judge = Judge(self.judge)
         if isinstance(self.ttft, Slowdown):
             return Slo(None, self.ttft.slowdown, self.tpot_s, self.e2e_s, judge, self.answer_tpot_s)
@@ -160,6 +161,6 @@ class TierSpec(Spec):
         return self
 
     def to_core(self) -> Tier:
-        """The tier as the core knows it."""
+        """Return the core's tier."""
         slo = Slo() if self.slo is None else self.slo.to_core()
         return Tier(self.name, slo, self.value, self.best_effort, self.allow_request_targets)

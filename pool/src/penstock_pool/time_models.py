@@ -1,7 +1,7 @@
 """The time model that a pool names: a built-in, or one that `penstock profile` has written.
 
-The second kind is a JSON file beside the pool file. It says which model it was measured with, since the time
-model of another model is invalid; that is reported when the pool is read, not when it serves.
+The latter is a JSON file beside the pool file. It names the model that was measured; a time model of another
+model is an error, which is reported when the pool is loaded.
 """
 
 from functools import lru_cache
@@ -13,18 +13,18 @@ from penstock_core.timing.time_model import TimeModel, from_json
 
 FORMAT = "penstock-time-model/1"
 SUFFIX = ".json"
-"""How the name of a measured model ends."""
+"""Suffix of the name of a measured model."""
 
 MOST_BYTES = 1 << 20
-"""Of a file. A time model takes less than a thousandth of it."""
+"""Upper limit of a file's bytes. A time model takes less than a thousandth of it."""
 
 
 class TimeModelError(Exception):
-    """A file that holds no time model for this pool. The message is one line without the file's name."""
+    """A file without a valid time model for this pool. The message is one line without the file's name."""
 
 
 def read_time_model(path: Path, served: str) -> TimeModel:
-    """The model in a file, for a pool that serves the model of this name. Raises TimeModelError."""
+    """Return the model in a file, for a pool that serves the model of this name. Raises TimeModelError."""
     measured_with, model = _read(path)
     if measured_with != served:
         raise TimeModelError(
@@ -34,9 +34,9 @@ def read_time_model(path: Path, served: str) -> TimeModel:
     return model
 
 
-@lru_cache(maxsize=4)  # a process has one pool, and asks for every request
+@lru_cache(maxsize=4)  # a process has one pool, and calls this for every request
 def named_time_model(name: str) -> TimeModel | None:
-    """A built-in by its name, a measured one by the path of its file, as `load_pool` has left it there.
+    """Return a built-in by its name, or a measured one by the path that `load_pool` has set.
 
     None for `auto`. Raises TimeModelError.
     """
@@ -46,7 +46,7 @@ def named_time_model(name: str) -> TimeModel | None:
 
 
 def _read(path: Path) -> tuple[str, TimeModel]:
-    """The model, behind the name of what the engine served when it was measured."""
+    """Return the name of the measured model, and the time model."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)

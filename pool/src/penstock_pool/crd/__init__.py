@@ -1,4 +1,4 @@
-"""The cluster's side of the pool file: a CustomResourceDefinition generated from the models that read it."""
+"""The CustomResourceDefinition, generated from the models that read pool files."""
 
 from penstock_pool.crd.definition import SCHEMA_ANNOTATION, definition, schema_digest
 

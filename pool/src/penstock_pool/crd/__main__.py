@@ -1,4 +1,4 @@
-"""`python -m penstock_pool.crd`: the definition as YAML, for crds/servingpools.yaml."""
+"""`python -m penstock_pool.crd` prints the definition as YAML, for crds/servingpools.yaml."""
 
 from penstock_pool.crd.page import page
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of ServingPools: the schema of the models, and how `kubectl` shows it."""
+"""The CustomResourceDefinition of ServingPools: the schema of the models, and `kubectl`'s columns."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ from penstock_pool.status import PoolStatus
 GROUP, VERSION = "penstock.dev", "v1alpha1"
 PLURAL, SINGULAR = "servingpools", "servingpool"
 SCHEMA_ANNOTATION = "penstock.dev/schema"
-"""Says which schema a definition has, so that an operator knows one that is older than itself."""
+"""Annotation with the schema's digest, by which an operator recognizes an older definition."""
 
 
 def definition() -> dict[str, Any]:
-    """The whole object."""
+    """Return the whole object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -79,12 +79,12 @@ def schema() -> Schema:
 
 
 def schema_digest() -> str:
-    """Twelve characters that change with the schema."""
+    """Return twelve characters that change with the schema."""
     return hashlib.sha256(json.dumps(schema(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def columns() -> list[dict[str, Any]]:
-    """What `kubectl get pools` shows; those with a priority only with `-o wide`."""
+    """Return the columns of `kubectl get pools`; those with a priority only appear with `-o wide`."""
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         _column("Ready", "string", f"{ready}.status", "Whether the pool matches its spec."),
@@ -100,7 +100,7 @@ def columns() -> list[dict[str, Any]]:
 
 
 def _only_what_is_written(status: Schema) -> Schema:
-    """A schema without defaults: what was not observed is absent."""
+    """Return a schema without defaults, because absent values mean that nothing was observed."""
     kept = {key: value for key, value in status.items() if key != "default"}
     if "properties" in kept:
         fields = kept["properties"].items()

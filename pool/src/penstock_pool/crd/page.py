@@ -1,4 +1,4 @@
-"""The definition as the file that people apply."""
+"""The definition as a YAML file."""
 
 import yaml
 
@@ -15,5 +15,5 @@ class _Plain(yaml.SafeDumper):
 
 
 def page() -> str:
-    """The whole file."""
+    """Return the whole file."""
     return HEAD + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)

@@ -1,8 +1,8 @@
-"""From the JSON schema of the models to a structural schema, the dialect that Kubernetes accepts.
+"""Converts the JSON schema of the models to a structural schema, the form that Kubernetes accepts.
 
-A structural schema has no references, no unions and no nulls: every field has one type and stands in its
-place. What a union says otherwise, the models say themselves by `WithJsonSchema`. Examples have no place that
-`kubectl explain` shows, so the first one is put into the description.
+A structural schema has no references, unions or nulls: every field has one type, in place. Models express
+unions by `WithJsonSchema`. `kubectl explain` does not show examples, so the first one is added to the
+description.
 """
 
 import json
@@ -15,11 +15,11 @@ from penstock_pool.scalars import DURATION_FORMAT
 Schema = dict[str, Any]
 
 DROPPED = {"title", "examples", "propertyNames", "default", "description"}
-"""What Kubernetes does not read, or what is written anew."""
+"""Keywords that Kubernetes does not read, or that are generated here."""
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """One schema with everything that it refers to in its place."""
+    """Return a schema with all of its references resolved in place."""
     whole = _one_type(schema, definitions)
     built: Schema = {}
     if about := _about(whole):
@@ -33,7 +33,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
 
 
 def _one_type(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """The schema without references and without null: an absent field is an absent field."""
+    """Return the schema without references and null; absent fields are just absent."""
     whole = dict(schema)
     if "$ref" in whole:
         target = definitions[whole.pop("$ref").removeprefix("#/$defs/")]
@@ -55,7 +55,7 @@ def _about(whole: Schema) -> str:
 
 
 def _default(whole: Schema, built: Schema) -> Schema:
-    """The default as the file would write it; that of an object is what its fields have."""
+    """Return the default as in a file; for an object, its fields' defaults apply."""
     default = whole.get("default")
     if default is None or default in ([], {}):
         return {}
@@ -76,12 +76,15 @@ def _items(value: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _values(value: Schema | bool, definitions: Mapping[str, Schema]) -> Schema:
-    """Values of a mapping. `false` is what Kubernetes assumes: other fields are refused, or dropped."""
+    """Return the schema of a mapping's values.
+
+    Kubernetes assumes `false`: other fields are rejected or dropped.
+    """
     return {"additionalProperties": structural(value, definitions)} if isinstance(value, dict) else {}
 
 
 def _named_values(value: Mapping[str, Schema], definitions: Mapping[str, Schema]) -> Schema:
-    """Values of a mapping whose keys have a pattern, which Kubernetes cannot check."""
+    """Return the values' schema of a mapping with a key pattern, which Kubernetes cannot check."""
     (kind,) = value.values()
     return _values(kind, definitions)
 
