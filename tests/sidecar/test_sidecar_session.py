@@ -343,3 +343,29 @@ async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> N
     with pytest.raises(BadRouter, match="in use"):
         await session.run(frames(), write)
     assert written == [wire.ReplicaFrame(snapshot=wire.Snapshot())]
+
+
+async def test_a_write_that_fails_as_the_call_is_cancelled_leaves_no_error_unread() -> None:
+    """gRPC cancels the call while the session waits for its last frame, and the frame fails with it.
+
+    An error that nobody read would fail this test at its teardown (tests/common/background.py).
+    """
+    writes, fails, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    held = cast(ReplicaRequest, Held(cancelled.set))
+    session = Session(lambda submit, session: held, wire.Snapshot, Bounds())
+
+    async def write(frame: wire.ReplicaFrame) -> None:
+        writes.set()
+        await fails.wait()
+        raise ConnectionError("lost")
+
+    async def frames() -> AsyncIterator[wire.RouterFrame]:
+        await writes.wait()
+        yield wire.RouterFrame(submits=[wire.Submit(id=1)])
+
+    call = asyncio.create_task(session.run(frames(), write))
+    await cancelled.wait()
+    fails.set()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call

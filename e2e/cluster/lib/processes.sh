@@ -35,6 +35,18 @@ until_ok() {
   until "$@" >/dev/null 2>&1; do ((SECONDS < end)) || return 1; sleep 0.1; done
 }
 
+# Below the ports that the kernel gives to outgoing connections: one of those could take it while its server restarts.
 free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  python3 - <<'PYTHON'
+import random, socket
+
+for port in random.sample(range(20000, 32768), 100):
+    with socket.socket() as candidate:
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break
+PYTHON
 }

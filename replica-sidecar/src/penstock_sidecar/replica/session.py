@@ -48,6 +48,8 @@ class Session:
         writing = asyncio.create_task(self._write(write))
         behind = asyncio.create_task(self.outbox.behind.wait())
         parts: set[asyncio.Task[object]] = {reading, writing, behind}
+        for part in parts:
+            part.add_done_callback(_log_error)
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             ended = reading.done() and not reading.cancelled()
@@ -93,8 +95,11 @@ class Session:
         await asyncio.wait({writing}, timeout=LAST_FRAME_S)
         writing.cancel()
         await asyncio.wait(parts)
-        for part in parts:
-            if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
-                log.warning("session broke", error=repr(error))
         for request in left:
             await request.closed()
+
+
+def _log_error(part: asyncio.Task[object]) -> None:
+    """Log what ended a part of a session. As a callback: gRPC may cancel the call that awaits the parts."""
+    if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
+        log.warning("session broke", error=repr(error))
