@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds clean \
+.PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
   bench-ablations bench-containment fuzz
@@ -173,6 +173,9 @@ crds: setup ## generate the CustomResourceDefinition, and the pool file's page, 
 	@$(BIN)/python -m penstock_pool.crd > crds/servingpools.yaml
 	@cp crds/servingpools.yaml charts/penstock/files/servingpools.yaml
 	@$(BIN)/python -m penstock_pool.reference > docs/pool-file.md
+
+cli-page: setup ## generate the command line's page from its help
+	@$(BIN)/python -m penstock_cli.reference > docs/cli.md
 
 proto-check: setup # the committed stubs are what the .proto files say
 	@rm -rf .venv/stubs && mkdir -p .venv/stubs && $(call stubs,.venv/stubs)

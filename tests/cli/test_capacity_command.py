@@ -60,6 +60,15 @@ def test_the_same_question_has_the_same_answer(penstock: Call) -> None:
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
 
 
+def test_standard_output_holds_json_alone(penstock: Call, capfd: pytest.CaptureFixture[str]) -> None:
+    assert penstock("--scenario", "coder", "--policy", "sola", "--json", "-") == 0
+    out, err = capfd.readouterr()
+    assert [row["policy"] for row in orjson.loads(out)] == ["sola"]
+    assert out.endswith("]\n")
+    assert not out.endswith("\n\n")
+    assert "coder" in err
+
+
 def test_the_table_has_the_best_first_and_says_what_it_was_tuned_to(
     penstock: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:

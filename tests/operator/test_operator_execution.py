@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from histogram_buckets import documented, exported
 from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.manifests.manifest import Manifest, Ref
@@ -139,3 +140,9 @@ async def test_orphans_are_deleted_and_what_only_a_person_can_solve_is_said() ->
         ("Service", "not_ours", "refused"),
         ("Service", "left_out", "refused"),
     }
+
+
+def test_histograms_have_the_buckets_that_the_docs_name() -> None:
+    registry = CollectorRegistry()
+    OperatorMetrics(registry)
+    assert exported(registry) == documented("penstock_operator_")

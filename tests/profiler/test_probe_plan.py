@@ -328,3 +328,10 @@ def test_noise_is_the_mean_spread_of_probes_that_were_read_again() -> None:
     assert read.noise == pytest.approx(0.2 / 3)
     read.note(PrefillProbe(64), Point(work, 15.0), 0.1)
     assert read.noise == pytest.approx((0.2 / 3 + 0.5) / 2)
+
+
+def test_limits_stay_within_the_engines_context() -> None:
+    limits = ProfileLimits(prompt_tokens=2048, requests=7, context_tokens=8192, kv_tokens=500)
+    assert limits.within(0) == limits
+    assert limits.within(4096) == ProfileLimits(2048, 7, 4096, 500)
+    assert limits.within(1024) == ProfileLimits(1023, 7, 1024, 500)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from histogram_buckets import documented, exported
 from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_router.discovery.endpoints import Fixed
@@ -28,7 +29,7 @@ class Counted:
 
     def answered(self, stream: bool, *times_s: float, gaps_us: Any = ()) -> None:
         outcome = Outcome(self.tier, Targets(), 100.0, stream, ending=Ending.ANSWERED, ended_s=102.0)
-        outcome.token_times_s = list(times_s)
+        outcome.token_times_s, outcome.hops = list(times_s), 1
         outcome.finished = wire.Finished(completion_tokens=2, token_gaps_us=gaps_us)
         self.metrics.ended(outcome, None)
 
@@ -109,3 +110,9 @@ def test_answers_whose_tokens_nobody_timed_are_counted(
 )
 def test_what_has_not_happened_yet_is_nought(name: str) -> None:
     assert Counted().value(name) == 0
+
+
+def test_histograms_have_the_buckets_that_the_docs_name() -> None:
+    counted = Counted()
+    counted.answered(True, 101.0, 101.5)
+    assert exported(counted.metrics.registry) == documented("penstock_router_")

@@ -16,7 +16,8 @@ class Desk:
     def __init__(self, sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> None:
         self.state = wire.Snapshot(running=1)
         bounds = replace(BOUNDS, step_s=step_s, unhurried_s=unhurried_s)
-        self.box = Outbox(bounds, lambda: self.state, lambda: sharing)
+        self.sharing = sharing
+        self.box = Outbox(bounds, lambda: self.state, lambda: self.sharing)
 
     def put(self, id: int, size: int = 10, hurry: Hurry = Hurry.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
@@ -46,6 +47,16 @@ async def test_output_of_one_step_shares_a_frame() -> None:
     for id in range(5):
         desk.put(id)
     assert await taking == [0, 1, 2, 3, 4]
+
+
+async def test_output_that_cannot_wait_waits_for_turns_of_the_loop_alone() -> None:
+    desk = await opened()
+    desk.put(1, hurry=Hurry.AT_ONCE)
+    taking = asyncio.ensure_future(desk.ids())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert taking.done()
+    assert await taking == [1]
 
 
 async def test_output_that_waits_for_others_goes_when_none_come() -> None:
@@ -161,3 +172,18 @@ async def test_a_closed_box_gives_what_it_has_and_takes_nothing() -> None:
     desk.put(2)
     assert await desk.ids() == [1]
     assert await desk.box.frame() is None
+
+
+async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() -> None:
+    desk = await opened(step_s=1e6, unhurried_s=1e9)
+    desk.put(1)
+    desk.put(2, hurry=Hurry.NONE)
+    desk.sharing = 1
+    desk.put(3)  # alone in its session it would go by itself
+    taking = asyncio.ensure_future(desk.box.frame())
+    await skip(0.9e6)
+    assert not taking.done()
+    await skip(0.2e6)
+    frame = await taking
+    assert frame is not None
+    assert [event.id for event in frame.events] == [1, 2, 3]

@@ -1,5 +1,6 @@
 """What a replica tells Prometheus of how it stands."""
 
+from histogram_buckets import documented, exported
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_sidecar.metrics import Metrics
 from prometheus_client import CollectorRegistry
@@ -12,3 +13,11 @@ def test_best_effort_uses_memory_and_fills_nothing() -> None:
     metrics.load(best_effort, requests=9, engine_ready=True, draining=False)
     assert registry.get_sample_value("penstock_replica_kv_used_ratio") == 0.9
     assert registry.get_sample_value("penstock_replica_filled_ratio") == 0.25
+
+
+def test_histograms_have_the_buckets_that_the_docs_name() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.ttft.labels("chat").observe(1)
+    metrics.tpot.labels("chat").observe(1)
+    assert exported(registry) == documented("penstock_replica_")

@@ -20,7 +20,7 @@ from penstock_cli.commands.validate import validate
 from penstock_cli.failure import EXIT_BAD_INPUT, EXIT_FAILURE, Failure
 from penstock_cli.traces import TraceError
 
-HELP = """Penstock serves LLM requests so that every one it admits meets its service-level objectives.
+HELP = """Penstock serves LLM requests, and admits only those whose service-level objectives it can meet.
 
 A first look:
 

@@ -8,7 +8,7 @@ range.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -36,6 +36,13 @@ class ProfileLimits:
     requests: int = 32
     context_tokens: int = 8192
     kv_tokens: int | None = None
+
+    def within(self, context_tokens: int) -> "ProfileLimits":
+        """Return these limits for an engine with this context; 0 if it is unknown."""
+        if not context_tokens:
+            return self
+        longest = min(self.prompt_tokens, context_tokens - 1)
+        return replace(self, prompt_tokens=longest, context_tokens=context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

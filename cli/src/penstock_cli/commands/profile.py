@@ -74,7 +74,7 @@ async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Con
             ticking = asyncio.create_task(_tick(progress, task, seconds))
             try:
                 return engine.model, await profile(
-                    engine, _within(limits, engine.context_tokens), seconds, on_reading=on_reading
+                    engine, limits.within(engine.context_tokens), seconds, on_reading=on_reading
                 )
             finally:
                 ticking.cancel()
@@ -84,15 +84,6 @@ async def _tick(progress: Progress, task: "object", seconds: float) -> None:
     while True:
         await asyncio.sleep(0.5)
         progress.advance(task, 0.5)  # type: ignore[arg-type]
-
-
-def _within(limits: ProfileLimits, context_tokens: int) -> ProfileLimits:
-    """Return the limits bounded by the engine's context."""
-    if not context_tokens:
-        return limits
-    return ProfileLimits(
-        min(limits.prompt_tokens, context_tokens - 1), limits.requests, context_tokens, limits.kv_tokens
-    )
 
 
 def _progress(console: Console) -> Progress:

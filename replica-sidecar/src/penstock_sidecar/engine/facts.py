@@ -73,30 +73,39 @@ def named(pool: Pool) -> Facts:
 async def _measured(
     pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], model_file: Path | None, api_key: str
 ) -> Facts:
+    found = await until_ready(probe)
+    async with connected(url, bearer(api_key)) as engine:
+        return await facts_from(engine, pool, found.max_model_len, model_file)
+
+
+async def facts_from(
+    engine: MeasuredEngine, pool: Pool, max_model_len: int | None, model_file: Path | None = None
+) -> Facts:
+    """Return what the pool names, else what this engine reports and what is measured of it.
+
+    max_model_len: as the engine says. model_file: where a measured model is left. Raises StartError.
+    """
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
-    found = await _until_ready(probe)
     try:
-        async with connected(url, bearer(api_key)) as engine:
-            kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
-            if written is not None:
-                return Facts(written, kv)
-            limits = ProfileLimits(
-                min(scheduling.max_batch_tokens, ProfileLimits().prompt_tokens),
-                min(scheduling.max_running, ProfileLimits().requests),
-                found.max_model_len or spec.max_model_len,
-                kv.total_blocks * kv.block_tokens,
-            )
-            log.info("measuring the engine", longest_s=spec.profile_timeout_s)
-            measured = await profile(engine, limits, spec.profile_timeout_s)
+        kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
+        if written is not None:
+            return Facts(written, kv)
+        limits = ProfileLimits(
+            min(scheduling.max_batch_tokens, ProfileLimits().prompt_tokens),
+            min(scheduling.max_running, ProfileLimits().requests),
+            max_model_len or spec.max_model_len,
+            kv.total_blocks * kv.block_tokens,
+        )
+        log.info("measuring the engine", longest_s=spec.profile_timeout_s)
+        measured = await profile(engine, limits, spec.profile_timeout_s)
     except (EngineError, TooLittle) as error:
         raise StartError(f"spec.engine.timeModel: auto: {error}") from None
     if model_file is not None:
         _leave(measured.fit.model, model_file)
-    worth = measured.fit.held_out
     log.info(
         "measured",
         probes=len(measured.readings),
-        error=round(worth.mean_error, 3),
+        error=round(measured.fit.held_out.mean_error, 3),
         noise=round(measured.noise, 3),
     )
     return Facts(measured.fit.model, kv)
@@ -112,7 +121,8 @@ def _leave(model: TimeModel, path: Path) -> None:
         raise StartError(f"cannot leave the time model at {path}: {error.strerror}") from None
 
 
-async def _until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
+async def until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
+    """Return the first probe of an engine that is ready. Logs each new cause why it is not."""
     cause = ""
     while not (found := await probe()).ready:
         if found.cause != cause:

@@ -12,15 +12,15 @@ class PolicyFaults:
     def __init__(self, counter: Counter) -> None:
         self._counters = {kind: counter.labels(kind) for kind in KINDS}
         self._instance = ""
-        self._counted = dict.fromkeys(KINDS, 0)
+        self._counted: dict[str, int] = {}
 
     def add(self, report: StepReport) -> None:
         """Add what is new in a report."""
         if report.engine_instance != self._instance:
-            self._instance, self._counted = report.engine_instance, dict.fromkeys(KINDS, 0)
+            self._instance, self._counted = report.engine_instance, {}
         if not report.HasField("policy_faults"):
             return
         for kind, counter in self._counters.items():
             count = getattr(report.policy_faults, kind)
-            counter.inc(max(count - self._counted[kind], 0))
+            counter.inc(max(count - self._counted.get(kind, 0), 0))
             self._counted[kind] = count
