@@ -304,3 +304,8 @@ def test_memory_is_counted_at_its_peak_and_who_does_not_fit_is_passed_over() -> 
     assert fitting(kv, [], [large, large, small]) == [large, small]
     assert fitting(kv, [large], [large]) == []
     assert fitting(kv, [], [prompt("whole", tokens=100, answer=9999)]) != []
+
+
+def test_best_effort_that_runs_goes_on_beside_admitted_requests() -> None:
+    view = replica([decode("a"), decode("spare", best_effort=True)], [])
+    assert first_step(view).tokens == {"a": 1, "spare": 1}
