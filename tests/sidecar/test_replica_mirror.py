@@ -478,3 +478,11 @@ def test_a_report_that_names_all_who_wait_says_where_the_others_are() -> None:
     signs = m.signs("b", shows_output=True)
     assert signs is not None
     assert signs.where is Where.COMING
+
+
+def test_a_job_keeps_its_predicted_length_until_it_reaches_it() -> None:
+    m = mirror(longer=400)
+    m.accept(job("a", out=50), 0.0)
+    for generated, predicted in ((1, 50), (48, 50), (49, 400), (450, 451), (499, 500)):
+        m.apply(report([("a", 99 + generated, generated)]), 0.1)
+        assert m.view(0.1, MODEL).running[0].output_tokens == predicted

@@ -13,7 +13,7 @@ Some engines end a stream without `[DONE]`. Then a choice's `finish_reason` show
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -21,6 +21,9 @@ DONE = b"data: [DONE]"
 
 EVENT_BYTES = 1 << 20
 """Longest event. Longer ones are passed on and not counted."""
+
+MOST_TOKENS = (1 << 32) - 1
+"""Most tokens in a usage, as `Finished` can carry them. A usage with more is ignored."""
 
 _OPENING = b'"content":""'
 _USAGE = b'"usage"'
@@ -134,9 +137,13 @@ def usage_of(answer: dict[str, Any]) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(completion, int) or prompt < 0 or completion < 0:
+    if not _is_count(prompt) or not _is_count(completion):
         return None
     return Usage(prompt, completion, _cached_tokens(usage, prompt))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value <= MOST_TOKENS
 
 
 def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int:

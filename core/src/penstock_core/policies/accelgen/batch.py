@@ -49,8 +49,7 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
     lines 1-4].
 
     claims: of all jobs. A decode that needs a block preempts the job with the most remaining time; an urgent
-        prompt
-    only decodes that have enough.
+        prompt preempts only decodes with enough of it.
     """
     in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
     idle = [job for job in best_effort if job.computed_tokens > 0]
