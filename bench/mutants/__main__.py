@@ -4,8 +4,9 @@
   make bench-mutants SAMPLE=50 SEED=7             so many of each package, drawn by a seed
   make bench-mutants PACKAGES="core router" EXCLUDE="policies/sola routing/orders" JOBS=4
 
-The goal is 95 % of them killed. Each survivor is printed: either a test is missing, or the code says more
-than it needs to, or the change makes no difference (such are rare; nothing marks them).
+The goal is 95 % of those judged killed. Each survivor is printed: either a test is missing, or the code says
+more than it needs to, or the change makes no difference (such are rare; nothing marks them). Mutants whose
+tests took too long or broke off are printed apart, and count neither way.
 """
 
 import argparse
@@ -82,21 +83,28 @@ def judged(root: Path, package: str, tests: Sequence[str], mutants: Sequence[Mut
                 verdict = tree.verdict(mutant, rounds_for(mutant, runs, tests))
             finally:
                 trees.put(tree)
-            if verdict is Verdict.SURVIVED:
-                print(f"  {mutant}", flush=True)
+            if verdict is not Verdict.KILLED:
+                print(f"  {verdict}: {mutant}", flush=True)
             return mutant, verdict
 
         return list(pool.map(judge, mutants))
 
 
 def score(found: Judged) -> float:
-    """The share of mutants that were noticed."""
-    return sum(verdict is not Verdict.SURVIVED for _, verdict in found) / len(found)
+    """The share of the mutants judged that tests killed; 1 where none was judged."""
+    killed, survived = len(_with(found, Verdict.KILLED)), len(_with(found, Verdict.SURVIVED))
+    return killed / (killed + survived) if killed + survived else 1.0
 
 
 def summary(package: str, found: Judged) -> str:
-    killed = sum(verdict is not Verdict.SURVIVED for _, verdict in found)
-    return f"{package}: {killed} of {len(found)} killed, {score(found):.0%}"
+    """One line: how many were killed of those judged, and how many were not judged."""
+    killed, survived, timed_out, broken = (len(_with(found, verdict)) for verdict in Verdict)
+    of = f"{package}: {killed} of {killed + survived} killed, {score(found):.1%}"
+    return f"{of}; not judged: {timed_out} timed out, {broken} broken"
+
+
+def _with(found: Judged, verdict: Verdict) -> list[str]:
+    return [str(mutant) for mutant, of in found if of is verdict]
 
 
 def _chosen(package: str, options: argparse.Namespace) -> list[Mutant]:
@@ -133,8 +141,10 @@ def _write(options: argparse.Namespace, found: dict[str, Judged]) -> None:
             "sample": options.sample,
             "seed": options.seed,
             "mutants": len(of),
-            "killed": sum(verdict is not Verdict.SURVIVED for _, verdict in of),
-            "survivors": [str(mutant) for mutant, verdict in of if verdict is Verdict.SURVIVED],
+            "killed": len(_with(of, Verdict.KILLED)),
+            "survivors": _with(of, Verdict.SURVIVED),
+            "timed_out": _with(of, Verdict.TIMED_OUT),
+            "broken": _with(of, Verdict.BROKEN),
         }
     RESULTS.write_text(json.dumps(before, indent=2, sort_keys=True) + "\n")
 

@@ -5,6 +5,10 @@ mutant is then judged by the tests that run its line. A line that no test runs i
 module does when it is imported, processes that tests start) is judged by the tests of its file, and if none
 of them notices, by all of the package's tests.
 
+A mutant is killed where a test fails, or where tests can be collected without it and not with it. Any other
+end of pytest (an interrupt, an internal error, a signal) says nothing about the mutant: it is broken. One
+whose tests take too long hangs, or the machine is busy. Neither is counted.
+
 Compiled code is judged as the Python that it is written in: compiling a mutant takes longer than its tests,
 and a cache of compiled code does not notice changes of what it calls in other files.
 """
@@ -19,9 +23,10 @@ from pathlib import Path
 
 from coverage import CoverageData
 from mutants.mutations import Mutant
+from pytest import ExitCode
 
 BOUND_S = 300.0
-"""A mutant whose tests take longer is one that hangs: that is noticed, too."""
+"""A mutant whose tests take longer is not judged."""
 COMPILED = b"compilation.jit import"
 """What a file with compiled code has in it."""
 
@@ -38,8 +43,9 @@ class Verdict(StrEnum):
     """What became of a mutant."""
 
     KILLED = "killed"
-    TIMED_OUT = "timed out"
     SURVIVED = "survived"
+    TIMED_OUT = "timed out"
+    BROKEN = "broken"
 
 
 class RedBaseline(Exception):
@@ -83,13 +89,21 @@ class Tree:
         interpreted = {"NUMBA_DISABLE_JIT": "1"} if COMPILED in source else {}
         try:
             for tests in rounds:
-                if self._pytest("--exitfirst", *tests, timeout_s=bound_s, more=interpreted).returncode:
+                done = self._pytest("--exitfirst", *tests, timeout_s=bound_s, more=interpreted)
+                if done.returncode == ExitCode.TESTS_FAILED:
                     return Verdict.KILLED
+                if done.returncode != ExitCode.OK:
+                    spoilt = not self._collects(tests)
+                    file.write_bytes(source)
+                    return Verdict.KILLED if spoilt and self._collects(tests) else Verdict.BROKEN
         except subprocess.TimeoutExpired:
             return Verdict.TIMED_OUT
         finally:
             file.write_bytes(source)
         return Verdict.SURVIVED
+
+    def _collects(self, tests: Sequence[str]) -> bool:
+        return self._pytest("--collect-only", *tests, timeout_s=BOUND_S).returncode == ExitCode.OK
 
     def _pytest(
         self, *arguments: str, timeout_s: float | None, more: Mapping[str, str] | None = None

@@ -4,10 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mutants.__main__ import judged, score
+from mutants.__main__ import judged, score, summary
 from mutants.mutations import mutants_of
 from mutants.selection import changed_lines, of_package, sampled
-from mutants.trial import MANY, RedBaseline, rounds_for
+from mutants.trial import MANY, RedBaseline, Tree, Verdict, rounds_for
 
 SOURCE = '''
 """How much a parcel costs."""
@@ -114,6 +114,57 @@ def test_survivors_are_what_the_tests_do_not_say(project: Path) -> None:
     assert survivors == SURVIVORS
     assert score(found) == 1 - len(SURVIVORS) / len(mutants)
     assert (project / "parcels/src/penstock_parcels/__init__.py").read_text() == SOURCE
+
+
+HALVES = """
+from os import kill, getpid
+from signal import SIGKILL, SIGINT
+from time import sleep
+import penstock_parcels.sizes as sizes
+
+def test():
+    {when}
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "verdict"),
+    [
+        ("assert sizes.LARGE == 3", Verdict.KILLED),
+        ("assert sizes.LARGE", Verdict.SURVIVED),
+        ("sizes.LARGE == 3 or kill(getpid(), SIGINT)", Verdict.BROKEN),
+        ("sizes.LARGE == 3 or kill(getpid(), SIGKILL)", Verdict.BROKEN),
+        ("sizes.LARGE == 3 or sleep(1000)", Verdict.TIMED_OUT),
+    ],
+)
+def test_only_a_failed_test_kills_a_mutant(project: Path, when: str, verdict: Verdict) -> None:
+    (project / "parcels/src/penstock_parcels/sizes.py").write_text("LARGE = 3\n")
+    (project / "tests/parcels/test_sizes.py").write_text(HALVES.format(when=when))
+    (mutant,) = of_package(project, "parcels", ["__init__"])
+    tree = Tree(project, project.parent / "copy")
+    bound_s = 3.0 if verdict is Verdict.TIMED_OUT else 120.0
+    assert tree.verdict(mutant, [["tests/parcels/test_sizes.py"]], bound_s) is verdict
+
+
+def test_a_mutant_that_cannot_be_imported_is_killed_where_the_source_can_be(project: Path) -> None:
+    (mutant, *_) = mutants_of("parcels/src/penstock_parcels/sizes.py", b"LARGE = 3\n")
+    (project / mutant.path).write_text("LARGE = 3\nassert LARGE == 1 + 2\n")
+    tests = project / "tests/parcels/test_sizes.py"
+    tests.write_text("import penstock_parcels.sizes\ndef test(): pass\n")
+    tree = Tree(project, project.parent / "copy")
+    assert tree.verdict(mutant, [["tests/parcels/test_sizes.py"]]) is Verdict.KILLED
+    assert tree.verdict(mutant, [["tests/parcels/test_missing.py"]]) is Verdict.BROKEN
+
+
+def test_mutants_that_were_not_judged_count_neither_way() -> None:
+    mutant = mutants_of("x.py", b"LIMIT = 3\n")[0]
+    killed, survived = (mutant, Verdict.KILLED), (mutant, Verdict.SURVIVED)
+    unjudged = [(mutant, Verdict.BROKEN), (mutant, Verdict.TIMED_OUT)]
+    assert score([killed, survived, *unjudged]) == score([killed, survived]) == 0.5
+    assert summary("parcels", [killed, survived, *unjudged]) == (
+        "parcels: 1 of 2 killed, 50.0%; not judged: 1 timed out, 1 broken"
+    )
+    assert score(unjudged) == 1
 
 
 def test_paths_that_contain_an_excluded_part_are_left_out(project: Path) -> None:
