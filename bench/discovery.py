@@ -22,13 +22,13 @@ from time import monotonic
 from typing import Any
 
 from overhead.report import machine
-from penstock_router.connections.api_server import Access
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.replica_channel import connect_by
-from penstock_router.discovery.endpoint_watch import EndpointWatch
-from penstock_router.discovery.endpoints import Condition, Endpoints, Service
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_routing.connections.api_server import Access
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.replica_channel import connect_by
+from penstock_routing.discovery.endpoint_watch import EndpointWatch
+from penstock_routing.discovery.endpoints import Condition, Endpoints, Service
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.logs import configure_logs
 
 APISERVER = Path(__file__).parents[1] / "e2e" / "cluster" / "apiserver"

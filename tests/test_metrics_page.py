@@ -5,8 +5,8 @@ from pathlib import Path
 
 from penstock_operator.metrics import OperatorMetrics
 from penstock_router.observability.metrics import Metrics as RouterMetrics
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_sidecar.metrics import Metrics as ReplicaMetrics
 from prometheus_client import CollectorRegistry
 

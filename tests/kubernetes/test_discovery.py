@@ -20,13 +20,13 @@ import httpx2
 import pytest
 import yaml
 from patience import PATIENCE_S
-from penstock_router.connections.api_server import Access
-from penstock_router.connections.backoff import Backoff
-from penstock_router.discovery import endpoint_watch
-from penstock_router.discovery.endpoint_watch import EndpointWatch
-from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints, Service
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_routing.connections.api_server import Access
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.discovery import endpoint_watch
+from penstock_routing.discovery.endpoint_watch import EndpointWatch
+from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Service
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from scripted.replica import ScriptedReplica
 from structlog.testing import capture_logs

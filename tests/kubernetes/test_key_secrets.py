@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from penstock_router.applications.key_sources import KeySecrets, SecretName, Unreadable
-from penstock_router.connections.api_server import Access
+from penstock_routing.applications.key_sources import KeySecrets, SecretName, Unreadable
+from penstock_routing.connections.api_server import Access
 
 
 def written(name: str, keys: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from live.redis import PROGRAM, RedisServer
 from penstock_pool import Application
 from penstock_pool.application_spec import Limits
-from penstock_router.applications import shared_limits
-from penstock_router.applications.rate_limits import Admission, LimitMetrics, RateLimits
-from penstock_router.applications.shared_limits import (
+from penstock_routing.applications import shared_limits
+from penstock_routing.applications.rate_limits import Admission, LimitMetrics, RateLimits
+from penstock_routing.applications.shared_limits import (
     LEASE_S,
     SCRIPT,
     SharedLimits,
@@ -22,8 +22,8 @@ from penstock_router.applications.shared_limits import (
     script_arguments,
     usage_of,
 )
-from penstock_router.applications.usage_ledger import Ledger, Limit, Refused, Ticket
-from penstock_router.connections.backoff import Backoff
+from penstock_routing.applications.usage_ledger import Ledger, Limit, Refused, Ticket
+from penstock_routing.connections.backoff import Backoff
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis

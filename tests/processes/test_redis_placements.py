@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 from live.redis import RedisServer
-from penstock_router.connections.backoff import Backoff
-from penstock_router.replicas import shared_placements
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.shared_placements import SharedPlacements
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.replicas import shared_placements
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.shared_placements import SharedPlacements
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 import pytest
-from penstock_router.applications.api_keys import Keys
 from penstock_router.http.app import RouterApp
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.settings import settings_of
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.settings import settings_of
 from scripted.house import house, make_link, pool_with
 from scripted.replica import ScriptedReplica
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.upstream_request import Overflowed, UpstreamRequest
-from penstock_router.request.byte_budget import BodyBytes, ByteBudget
+from penstock_routing.replicas.upstream_request import Overflowed, UpstreamRequest
+from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
 from penstock_runtime.openai_errors import ApiError
 
 

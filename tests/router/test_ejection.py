@@ -2,8 +2,8 @@
 
 import pytest
 from penstock_core.routing.outlier_detection import CONSECUTIVE, FIRST_S, SPREAD
-from penstock_router.replicas import ejection
-from penstock_router.replicas.ejection import Ejection
+from penstock_routing.replicas import ejection
+from penstock_routing.replicas.ejection import Ejection
 from structlog.testing import capture_logs
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_router.discovery.endpoint_slices import endpoints_of
-from penstock_router.discovery.endpoints import Condition, Endpoint
+from penstock_routing.discovery.endpoint_slices import endpoints_of
+from penstock_routing.discovery.endpoints import Condition, Endpoint
 
 IN_SERVICE, NOT_READY, TERMINATING = Condition.IN_SERVICE, Condition.NOT_READY, Condition.TERMINATING
 READY: dict[str, bool | None] = {"ready": True, "serving": True, "terminating": False}

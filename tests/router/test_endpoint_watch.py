@@ -8,11 +8,11 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from penstock_router.connections.api_server import AccessError
-from penstock_router.connections.backoff import Backoff
-from penstock_router.discovery import endpoint_watch
-from penstock_router.discovery.endpoint_watch import EndpointWatch
-from penstock_router.discovery.endpoints import Endpoints, Service
+from penstock_routing.connections.api_server import AccessError
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.discovery import endpoint_watch
+from penstock_routing.discovery.endpoint_watch import EndpointWatch
+from penstock_routing.discovery.endpoints import Endpoints, Service
 from structlog.testing import capture_logs
 
 

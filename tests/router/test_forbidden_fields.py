@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
-from penstock_router.request.request_body import BodyReader
+from penstock_routing.request.request_body import BodyReader
 from penstock_runtime.openai_errors import ApiError
 from scripted.house import MODEL, house, pool_with
 from scripted.replica import ScriptedReplica

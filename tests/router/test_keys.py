@@ -9,9 +9,9 @@ from typing import Any, cast
 import httpx2
 import pytest
 from penstock_pool import Application, load_keys
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.key_refresh import KeyMetrics, KeyRefresh
-from penstock_router.applications.key_sources import (
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.key_refresh import KeyMetrics, KeyRefresh
+from penstock_routing.applications.key_sources import (
     ANSWER_S,
     KeyFiles,
     KeySecrets,
@@ -19,7 +19,7 @@ from penstock_router.applications.key_sources import (
     SecretName,
     Unreadable,
 )
-from penstock_router.connections.api_server import Access, AccessError
+from penstock_routing.connections.api_server import Access, AccessError
 from prometheus_client import CollectorRegistry
 from scripted.house import House, house, pool_with
 from scripted.replica import ScriptedReplica

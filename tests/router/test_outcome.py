@@ -4,7 +4,7 @@ import pytest
 from penstock_core.domain.slo import Judge, Slo, Targets, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_proto import replica_pb2 as wire
-from penstock_router.request.outcome import Ending, Measured, Outcome, measured, misses, targets_of
+from penstock_routing.request.outcome import Ending, Measured, Outcome, measured, misses, targets_of
 
 MODEL = time_model("llama-3-8b-a100")
 

@@ -8,15 +8,15 @@ import pytest
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.replica_load import tokens_about
 from penstock_proto import replica_pb2 as wire
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.replica_channel import connect_by
-from penstock_router.discovery.endpoints import Fixed
-from penstock_router.replicas.peer_placements import LONGEST_S, MOST, SETTLED_S, PeerLoad, PeerPlacements
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.shared_placements import read_placements
-from penstock_router.request.generation_request import GenerationRequest
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.replica_channel import connect_by
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.replicas.peer_placements import LONGEST_S, MOST, SETTLED_S, PeerLoad, PeerPlacements
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.replicas.shared_placements import read_placements
+from penstock_routing.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool import Application
 from penstock_pool.application_spec import Limits
-from penstock_router.applications import rate_limits
-from penstock_router.applications.rate_limits import (
+from penstock_routing.applications import rate_limits
+from penstock_routing.applications.rate_limits import (
     Admission,
     LimitMetrics,
     RateLimits,
@@ -19,8 +19,8 @@ from penstock_router.applications.rate_limits import (
     limits_of,
     refusal,
 )
-from penstock_router.applications.rate_window import SLOTS, Window
-from penstock_router.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.rate_window import SLOTS, Window
+from penstock_routing.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
 

@@ -18,9 +18,9 @@ from penstock_core.domain.verdict import Admitted, Reason, Rejected
 from penstock_core.routing import outlier_detection
 from penstock_core.routing.progress import longest_silence_s
 from penstock_proto import replica_pb2 as wire
-from penstock_router.connections.backoff import Backoff
-from penstock_router.replicas import replica_link
-from penstock_router.replicas.replica_link import (
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.replicas import replica_link
+from penstock_routing.replicas.replica_link import (
     CONNECT_S,
     DESCRIBE_AGAIN_S,
     LONGEST_ANSWER_TOKENS,
@@ -28,9 +28,9 @@ from penstock_router.replicas.replica_link import (
     LinkState,
     ReplicaLink,
 )
-from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.upstream_request import End, Lost, UpstreamRequest
-from penstock_router.request.generation_request import GenerationRequest
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.replicas.upstream_request import End, Lost, UpstreamRequest
+from penstock_routing.request.generation_request import GenerationRequest
 from structlog.testing import capture_logs
 
 READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))

@@ -9,14 +9,14 @@ import pytest
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.outlier_detection import CONSECUTIVE
 from penstock_proto import replica_pb2 as wire
-from penstock_router.connections.backoff import Backoff
-from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.replica_link import LinkState
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.upstream_request import UpstreamRequest
-from penstock_router.request.generation_request import GenerationRequest
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.replicas.upstream_request import UpstreamRequest
+from penstock_routing.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 

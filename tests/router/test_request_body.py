@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool.requests_spec import Requests
 from penstock_proto import replica_pb2 as wire
-from penstock_router.request.request_body import INLINE_BYTES, BodyFields, BodyReader
+from penstock_routing.request.request_body import INLINE_BYTES, BodyFields, BodyReader
 from penstock_runtime.openai_errors import ApiError
 
 READER = BodyReader(4, Requests())

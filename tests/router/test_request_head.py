@@ -5,7 +5,7 @@ from math import isfinite
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_router.request import request_head
+from penstock_routing.request import request_head
 from penstock_runtime.openai_errors import ApiError
 
 VALUES = st.binary(max_size=200)

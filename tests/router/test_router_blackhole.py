@@ -9,11 +9,11 @@ import grpc
 import pytest
 from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
-from penstock_router.connections.backoff import Backoff
-from penstock_router.replicas.replica_link import LinkState, ReplicaLink
-from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.upstream_request import Lost
-from penstock_router.request.generation_request import GenerationRequest
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.replicas.upstream_request import Lost
+from penstock_routing.request.generation_request import GenerationRequest
 from penstock_runtime.grpc_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from scripted import replica as scripted_replica
 from scripted.house import until

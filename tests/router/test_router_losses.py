@@ -8,8 +8,8 @@ from loop_time import skip
 from penstock_core.routing import outlier_detection, progress
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas import ejection, replica_link, replica_set
-from penstock_router.replicas.replica_link import LinkState
+from penstock_routing.replicas import ejection, replica_link, replica_set
+from penstock_routing.replicas.replica_link import LinkState
 from scripted.house import House, house, until
 from scripted.replica import (
     VERDICT_TIMEOUT_S,

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from penstock_pool import Pool
 from penstock_router import main
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.key_refresh import KeyRefresh
-from penstock_router.applications.key_sources import KeyFiles, KeySecrets, SecretName
-from penstock_router.discovery.endpoint_watch import EndpointWatch
-from penstock_router.discovery.endpoints import Fixed
 from penstock_router.http.app import RouterApp
 from penstock_router.options import REDIS_URL, Options, parse
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.settings import settings_of
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.key_refresh import KeyRefresh
+from penstock_routing.applications.key_sources import KeyFiles, KeySecrets, SecretName
+from penstock_routing.discovery.endpoint_watch import EndpointWatch
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.settings import settings_of
 from scripted.house import make_link, pool_with
 
 LIMITED = [{"name": "ide", "tier": "chat", "keys": {"file": "ide.txt"}, "limits": {"requestsPerMinute": 5}}]

@@ -6,11 +6,11 @@ import pytest
 from histogram_buckets import documented, exported
 from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_proto import replica_pb2 as wire
-from penstock_router.discovery.endpoints import Fixed
 from penstock_router.observability.metrics import Metrics
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.request.outcome import Ending, Outcome
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.request.outcome import Ending, Outcome
 from scripted.house import make_link
 
 

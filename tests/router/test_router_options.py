@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from penstock_router.applications.key_sources import SecretName
-from penstock_router.connections.api_server import Access, AccessError
-from penstock_router.connections.replica_channel import Tls
-from penstock_router.discovery.endpoints import Service
 from penstock_router.options import REDIS_URL, Certificate, Options, parse
+from penstock_routing.applications.key_sources import SecretName
+from penstock_routing.connections.api_server import Access, AccessError
+from penstock_routing.connections.replica_channel import Tls
+from penstock_routing.discovery.endpoints import Service
 
 THERE = ["--replica", "r0=h:1"]
 

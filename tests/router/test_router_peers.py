@@ -15,8 +15,8 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas import wire_conversion
-from penstock_router.replicas.replica_link import LinkState
+from penstock_routing.replicas import wire_conversion
+from penstock_routing.replicas.replica_link import LinkState
 from scripted.house import House, house, until
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
 
@@ -67,7 +67,7 @@ async def test_a_malformed_replica_is_logged_once(capsys: pytest.CaptureFixture[
 async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_router.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND).decode()
     async with house(replica) as router:

@@ -7,7 +7,7 @@ import pytest
 from openai import APIError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.replica_link import LinkState
+from penstock_routing.replicas.replica_link import LinkState
 from scripted.house import MODEL, house, pool_with, until
 from scripted.replica import (
     Part,
@@ -39,7 +39,7 @@ async def test_a_rejected_request_goes_to_the_next_replica() -> None:
 async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_router.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.describes_once = True
     async with house(replica) as router:

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from penstock_core.domain.slo import Tier
 from penstock_pool import serving_spec as pool_bound
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.session_writer import (
+from penstock_routing.replicas.session_writer import (
     FRAME_BYTES,
     Attempt,
     SessionWriter,
 )
-from penstock_router.request.generation_request import GenerationRequest
-from penstock_router.settings import MOST_BODY_BYTES, settings_of
+from penstock_routing.request.generation_request import GenerationRequest
+from penstock_routing.settings import MOST_BODY_BYTES, settings_of
 from penstock_runtime.grpc_options import MESSAGE_BYTES
 from scripted.house import pool_with
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from loop_time import freeze, skip, thaw, turns
 from penstock_pool.application_spec import Limits
-from penstock_router.applications import shared_limits
-from penstock_router.applications.shared_limits import (
+from penstock_routing.applications import shared_limits
+from penstock_routing.applications.shared_limits import (
     ANSWER_S,
     CONNECT_S,
     MOST_ASKS,
     RENEW_S,
     SharedLimits,
 )
-from penstock_router.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
-from penstock_router.connections.backoff import Backoff
+from penstock_routing.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.connections.backoff import Backoff
 from scripted.redis import ScriptCall, ScriptedRedis
 from structlog.testing import capture_logs
 

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 from loop_time import freeze, skip, thaw, turns
-from penstock_router.connections.backoff import Backoff
-from penstock_router.replicas import shared_placements
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.shared_placements import (
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.replicas import shared_placements
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.shared_placements import (
     ANSWER_S,
     GATHER_S,
     HEARTBEAT_S,

@@ -5,9 +5,9 @@ from penstock_core.domain.slo import Targets, Tier
 from penstock_core.routing.replica_load import tokens_about
 from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
-from penstock_router.applications.token_usage import FIRST_ANSWER_TOKENS, Usage, UsageMetrics
-from penstock_router.request.outcome import Outcome
-from penstock_router.request.request_body import BodyFields
+from penstock_routing.applications.token_usage import FIRST_ANSWER_TOKENS, Usage, UsageMetrics
+from penstock_routing.request.outcome import Outcome
+from penstock_routing.request.request_body import BodyFields
 from prometheus_client import CollectorRegistry
 
 CONTEXT = 1000

@@ -5,7 +5,7 @@ import asyncio
 from loop_time import turns
 from penstock_core.domain.verdict import BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
+from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
 
 
 async def test_what_a_frame_brings_is_taken_in_one_piece() -> None:

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 from openai import RateLimitError
 from penstock_proto import replica_pb2 as wire
-from penstock_router.applications.token_usage import Usage
 from penstock_router.observability.metrics import Metrics
+from penstock_routing.applications.token_usage import Usage
 from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import DONE, Part, ScriptedReplica, answers, chat_chunk, is_busy
 

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 from loop_time import freeze, skip, thaw, turns
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas.replica_set import ReplicaSet
 from penstock_router.routing import waiting_room
 from penstock_router.routing.waiting_room import WaitingRoom
+from penstock_routing.replicas.replica_set import ReplicaSet
 from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, chat_answer
 

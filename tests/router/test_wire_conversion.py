@@ -5,8 +5,8 @@ from math import inf, nan
 import pytest
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
-from penstock_router.replicas import wire_conversion
-from penstock_router.replicas.wire_conversion import Malformed
+from penstock_routing.replicas import wire_conversion
+from penstock_routing.replicas.wire_conversion import Malformed
 
 
 @pytest.mark.parametrize(

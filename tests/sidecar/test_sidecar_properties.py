@@ -14,7 +14,7 @@ from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_router.replicas.upstream_request import UpstreamRequest
+from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
 from penstock_sidecar.frames.outbox import Hurry, Outbox

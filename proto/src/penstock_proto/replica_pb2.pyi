@@ -537,6 +537,7 @@ class DescribeReply(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     ENGINE_READY_FIELD_NUMBER: _builtins.int
     METRICS_URL_FIELD_NUMBER: _builtins.int
+    HTTP_PORT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     model: _builtins.str
     max_model_len: _builtins.int
@@ -549,6 +550,8 @@ class DescribeReply(_message.Message):
     engine_ready: _builtins.bool
     metrics_url: _builtins.str
     """where Prometheus reads its metrics; empty: nowhere"""
+    http_port: _builtins.int
+    """where gateways send requests, on the host of this service; 0: it takes none over HTTP"""
     def __init__(
         self,
         *,
@@ -561,10 +564,11 @@ class DescribeReply(_message.Message):
         version: _builtins.str = ...,
         engine_ready: _builtins.bool = ...,
         metrics_url: _builtins.str = ...,
+        http_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "http_port", b"http_port", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

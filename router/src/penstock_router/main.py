@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING
 
 import structlog
 from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.key_refresh import KeyRefresh
+from penstock_routing.applications.key_sources import KeyFiles, KeySecrets
+from penstock_routing.applications.rate_limits import limits_of
+from penstock_routing.connections.api_server import Access, AccessError
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.replica_channel import connect_by
+from penstock_routing.discovery.endpoint_watch import EndpointWatch
+from penstock_routing.discovery.endpoints import Fixed, Source
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import MakeLink, ReplicaSet
+from penstock_routing.settings import Settings, settings_of
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, is_loopback, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.key_refresh import KeyRefresh
-from penstock_router.applications.key_sources import KeyFiles, KeySecrets
-from penstock_router.applications.rate_limits import limits_of
-from penstock_router.connections.api_server import Access, AccessError
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.replica_channel import connect_by
-from penstock_router.discovery.endpoint_watch import EndpointWatch
-from penstock_router.discovery.endpoints import Fixed, Source
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
 from penstock_router.observability.metrics import Metrics
 from penstock_router.options import Options, parse
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import MakeLink, ReplicaSet
-from penstock_router.settings import Settings, settings_of
 
 if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
-    from penstock_router.applications.shared_limits import SharedLimits
-    from penstock_router.replicas.shared_placements import SharedPlacements
+    from penstock_routing.applications.shared_limits import SharedLimits
+    from penstock_routing.replicas.shared_placements import SharedPlacements
 
 MANY_TURNS = 2**16
 """Routers begin at turns of their own, so that they do not go round in step."""
@@ -151,7 +151,7 @@ def _shared_placements(options: Options, pool: Pool) -> "SharedPlacements | None
     """Return this router's part in shared placements, where there is a Redis."""
     if options.redis_url is None:
         return None
-    from penstock_router.replicas.shared_placements import SharedPlacements
+    from penstock_routing.replicas.shared_placements import SharedPlacements
 
     channel = f"penstock:{options.service or pool.metadata.name}:placements"
     return SharedPlacements(options.redis_url, channel, Backoff(Random()))
@@ -162,7 +162,7 @@ def _shared_limits(options: Options, pool: Pool) -> "SharedLimits | None":
     limits = limits_of(pool.spec.applications)
     if options.redis_url is None or not limits:
         return None
-    from penstock_router.applications.shared_limits import SharedLimits
+    from penstock_routing.applications.shared_limits import SharedLimits
 
     prefix = f"penstock:{options.service or pool.metadata.name}:limits"
     return SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock_routing.applications.key_sources import SecretName
+from penstock_routing.connections.replica_channel import Tls
+from penstock_routing.discovery.endpoints import Service
 from penstock_runtime.flags import port
-
-from penstock_router.applications.key_sources import SecretName
-from penstock_router.connections.replica_channel import Tls
-from penstock_router.discovery.endpoints import Service
 
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """In the environment, or a file: a URL may hold a password, so it is no flag."""

@@ -11,14 +11,14 @@ import grpc
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 from penstock_pool import Application, Pool, parse_pool
-from penstock_router.applications.api_keys import Keys
-from penstock_router.connections.backoff import Backoff
-from penstock_router.discovery.endpoints import Fixed
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
-from penstock_router.replicas.replica_link import LinkState, ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.settings import settings_of
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.settings import settings_of
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.pages import PAGES_DRAIN_S

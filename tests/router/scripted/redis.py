@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_router.applications.shared_limits import LEASE_S, SCRIPT
+from penstock_routing.applications.shared_limits import LEASE_S, SCRIPT
 
 
 @dataclass(frozen=True, slots=True)

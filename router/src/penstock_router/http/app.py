@@ -11,25 +11,25 @@ import structlog
 from penstock_core.timing.time_model import TimeModel
 from penstock_pool import Pool, named_time_model
 from penstock_proto import replica_pb2 as wire
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
+from penstock_routing.applications.tier_selection import application_of
+from penstock_routing.applications.token_usage import Usage
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.request import request_head
+from penstock_routing.request.byte_budget import ByteBudget
+from penstock_routing.request.request_body import BodyReader
+from penstock_routing.settings import Settings
 from penstock_runtime.asgi import ClientGone, Receive, Scope, Send, answer
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.rate_limits import PoolLimits, RateLimits, limits_of
-from penstock_router.applications.tier_selection import application_of
-from penstock_router.applications.token_usage import Usage
 from penstock_router.http import pages
 from penstock_router.http.intake import Call, Intake
 from penstock_router.http.request_path import RequestPath
 from penstock_router.observability.metrics import Metrics
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.request import request_head
-from penstock_router.request.byte_budget import ByteBudget
-from penstock_router.request.request_body import BodyReader
 from penstock_router.routing.placement import Placement, UpstreamError
 from penstock_router.routing.waiting_room import WaitingRoom
-from penstock_router.settings import Settings
 
 GENERATES = {
     "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,

@@ -9,18 +9,17 @@ from typing import NamedTuple
 
 from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.rate_limits import Admission, RateLimits
+from penstock_routing.applications.tier_selection import application_of, own_targets, tier_of
+from penstock_routing.applications.token_usage import Usage
+from penstock_routing.request import request_head
+from penstock_routing.request.byte_budget import BodyBytes
+from penstock_routing.request.generation_request import GenerationRequest
+from penstock_routing.request.request_body import BodyReader
+from penstock_routing.settings import Settings
 from penstock_runtime.asgi import Receive, Scope, Send, body_too_large, read_body
 from penstock_runtime.openai_errors import ApiError
-
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.rate_limits import Admission, RateLimits
-from penstock_router.applications.tier_selection import application_of, own_targets, tier_of
-from penstock_router.applications.token_usage import Usage
-from penstock_router.request import request_head
-from penstock_router.request.byte_budget import BodyBytes
-from penstock_router.request.generation_request import GenerationRequest
-from penstock_router.request.request_body import BodyReader
-from penstock_router.settings import Settings
 
 
 class Call(NamedTuple):

@@ -12,18 +12,18 @@ from time import monotonic
 
 import structlog
 from penstock_core.timing.time_model import TimeModel
+from penstock_routing.applications.token_usage import Usage
+from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
+from penstock_routing.request.outcome import Ending, Outcome
 from penstock_runtime.asgi import ClientGone
 from penstock_runtime.client_connection import CLIENT, ClientConnection
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.applications.token_usage import Usage
 from penstock_router.http.client_scope import ClientScope
 from penstock_router.http.intake import Accepted, Call, Intake
 from penstock_router.http.response import respond
 from penstock_router.observability.access_log import AccessLog
 from penstock_router.observability.metrics import Metrics
-from penstock_router.request.byte_budget import BodyBytes, ByteBudget
-from penstock_router.request.outcome import Ending, Outcome
 from penstock_router.routing.placement import Placement, UpstreamError
 
 log = structlog.get_logger()

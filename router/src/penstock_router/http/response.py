@@ -10,14 +10,14 @@ from collections.abc import Callable
 from time import monotonic
 
 from penstock_proto import replica_pb2 as wire
+from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_routing.request.generation_request import GenerationRequest
+from penstock_routing.request.outcome import Ending, Outcome
 from penstock_runtime.asgi import EVENT_STREAM, JSON, Header, Send, answer
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.client_scope import ClientScope
 from penstock_router.http.intake import Accepted
-from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
-from penstock_router.request.generation_request import GenerationRequest
-from penstock_router.request.outcome import Ending, Outcome
 from penstock_router.routing.placement import Placed, error_body
 
 LAST_EVENT = b"data: [DONE]\n\n"

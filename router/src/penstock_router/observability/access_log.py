@@ -7,8 +7,7 @@ but the request's id.
 import logging
 
 import structlog
-
-from penstock_router.request.outcome import Ending, Outcome, measured
+from penstock_routing.request.outcome import Ending, Outcome, measured
 
 
 class AccessLog:

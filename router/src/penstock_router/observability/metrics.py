@@ -8,17 +8,16 @@ from functools import cache
 
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
+from penstock_routing.applications.key_refresh import KeyMetrics
+from penstock_routing.applications.rate_limits import LimitMetrics
+from penstock_routing.applications.token_usage import UsageMetrics
+from penstock_routing.demand import Demand
+from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.request.outcome import Ending, Outcome, measured, misses, targets_of
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from penstock_router.applications.key_refresh import KeyMetrics
-from penstock_router.applications.rate_limits import LimitMetrics
-from penstock_router.applications.token_usage import UsageMetrics
-from penstock_router.observability.demand import Demand
-from penstock_router.replicas.replica_link import LinkState
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.request.outcome import Ending, Outcome, measured, misses, targets_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)

@@ -30,18 +30,18 @@ from penstock_core.routing.walk import (
 )
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
+from penstock_routing.demand import ADMITTED, BEST_EFFORT, Demand
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_routing.request.byte_budget import ByteBudget
+from penstock_routing.request.generation_request import GenerationRequest
+from penstock_routing.request.outcome import Ending, Outcome, slo_of
+from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.observability.demand import ADMITTED, BEST_EFFORT, Demand
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.replicas.replica_set import ReplicaSet
-from penstock_router.replicas.session_writer import Attempt
-from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
-from penstock_router.request.byte_budget import ByteBudget
-from penstock_router.request.generation_request import GenerationRequest
-from penstock_router.request.outcome import Ending, Outcome, slo_of
 from penstock_router.routing.waiting_room import WaitingRoom
-from penstock_router.settings import Settings
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ a bound is answered as if there were no waiting. A client that goes away takes i
 import asyncio
 from time import monotonic
 
-from penstock_router.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.replica_set import ReplicaSet
 
 MOST_REQUESTS = 1024
 AGAIN_S = 0.05

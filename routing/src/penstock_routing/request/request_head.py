@@ -9,7 +9,7 @@ from penstock_core.domain.slo import Targets
 from penstock_runtime.asgi import Scope
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.request.generation_request import NO_TARGETS
+from penstock_routing.request.generation_request import NO_TARGETS
 
 REQUEST_ID = "x-request-id"
 TIER = "x-penstock-tier"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock_proto import replica_pb2 as wire
 
-from penstock_router.request.generation_request import GenerationRequest
+from penstock_routing.request.generation_request import GenerationRequest
 
 FRAME_BYTES = 2**20
 """A frame takes no more requests once their bodies are this long, so that a message has a bound."""

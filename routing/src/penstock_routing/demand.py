@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from penstock_router.replicas.replica_link import ReplicaLink
-from penstock_router.request.outcome import Outcome
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.request.outcome import Outcome
 
 ADMITTED, BEST_EFFORT = "admitted", "best-effort"
 

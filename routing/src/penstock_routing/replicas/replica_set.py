@@ -15,9 +15,9 @@ from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints, Source
-from penstock_router.replicas.peer_placements import PeerLoad
-from penstock_router.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Source
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
 
 MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
 """From a replica's name, its address, and what to call when its state changes."""

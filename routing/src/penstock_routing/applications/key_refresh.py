@@ -11,8 +11,8 @@ import structlog
 from penstock_pool import keys_in
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock_router.applications.api_keys import Keys
-from penstock_router.applications.key_sources import KeySource, Unreadable
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.key_sources import KeySource, Unreadable
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.request.forbidden_fields import ClientFields, proxy_field
+from penstock_routing.request.forbidden_fields import ClientFields, proxy_field
 
 NULL = Raw(b"null")
 

@@ -19,7 +19,7 @@ from penstock_runtime.asgi import Header
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock_router.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
 
 WORDS = {
     Limit.CONCURRENT_REQUESTS: ("requests", "requests at once"),

@@ -11,8 +11,8 @@ from penstock_core.routing.replica_load import tokens_about
 from penstock_pool import Application
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock_router.request.outcome import Outcome
-from penstock_router.request.request_body import BodyFields
+from penstock_routing.request.outcome import Outcome
+from penstock_routing.request.request_body import BodyFields
 
 FIRST_ANSWER_TOKENS = 256
 """Of an answer before any has been seen."""

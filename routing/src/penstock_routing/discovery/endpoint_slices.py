@@ -11,7 +11,7 @@ Conditions that are absent mean what the API says they mean: `ready` yes, `termi
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock_router.discovery.endpoints import Condition, Endpoint, Endpoints
+from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints
 
 PORT = "replica"
 """The name of the port on which sidecars take routers."""

@@ -23,10 +23,10 @@ import httpx2
 import orjson
 import structlog
 
-from penstock_router.connections.api_server import ANSWER_S, AccessError
-from penstock_router.connections.backoff import Backoff
-from penstock_router.discovery.endpoint_slices import Slice, endpoints_of
-from penstock_router.discovery.endpoints import Endpoints, Service
+from penstock_routing.connections.api_server import ANSWER_S, AccessError
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.discovery.endpoint_slices import Slice, endpoints_of
+from penstock_routing.discovery.endpoints import Endpoints, Service
 
 WATCH_S = 60
 """How long one watch lasts, so that a server which has stopped answering is left soon. A watch ends with a

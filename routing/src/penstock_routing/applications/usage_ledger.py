@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penstock_pool.application_spec import Limits
 
-from penstock_router.applications.rate_window import Window
+from penstock_routing.applications.rate_window import Window
 
 BUSY_S = 1.0
 """Retry-After of a request that is one too many at once: it is not known when another one ends."""

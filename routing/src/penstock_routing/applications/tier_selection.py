@@ -9,9 +9,9 @@ from penstock_core.domain.slo import Targets, Tier
 from penstock_pool import Application
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.applications.api_keys import Keys
-from penstock_router.request import request_head
-from penstock_router.settings import Settings
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.request import request_head
+from penstock_routing.settings import Settings
 
 
 def application_of(keys: Keys, head: request_head.Head) -> Application | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
 from penstock_proto import replica_pb2 as wire
 
-from penstock_router.request.byte_budget import ByteBudget
+from penstock_routing.request.byte_budget import ByteBudget
 
 
 @dataclass(frozen=True, slots=True)

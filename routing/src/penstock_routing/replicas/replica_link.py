@@ -30,14 +30,14 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
 
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.replica_channel import Connect
-from penstock_router.discovery.endpoints import Condition
-from penstock_router.replicas import wire_conversion
-from penstock_router.replicas.ejection import Ejection
-from penstock_router.replicas.peer_placements import PeerPlacements
-from penstock_router.replicas.session_writer import Attempt, SessionWriter
-from penstock_router.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.replica_channel import Connect
+from penstock_routing.discovery.endpoints import Condition
+from penstock_routing.replicas import wire_conversion
+from penstock_routing.replicas.ejection import Ejection
+from penstock_routing.replicas.peer_placements import PeerPlacements
+from penstock_routing.replicas.session_writer import Attempt, SessionWriter
+from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 
 CONNECT_S = 5.0
 """Longest wait for a replica to describe itself."""

@@ -28,9 +28,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from penstock_router.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.cancellation import heed_cancellation
+from penstock_routing.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.cancellation import heed_cancellation
 
 ANSWER_S = 0.25
 """Longest time of a call. A request waits for two at most; then its router decides alone."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import httpx2
 import orjson
 
-from penstock_router.connections.api_server import Access, AccessError
+from penstock_routing.connections.api_server import Access, AccessError
 
 ENTRY = "keys"
 """The entry of a Secret that holds the keys."""

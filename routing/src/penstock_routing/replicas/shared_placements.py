@@ -22,9 +22,9 @@ import orjson
 import structlog
 from redis.asyncio import Redis
 
-from penstock_router.connections.backoff import Backoff
-from penstock_router.connections.cancellation import heed_cancellation
-from penstock_router.replicas.peer_placements import PeerLoad
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.cancellation import heed_cancellation
+from penstock_routing.replicas.peer_placements import PeerLoad
 
 GATHER_S = 0.003
 """How long submits wait for others to share a message: about as long as a verdict takes."""
