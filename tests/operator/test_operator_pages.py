@@ -2,9 +2,9 @@
 
 import orjson
 import pytest
+from http_by_hand import asked
 from penstock_operator.cluster.cache import PoolKey
 from penstock_operator.pages import OperatorHealth, pages
-from penstock_runtime.asgi import Message, Scope, with_errors
 from prometheus_client import CollectorRegistry, Gauge
 
 KEY, OTHER = PoolKey("team", "chat"), PoolKey("team", "code")
@@ -17,22 +17,12 @@ class Page:
         self.health, self.now_s = OperatorHealth(stuck_s=10.0), 100.0
         registry = CollectorRegistry()
         scrapes = Gauge("scrapes", "How often it was asked.", registry=registry)
-        self._app = with_errors(pages(registry, self.health, scrapes.inc))
+        self._app = pages(registry, self.health, scrapes.inc)
         monkeypatch.setattr("penstock_operator.pages.time.monotonic", lambda: self.now_s)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        heard: list[Message] = []
-
-        async def send(message: Message) -> None:
-            heard.append(message)
-
-        async def receive() -> Message:
-            raise AssertionError("no page reads a body")
-
-        scope: Scope = {"type": "http", "path": path, "method": "GET"}
-        await self._app(scope, receive, send)
-        start, body = heard
-        return start["status"], bytes(body["body"])
+        response = await asked(self._app, f"GET {path} HTTP/1.1".encode())
+        return response.status, response.body
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The admin port: what it serves, and that the public port serves none of it."""
 
-from collections.abc import MutableMapping
-from typing import Any
-
 import orjson
 import pytest
+from http_by_hand import asked
 from penstock_router.http.app import RouterApp
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -70,15 +68,6 @@ async def test_only_clients_on_this_machine_are_told_where_the_admin_port_is(
 ) -> None:
     pool = pool_with()
     app = RouterApp(pool, settings_of(pool), Keys((), {}), ReplicaSet(make_link), admin_url=admin_url)
-    sent: list[MutableMapping[str, Any]] = []
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
-    async def receive() -> MutableMapping[str, Any]:
-        raise AssertionError("no body is read")
-
-    scope = {"type": "http", "path": "/v1/models", "method": "GET", "headers": [], "client": (client, 4711)}
-    await app(scope, receive, send)
-    (model,) = orjson.loads(sent[1]["body"])["data"]
+    response = await asked(app, b"GET /v1/models HTTP/1.1", client=client)
+    (model,) = orjson.loads(response.body)["data"]
     assert model.get("admin_url") == told

@@ -1,23 +1,33 @@
-"""The work for a client that goes away, with one request behind another on its connection."""
+"""The work for a client that goes away."""
 
 import asyncio
 
 import pytest
+from http_by_hand import request_in_hand
 from loop_time import turns
 from penstock_router.http.client_scope import ClientScope
-from penstock_runtime.asgi import ClientGone
-from penstock_runtime.client_connection import ClientConnection
+from penstock_runtime.http_request import ClientGone
 
 
-async def test_a_request_that_has_ended_leaves_the_next_one_of_its_connection_listened_to() -> None:
-    """The next one may begin while the answered one still waits for its figures."""
-    connection = ClientConnection(asyncio.Transport())
-    answered = ClientScope(connection)
-    await answered.__aenter__()
-    answered.answered()
+async def test_work_for_a_client_that_goes_is_cancelled() -> None:
+    http = request_in_hand()
     with pytest.raises(ClientGone):
-        async with ClientScope(connection):
-            answered.answered()
-            await answered.__aexit__(None, None, None)
-            connection.lost()
-            await turns()
+        async with ClientScope(http):
+            http.lost()
+            await asyncio.get_running_loop().create_future()
+
+
+async def test_a_client_that_has_gone_before_the_work_began_has_none() -> None:
+    http = request_in_hand()
+    http.lost()
+    with pytest.raises(ClientGone):
+        async with ClientScope(http):
+            await asyncio.get_running_loop().create_future()
+
+
+async def test_a_client_may_go_once_it_is_answered() -> None:
+    http = request_in_hand()
+    async with ClientScope(http) as client:
+        client.answered()
+        http.lost()
+        await turns()

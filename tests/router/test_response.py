@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from loop_time import freeze, skip, thaw, turns
@@ -38,18 +38,26 @@ class Answer:
 
     def __init__(self, stream: bool) -> None:
         self.upstream = UpstreamRequest(1, 1000 if stream else None)
-        self.sent: list[dict[str, Any]] = []
+        self.started: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
+        self.sent: list[tuple[bytes, bool]] = []
         self.relayed: list[bytes] = []
         self.behind = self.was_answered = False
         self.abandoned: list[UpstreamRequest] = []
-        self.connection = self
+        self.http = self
         self.outcome = Outcome(Tier("chat"), NO_TARGETS, 100.0, stream, verdict="admitted", hops=2)
         request = GenerationRequest(
             "mine", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 100.0, stream=stream
         )
         self._accepted = Accepted(request, None, Admission([HEADERS[-1]]))
 
-    def write_part(self, data: bytes) -> bool:
+    async def answer(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = 200, headers
+        self.sent.append((body, False))
+
+    def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = 200, headers
+
+    def write(self, data: bytes) -> bool:
         if not self.behind:
             self.relayed.append(data)
         return not self.behind
@@ -60,23 +68,22 @@ class Answer:
     def abandon(self, upstream: UpstreamRequest) -> None:
         self.abandoned.append(upstream)
 
-    async def send(self, message: Any) -> None:
-        self.sent.append(message)
+    async def send(self, data: bytes) -> None:
+        self.sent.append((data, True))
+
+    async def end(self, data: bytes) -> None:
+        self.sent.append((data, False))
 
     async def begin(self) -> "asyncio.Task[None]":
         placed = Placed(cast(ReplicaLink, self), self.upstream)
         client = cast(ClientScope, self)
-        task = asyncio.create_task(respond(self._accepted, placed, self.outcome, client, self.send))
+        task = asyncio.create_task(respond(self._accepted, placed, self.outcome, client))
         await turns()
         return task
 
     @property
     def text(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.sent)
-
-    @property
-    def started(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        return self.sent[0]["status"], self.sent[0]["headers"]
+        return b"".join(data for data, _ in self.sent)
 
 
 @pytest.fixture
@@ -100,7 +107,6 @@ async def test_a_whole_answer_goes_out_in_one_piece(now_s: Callable[[], float]) 
     status, headers = answer.started
     assert (status, answer.text) == (200, b"{}")
     assert headers[-len(HEADERS) :] == HEADERS
-    assert (b"content-type", b"application/json") in headers
     outcome = answer.outcome
     assert (outcome.ending, outcome.finished, outcome.ended_s) == (Ending.ANSWERED, FIGURES, now_s())
     assert answer.was_answered
@@ -129,7 +135,7 @@ async def test_a_stream_is_written_as_it_comes_and_each_token_has_its_time(
         200,
         [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), *HEADERS],
     )
-    assert answer.sent[1:] == [{"type": "http.response.body", "body": b"ab", "more_body": True}]
+    assert answer.sent == [(b"ab", True)]
     await skip(1)
     for data, tokens in ((b"c", 1), (b"", 0), (b"d", 3)):
         assert answer.upstream.put(data, tokens)
@@ -138,13 +144,13 @@ async def test_a_stream_is_written_as_it_comes_and_each_token_has_its_time(
     answer.behind = True
     answer.upstream.put(b"e", 1)
     await turns()
-    assert answer.sent[-1] == {"type": "http.response.body", "body": b"e", "more_body": True}
+    assert answer.sent[-1] == (b"e", True)
     assert not answer.was_answered
     answer.behind = False
     answer.upstream.put(b"f" + DONE, 1)
     await turns()
     assert answer.was_answered
-    assert answer.sent[-1] == {"type": "http.response.body", "body": b"f" + DONE}
+    assert answer.sent[-1] == (b"f" + DONE, False)
     answer.upstream.finish(FIGURES)
     await task
     outcome = answer.outcome
@@ -207,7 +213,8 @@ async def test_a_stream_that_cannot_go_on_ends_with_why(
     assert last in answer.text
     assert answer.text == b"a" or last != b""
     assert answer.outcome.ending is Ending.FAILED
-    assert answer.sent[-1].get("more_body") is None
+    _, more = answer.sent[-1]
+    assert not more
     assert answer.was_answered
 
 

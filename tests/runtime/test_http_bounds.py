@@ -1,16 +1,16 @@
 """The clocks of a connection: it is fed by hand, and the loop's time is moved."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from http_by_hand import Wire
 from loop_time import skip, turns
-from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
-from penstock_runtime.http_protocol import BoundedHttp, HttpBounds
+from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import listen, serving
 
@@ -19,73 +19,35 @@ HALF = GET[:-2]
 RELIABILITY = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
-class Wire(asyncio.Transport):
-    """What a connection does to its socket. waiting_bytes: written, and not taken by the client."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written, self.waiting_bytes = b"", 0
-        self.closed = self.aborted = self.ended = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting_bytes
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """A test says when it is full."""
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.ended = True
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    @property
-    def statuses(self) -> list[int]:
-        """Of all answers so far."""
-        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", self.written)]
-
-
 class App:
     """Answers at once, before it has read the body, or with an end that a test lets come."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["path"]:
+    async def __call__(self, request: HttpRequest) -> None:
+        match request.path:
             case "/early":
                 raise ApiError(401, "unknown API key")
             case "/slow":
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+                request.start()
+                await request.send(b"begun")
                 await self.may_end.wait()
-                await send({"type": "http.response.body", "body": b"ended"})
+                await request.end(b"ended")
             case _:
-                await answer(send, await read_body(receive, 1000))
+                await request.answer(await request.body(1000))
 
 
 @asynccontextmanager
-async def connection(app: App, **bounds: Any) -> AsyncIterator[tuple[BoundedHttp, Wire]]:
+async def connection(app: App, **bounds: Any) -> AsyncIterator[tuple[HttpProtocol, Wire]]:
     async with serving(app, listen("127.0.0.1", 0), 0.0, HttpBounds(**bounds)) as server:
-        one, wire = BoundedHttp(server.config, server.server_state, {}), Wire()
+        one, wire = server.connection(), Wire()
         one.connection_made(wire)
         yield one, wire
         one.connection_lost(None)
 
 
-async def fed(one: BoundedHttp, data: bytes) -> None:
+async def fed(one: HttpProtocol, data: bytes) -> None:
     """The connection has read this, and done what follows."""
     one.data_received(data)
     await turns()
@@ -203,7 +165,7 @@ async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -
 async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
     app = App()
     async with serving(app, listen("127.0.0.1", 0), 0.0, HttpBounds()) as server:
-        one, wire = BoundedHttp(server.config, server.server_state, {}), Wire()
+        one, wire = server.connection(), Wire()
         one.connection_made(wire)
         if left == "in a head":
             await fed(one, HALF % b"")

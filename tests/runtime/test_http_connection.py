@@ -12,9 +12,9 @@ import httpx2
 import openai
 import pytest
 import uvloop
-from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
-from penstock_runtime.client_connection import CLIENT, ClientConnection
-from penstock_runtime.http_protocol import BoundedHttp, HttpBounds
+from http_by_hand import Wire
+from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving
 
@@ -26,43 +26,41 @@ on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["a
 
 
 class App:
-    """Refuses, echoes, or writes without end. gone: scopes of requests whose client went away."""
+    """Refuses, echoes, or writes without end. gone: requests whose client went away."""
 
     def __init__(self) -> None:
-        self.gone: asyncio.Queue[Scope] = asyncio.Queue()
+        self.gone: asyncio.Queue[HttpRequest] = asyncio.Queue()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["path"]:
+    async def __call__(self, request: HttpRequest) -> None:
+        match request.path:
             case "/early" | "/v1/chat/completions":
                 raise ApiError(401, "unknown API key")
             case "/close":
                 raise ApiError(413, "too large", headers=(("connection", "close"),))
             case "/echo":
-                await answer(send, await read_body(receive, 10 * MANY_BYTES))
+                await request.answer(await request.body(10 * MANY_BYTES))
             case "/whole":
-                await answer(send, b"x" * 4 * MANY_BYTES)
+                await request.answer(b"x" * 4 * MANY_BYTES)
             case "/endless":
-                await self._endless(scope, receive, send)
+                await self._endless(request)
             case "/waits":
-                await read_body(receive, MANY_BYTES)
+                await request.body(MANY_BYTES)
                 gone = asyncio.Event()
-                scope["extensions"][CLIENT].on_gone = gone.set
+                request.on_gone = gone.set
                 await gone.wait()
-                self.gone.put_nowait(scope)
+                self.gone.put_nowait(request)
             case "/slow":
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+                request.start()
+                await request.send(b"begun ")
                 await asyncio.sleep(0.05)
-                await send({"type": "http.response.body", "body": b"ended"})
+                await request.end(b"ended")
 
-    async def _endless(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await receive()
-        listening = asyncio.ensure_future(receive())
-        while not listening.done():
-            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+    async def _endless(self, request: HttpRequest) -> None:
+        request.start()
+        while not request.gone:
+            await request.send(b"x" * 65536)
             await asyncio.sleep(0)
-        self.gone.put_nowait(scope)
+        self.gone.put_nowait(request)
 
 
 @asynccontextmanager
@@ -78,7 +76,7 @@ def post(path: str, body: bytes) -> bytes:
 
 async def none_left(server: Server) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while server.server_state.connections:  # noqa: ASYNC110  uvicorn has no event for it
+        while server.connections:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.002)
 
 
@@ -201,7 +199,7 @@ def test_a_client_that_goes_after_a_long_body_is_noticed(run: Run) -> None:
             request = post("/waits", b"x" * 200_000)
             writer.write(request[:-200_000])
             async with asyncio.timeout(PATIENCE_S):
-                while not server.server_state.tasks:  # noqa: ASYNC110  uvicorn has no event for it
+                while not server.tasks:  # noqa: ASYNC110  there is no event for it
                     await asyncio.sleep(0.002)
                 writer.write(request[-200_000:])
                 await writer.drain()
@@ -227,8 +225,8 @@ def test_a_stream_whose_client_takes_nothing_is_dropped(run: Run) -> None:
         async with served(app, write_s=0.05) as (server, address):
             with slow_reader(address, "/endless"):
                 async with asyncio.timeout(PATIENCE_S):
-                    scope = await app.gone.get()
-                assert scope["extensions"][CLIENT].slow
+                    request = await app.gone.get()
+                assert request.slow
                 await none_left(server)
 
     run(story())
@@ -244,42 +242,11 @@ def test_a_whole_answer_that_nobody_reads_is_dropped(run: Run) -> None:
     run(story())
 
 
-class FakeTransport(asyncio.Transport):
-    """Says how many bytes wait. Once it is closed it raises at a write, as uvloop's does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waiting_bytes, self.aborted, self.closed = 0, False, False
-        self.written = b""
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self.closed:
-            raise RuntimeError("the handler is closed")
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting_bytes
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """A test says when it is full."""
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def pause_reading(self) -> None:
-        """Nothing is read from it."""
-
-    resume_reading = pause_reading
-
-
 async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
     """In a full buffer, however slowly: only one that takes none between two looks is."""
     async with served(App(), write_s=30.0) as (server, _):
-        transport = FakeTransport()
-        connection = BoundedHttp(server.config, server.server_state, {})
+        transport = Wire()
+        connection = server.connection()
         connection.connection_made(transport)
         transport.waiting_bytes = 70_000
         connection.pause_writing()
@@ -293,37 +260,45 @@ async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
 
 
 async def test_an_empty_part_does_not_end_a_stream() -> None:
-    transport = FakeTransport()
-    client = ClientConnection(transport)
-    for data in (b"a", b"", b"b"):
-        assert client.write_part(data)
-    assert transport.written == b"1\r\na\r\n1\r\nb\r\n"
+    async def app(request: HttpRequest) -> None:
+        request.start()
+        assert all([request.write(data) for data in (b"a", b"", b"b")])
+        await request.end()
+
+    transport = Wire()
+    async with serving(app, listen("127.0.0.1", 0), 0.0) as server:
+        connection = server.connection()
+        connection.connection_made(transport)
+        connection.data_received(post("/", b""))
+        await asyncio.wait(server.tasks)
+        connection.connection_lost(None)
+    assert transport.written.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
 
 
 async def test_a_request_right_behind_a_refused_one_is_not_timed_as_an_idle_connection() -> None:
     """The refused one's rest and it come in one piece, so nothing more comes from the client meanwhile."""
     app = App()
     async with served(app) as (server, _):
-        connection = BoundedHttp(server.config, server.server_state, {})
-        connection.connection_made(FakeTransport())
+        connection = server.connection()
+        connection.connection_made(Wire())
         refused = post("/early", b"hello")
         connection.data_received(refused[:-1])
-        await asyncio.wait(connection.tasks)
+        await asyncio.wait(server.tasks)
         connection.data_received(refused[-1:] + post("/waits", b""))
-        assert connection.timeout_keep_alive_task is None
+        assert "idle" not in connection._timers
         connection.connection_lost(ConnectionResetError())
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait(connection.tasks)
+            await asyncio.wait(server.tasks)
 
 
 async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     """Between the end of a connection and the app's hearing of it, the app writes on."""
     async with served(App()) as (server, _):
-        transport = FakeTransport()
-        connection = BoundedHttp(server.config, server.server_state, {})
+        transport = Wire()
+        connection = server.connection()
         connection.connection_made(transport)
         connection.data_received(post("/slow", b""))
-        (answering,) = connection.tasks
+        (answering,) = server.tasks
         async with asyncio.timeout(PATIENCE_S):
             while not transport.written:  # noqa: ASYNC110  a fake has no event for it
                 await asyncio.sleep(0)
@@ -336,14 +311,14 @@ async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pyte
 
 def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under uvloop, as every process runs: what waits for collections would grow with the rate of clients."""
-    living: weakref.WeakSet[BoundedHttp] = weakref.WeakSet()
-    made = BoundedHttp.connection_made
+    living: weakref.WeakSet[HttpProtocol] = weakref.WeakSet()
+    made = HttpProtocol.connection_made
 
-    def counted(self: BoundedHttp, transport: asyncio.Transport) -> None:
+    def counted(self: HttpProtocol, transport: asyncio.Transport) -> None:
         living.add(self)
         made(self, transport)
 
-    monkeypatch.setattr(BoundedHttp, "connection_made", counted)
+    monkeypatch.setattr(HttpProtocol, "connection_made", counted)
 
     async def story() -> None:
         async with served(App()) as (server, (host, port)):
@@ -367,8 +342,8 @@ async def test_a_connection_lost_under_two_requests_is_no_fault(caplog: pytest.L
     """The first is being answered, the second waits its turn; neither raises where nobody reads."""
     app = App()
     async with served(app) as (server, _):
-        transport = FakeTransport()
-        connection = BoundedHttp(server.config, server.server_state, {})
+        transport = Wire()
+        connection = server.connection()
         connection.connection_made(transport)
         connection.data_received(post("/echo", b"hello") * 2)
         transport.closed = True

@@ -1,8 +1,8 @@
 """Pages to look at a process by: what is where, and what is asked for in vain."""
 
+import http_by_hand
 import orjson
 import pytest
-from penstock_runtime.asgi import Message, Scope, with_errors
 from penstock_runtime.pages import PLAIN_TEXT, Page, pages_app
 
 PAGES = {
@@ -13,24 +13,14 @@ PAGES = {
 
 async def asked(path: str, method: str = "GET") -> tuple[int, dict[bytes, bytes], bytes]:
     """Status, headers and body."""
-    heard: list[Message] = []
-
-    async def send(message: Message) -> None:
-        heard.append(message)
-
-    async def receive() -> Message:
-        raise AssertionError("no page reads a body")
-
-    scope: Scope = {"type": "http", "path": path, "method": method}
-    await with_errors(pages_app("penstock", PAGES))(scope, receive, send)
-    start, body = heard
-    return start["status"], dict(start["headers"]), bytes(body["body"])
+    return await http_by_hand.asked(pages_app("penstock", PAGES), f"{method} {path} HTTP/1.1".encode())
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_a_page_is_served_at_its_path(method: str) -> None:
     status, headers, body = await asked("/metrics", method)
-    assert (status, headers[b"content-type"], body) == (200, PLAIN_TEXT, b"up 1")
+    assert (status, headers[b"content-type"], headers[b"content-length"]) == (200, PLAIN_TEXT, b"4")
+    assert body == (b"up 1" if method == "GET" else b"")
     assert (await asked("/state"))[1][b"content-type"] == b"application/json"
 
 

@@ -16,9 +16,8 @@ import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_runtime.asgi import PIECE_BYTES, Receive, Scope, Send, answer, read_body
-from penstock_runtime.client_connection import CLIENT
 from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_request import PIECE_BYTES, HttpRequest
 from penstock_runtime.serving import listen, serving
 from penstock_runtime.tls import server_context
 
@@ -70,8 +69,8 @@ def identity(tmp_path: Path) -> Iterator[Identity]:
     yield Identity(tmp_path)
 
 
-async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    await answer(send, await read_body(receive, 1000))
+async def app(request: HttpRequest) -> None:
+    await request.answer(await request.body(1000))
 
 
 @asynccontextmanager
@@ -152,13 +151,13 @@ def test_a_client_that_does_not_read_is_buffered_for_as_little_as_without_tls(
     async def story() -> None:
         buffered_bytes = asyncio.get_running_loop().create_future()
 
-        async def floods(scope: Scope, receive: Receive, send: Send) -> None:
-            client = scope["extensions"][CLIENT]
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while client.write_part(b"x" * 1000):  # noqa: ASYNC110  the kernel's buffers tell nobody
+        async def floods(request: HttpRequest) -> None:
+            request.start()
+            while request.write(b"x" * 1000):  # noqa: ASYNC110  the kernel's buffers tell nobody
                 await asyncio.sleep(0)
-            buffered_bytes.set_result(client._transport.get_write_buffer_size())
-            client.break_slow()
+            buffered_bytes.set_result(request._transport.get_write_buffer_size())
+            request.break_slow()
+            await request.end()
 
         listener, tls = listen("127.0.0.1", 0), server_context(identity.cert, identity.key)
         async with (

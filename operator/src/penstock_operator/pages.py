@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from penstock_runtime.asgi import App
+from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock_runtime.asgi import App
+from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest

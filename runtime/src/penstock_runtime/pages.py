@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock_runtime.asgi import JSON, App, Receive, Scope, Send, answer
 from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_request import JSON, App, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
 PLAIN_TEXT = b"text/plain; charset=utf-8"
@@ -40,8 +40,8 @@ def pages_app(title: str, pages: Mapping[str, Page]) -> App:
     index = _index(title, pages)
     served = {"/": Page("this list", lambda: index, PLAIN_TEXT), **pages}
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"][:256], scope["method"]
+    async def app(request: HttpRequest) -> None:
+        path, method = request.path[:256], request.method
         page = served.get(path)
         if page is None:
             raise ApiError(404, f"there is nothing at {path}; / lists what there is", code="not_found")
@@ -52,7 +52,7 @@ def pages_app(title: str, pages: Mapping[str, Page]) -> App:
                 code="method_not_allowed",
                 headers=(("allow", ", ".join(READERS)),),
             )
-        await answer(send, page.body(), content_type=page.content_type)
+        await request.answer(page.body(), content_type=page.content_type)
 
     return app
 

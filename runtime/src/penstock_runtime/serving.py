@@ -24,14 +24,13 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-import uvicorn
 import uvloop
 
-from penstock_runtime.asgi import App, with_errors
-from penstock_runtime.http_protocol import BoundedConfig, BoundedHttp, HttpBounds
+from penstock_runtime.http_protocol import HttpBounds, HttpProtocol, ServerState
+from penstock_runtime.http_request import App
 from penstock_runtime.tls_server import TlsServer
 
 BACKLOG = 2048
@@ -39,12 +38,6 @@ BACKLOG = 2048
 
 LAST_WORDS_S = 1.0
 """Seconds for responses that were cut off at the end of a drain to send their error."""
-
-CLOSE = (b"connection", b"close")
-"""The header of a response after which its connection is closed."""
-
-DATE_S = 1.0
-"""Seconds between updates of the date header, whose resolution is a second."""
 
 YOUNG_OBJECTS = 20_000
 """Allocations minus deallocations before Python's garbage collector looks for cycles. Thousands of objects
@@ -103,23 +96,15 @@ async def serving(
 
     tls: a server's context (`penstock_runtime.tls`); None serves without TLS.
     """
-    server = Server(_config(app, drain_s, bounds or HttpBounds()), tls)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    started = asyncio.create_task(server.up.wait())
+    server = Server(app, bounds or HttpBounds(), tls)
+    await server.start(listener)
     try:
-        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
         yield server
     except BaseException:
-        server.config.timeout_graceful_shutdown = 0
+        drain_s = 0
         raise
     finally:
-        started.cancel()
-        server.leave()
-        await running
-        if server.server_state.tasks:
-            await asyncio.wait(set(server.server_state.tasks), timeout=LAST_WORDS_S)
+        await server.stop(drain_s)
 
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
@@ -151,71 +136,55 @@ async def _until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, Non
     await work
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server without its own signal handlers, which would end a drained process by the signal."""
+class Server:
+    """Connections on one listening socket.
 
-    config: BoundedConfig
+    connections: those that are open. tasks: apps that are answering.
+    """
 
-    def __init__(self, config: BoundedConfig, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(config)
-        self._tls = tls
-        self.up, self._leaving = asyncio.Event(), asyncio.Event()
+    def __init__(self, app: App, bounds: HttpBounds, tls: ssl.SSLContext | None) -> None:
+        self._state, self._tls = ServerState(app, bounds), tls
+        self.connections, self.tasks = self._state.connections, self._state.tasks
+        self._listening: asyncio.Server | TlsServer | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections."""
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            self._listening = await loop.create_server(self.connection, sock=listener, backlog=BACKLOG)
+        else:
+            self._listening = TlsServer(
+                listener, self.connection, self._tls, self._state.bounds, self.connections
+            )
+
+    def connection(self) -> HttpProtocol:
+        """Return the protocol of a new connection."""
+        return HttpProtocol(self._state)
 
     def say_goodbye(self) -> None:
         """Close each connection after its next response, so that clients connect to another server."""
-        if CLOSE not in self.config.encoded_headers:
-            self.config.encoded_headers = [*self.config.encoded_headers, CLOSE]
-            self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        self._state.goodbye = True
 
-    def leave(self) -> None:
-        """Begin to stop immediately, not at uvicorn's next tick."""
+    async def stop(self, drain_s: float) -> None:
+        """Accept nothing more, answer what has arrived, and end what is left after `drain_s`."""
         self.say_goodbye()
-        self.should_exit = True
-        self._leaving.set()
+        if self._listening is not None:
+            self._listening.close()
+        for connection in list(self.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._all_ended()
+        if self._listening is not None:
+            await self._listening.wait_closed()
+        left = set(self.tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LAST_WORDS_S)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Install no signal handlers; `run_process` has its own."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, with bounds on TLS handshakes, and set `up`."""
-        self.servers = [await self._listening(listener) for listener in sockets or ()]  # type: ignore[misc]
-        self.started = True
-        self.up.set()
-
-    async def _listening(self, listener: socket.socket) -> asyncio.Server | TlsServer:
-        if self._tls is None:
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
-        bounds, standing = self.config.bounds, self.server_state.connections
-        return TlsServer(listener, self._connection, self._tls, bounds, standing)
-
-    def _connection(self) -> BoundedHttp:
-        return BoundedHttp(self.config, self.server_state, self.lifespan.state)
-
-    async def main_loop(self) -> None:
-        """Update the date header every second; uvicorn's own loop wakes ten times as often."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DATE_S):
-                    await self._leaving.wait()
-
-
-def _config(app: App, drain_s: float, bounds: HttpBounds) -> BoundedConfig:
-    config = BoundedConfig(
-        with_errors(app),
-        http=BoundedHttp,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=bounds.keep_alive_s,
-        timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # passed to asyncio.wait_for unchanged
-    )
-    config.bounds = bounds
-    return config
+    async def _all_ended(self) -> None:
+        """Wait until no connection is open and no app is answering."""
+        while self.connections or self.tasks:
+            self._state.ended.clear()
+            await self._state.ended.wait()

@@ -36,11 +36,11 @@ class TlsServer:
         bounds: HttpBounds,
         standing: Sized,
     ) -> None:
-        self.sockets = (listener,)
         self._listener, self._connection, self._tls = listener, connection, tls
         self._bounds, self._standing = bounds, standing
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
+        self._accepting.add_done_callback(lambda _: listener.close())
 
     def close(self) -> None:
         """Stop accepting, and abort handshakes."""

@@ -4,7 +4,7 @@ It is for operators of the pool, Prometheus and probes, and is reached from this
 cluster only. It stays up while the router drains.
 """
 
-from penstock_runtime.asgi import App
+from penstock_runtime.http_request import App
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 
 from penstock_router.http.app import RouterApp

@@ -1,6 +1,6 @@
 """The router's public HTTP side: which path does what, and what every answer has in common.
 
-Bare ASGI: a request is one task. `RequestPath` serves those that generate, `pages` all others.
+A request is one task. `RequestPath` serves those that generate, `pages` all others.
 """
 
 import time
@@ -20,7 +20,7 @@ from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
-from penstock_runtime.asgi import ClientGone, Receive, Scope, Send, answer
+from penstock_runtime.http_request import ClientGone, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
@@ -43,12 +43,12 @@ SHOULD_RETRY = "x-should-retry"
 WORTH_A_RETRY = frozenset({408, 409, 425, 429})
 """Client errors that may go away by themselves."""
 
-Page = Callable[[Scope, Send], Awaitable[None]]
+Page = Callable[[HttpRequest], Awaitable[None]]
 log = structlog.get_logger()
 
 
 class RouterApp:
-    """An ASGI application. draining: set when the process is to stop; `/ready` says so from then on.
+    """The application. draining: set when the process is to stop; `/ready` says so from then on.
 
     first_turn: the turn of its first request; routers that begin at different ones do not go in step.
     admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine find it in
@@ -106,42 +106,42 @@ class RouterApp:
             "/ready": self._ready,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, http: HttpRequest) -> None:
         """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
-        head = request_head.head_of(scope)
+        head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
         try:
-            endpoint = GENERATES.get(scope["path"])
-            if endpoint is not None and scope["method"] == "POST":
+            endpoint = GENERATES.get(http.path)
+            if endpoint is not None and http.method == "POST":
                 turn, self._turn = self._turn, self._turn + 1
-                await self._generate(Call(scope, receive, send, head, endpoint, request_id, turn))
+                await self._generate(Call(http, head, endpoint, request_id, turn))
             else:
-                await self._page(scope, send, endpoint is not None)
+                await self._page(http, endpoint is not None)
         except ApiError as error:
             error.headers = (*error.headers, *_beside_error(error.status, request_id, error.headers))
             raise
         except UpstreamError as refusal:
             beside = _beside_error(refusal.status, request_id)
             headers = [(name.encode(), value.encode()) for name, value in beside]
-            await answer(send, refusal.body, refusal.status, headers=headers)
+            await http.answer(refusal.body, refusal.status, headers=headers)
         except ClientGone:
             raise
         except Exception:
             self.metrics.faults.inc()
-            log.exception("request failed", request=request_id, path=scope["path"])
+            log.exception("request failed", request=request_id, path=http.path)
             raise ApiError(
                 500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
             ) from None
 
-    async def _page(self, scope: Scope, send: Send, generates: bool) -> None:
+    async def _page(self, http: HttpRequest, generates: bool) -> None:
         """Answer what is no generating request."""
-        path, method = scope["path"], scope["method"]
+        path, method = http.path, http.method
         page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
         if page is None and not generates:
             raise self._refused(404, f"there is nothing at {path[:256]}", code="not_found")
         allowed = ("POST",) if generates else ("GET", "HEAD")
         if method == "OPTIONS":
-            await answer(send, b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
+            await http.answer(b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
         elif page is None or method not in allowed:
             raise self._refused(
                 405,
@@ -150,7 +150,7 @@ class RouterApp:
                 headers=(("allow", ", ".join(allowed)),),
             )
         else:
-            await page(scope, send)
+            await page(http)
 
     def _refused(self, status: int, message: str, **rest: Any) -> ApiError:
         """Return the error, counted."""
@@ -177,27 +177,26 @@ class RouterApp:
         told = self._replica_set.time_model
         return self._named_time_model if told is None else told
 
-    async def _models(self, scope: Scope, send: Send) -> None:
-        application_of(self.keys, request_head.head_of(scope))
-        await answer(send, pages.models_page(self._model_entry(scope)))
+    async def _models(self, http: HttpRequest) -> None:
+        application_of(self.keys, request_head.head_of(http.headers))
+        await http.answer(pages.models_page(self._model_entry(http)))
 
-    async def _one_model(self, scope: Scope, send: Send) -> None:
-        application_of(self.keys, request_head.head_of(scope))
-        name = scope["path"].removeprefix(ONE_MODEL)
-        await answer(send, pages.model_page(self._model_entry(scope), name))
+    async def _one_model(self, http: HttpRequest) -> None:
+        application_of(self.keys, request_head.head_of(http.headers))
+        name = http.path.removeprefix(ONE_MODEL)
+        await http.answer(pages.model_page(self._model_entry(http), name))
 
-    def _model_entry(self, scope: Scope) -> pages.ModelEntry:
+    def _model_entry(self, http: HttpRequest) -> pages.ModelEntry:
         entry = pages.model_entry(self._pool, self._replica_set, self._started_s)
-        client = scope.get("client")
-        if self._admin_url is not None and client is not None and is_loopback(client[0]):
+        if self._admin_url is not None and is_loopback(http.client_host):
             entry["admin_url"] = self._admin_url
         return entry
 
-    async def _health(self, scope: Scope, send: Send) -> None:
-        await answer(send, self.health_page())
+    async def _health(self, http: HttpRequest) -> None:
+        await http.answer(self.health_page())
 
-    async def _ready(self, scope: Scope, send: Send) -> None:
-        await answer(send, self.ready_page())
+    async def _ready(self, http: HttpRequest) -> None:
+        await http.answer(self.ready_page())
 
     def health_page(self) -> bytes:
         """Answer that the process runs."""

@@ -8,21 +8,20 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from penstock_runtime.asgi import ClientGone
-from penstock_runtime.client_connection import ClientConnection
+from penstock_runtime.http_request import ClientGone, HttpRequest
 
 
 class ClientScope:
     """Use as `async with`: raises ClientGone out of the block if the client goes before it is answered."""
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self.connection = connection
+    def __init__(self, http: HttpRequest) -> None:
+        self.http = http
         self._scope = asyncio.timeout(None)
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
-        self.connection.on_gone = self._cancel
-        if self.connection.gone:
+        self.http.on_gone = self._cancel
+        if self.http.gone:
             self._cancel()
         return self
 
@@ -36,9 +35,8 @@ class ClientScope:
             raise ClientGone from None
 
     def answered(self) -> None:
-        """Note that the answer is complete with what is written next: then another request may be served."""
-        if self.connection.on_gone == self._cancel:
-            self.connection.on_gone = None
+        """Note that the answer is complete with what is written next: then the client may close."""
+        self.http.on_gone = None
 
     def _cancel(self) -> None:
         self._scope.reschedule(0.0)

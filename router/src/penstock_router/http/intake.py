@@ -18,7 +18,7 @@ from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
-from penstock_runtime.asgi import Receive, Scope, Send, body_too_large, read_body
+from penstock_runtime.http_request import HttpRequest, body_too_large
 from penstock_runtime.openai_errors import ApiError
 
 
@@ -28,9 +28,7 @@ class Call(NamedTuple):
     turn: one more than that of the one before it.
     """
 
-    scope: Scope
-    receive: Receive
-    send: Send
+    http: HttpRequest
     head: request_head.Head
     endpoint: "wire.Endpoint.ValueType"
     request_id: str
@@ -76,7 +74,7 @@ class Intake:
         bound_bytes = self._settings.max_body_bytes
         if (request_head.content_length(call.head) or 0) > bound_bytes:
             raise body_too_large(bound_bytes)
-        return await read_body(call.receive, bound_bytes, self._settings.body_timeout_s, body_bytes.add)
+        return await call.http.body(bound_bytes, self._settings.body_timeout_s, body_bytes.add)
 
 
 def unknown_model(asked: str, served: str) -> ApiError:

@@ -15,8 +15,7 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
 from penstock_routing.request.outcome import Ending, Outcome
-from penstock_runtime.asgi import ClientGone
-from penstock_runtime.client_connection import CLIENT, ClientConnection
+from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.client_scope import ClientScope
@@ -63,14 +62,13 @@ class RequestPath:
 
     async def _answer(self, call: Call, accepted: Accepted) -> None:
         """Place it, answer it and count it."""
-        request = accepted.request
+        request, http = accepted.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
-        connection: ClientConnection = call.scope["extensions"][CLIENT]
         try:
             self._metrics.demand.arrived(request.tier.name)
-            async with ClientScope(connection) as client:
-                placed = await self._placement.place(request, outcome, connection.break_slow)
-                await respond(accepted, placed, outcome, client, call.send)
+            async with ClientScope(http) as client:
+                placed = await self._placement.place(request, outcome, http.break_slow)
+                await respond(accepted, placed, outcome, client)
         except ClientGone:
             outcome.ending = Ending.CLIENT_GONE
             raise
@@ -78,7 +76,7 @@ class RequestPath:
             outcome.ending = Ending.INVALID if error.status < 500 else Ending.FAILED
             raise
         finally:
-            if connection.slow:
+            if http.slow:
                 outcome.ending = Ending.CLIENT_SLOW
             outcome.ended_s = outcome.ended_s or monotonic()
             self._account(accepted, outcome)

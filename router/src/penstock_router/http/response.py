@@ -13,7 +13,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.outcome import Ending, Outcome
-from penstock_runtime.asgi import EVENT_STREAM, JSON, Header, Send, answer
+from penstock_runtime.http_request import EVENT_STREAM, Header
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.client_scope import ClientScope
@@ -29,62 +29,58 @@ FINISH_S = 5.0
 STREAM_HEADERS = ((b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"))
 
 
-async def respond(
-    accepted: Accepted, placed: Placed, outcome: Outcome, client: ClientScope, send: Send
-) -> None:
+async def respond(accepted: Accepted, placed: Placed, outcome: Outcome, client: ClientScope) -> None:
     """Write the answer, and note in `outcome` how it went."""
     request = accepted.request
     headers = [*_headers(request, outcome, placed.link.name), *accepted.admission.headers]
     try:
         if request.stream:
-            await _stream(outcome, placed, client, send, headers)
+            await _stream(outcome, placed, client, headers)
         else:
-            await _whole(outcome, placed.upstream, client, send, headers)
+            await _whole(outcome, placed.upstream, client, headers)
     finally:
         placed.link.abandon(placed.upstream)
         placed.upstream.release()
 
 
 async def _whole(
-    outcome: Outcome, upstream: UpstreamRequest, client: ClientScope, send: Send, headers: list[Header]
+    outcome: Outcome, upstream: UpstreamRequest, client: ClientScope, headers: list[Header]
 ) -> None:
     received = upstream.take()
     client.answered()
-    await answer(send, received.data, content_type=JSON, headers=headers)
+    await client.http.answer(received.data, headers=headers)
     outcome.ended_s = monotonic()
     if isinstance(received.end, wire.Finished):
         outcome.ending, outcome.finished = Ending.ANSWERED, received.end
 
 
-async def _stream(
-    outcome: Outcome, placed: Placed, client: ClientScope, send: Send, headers: list[Header]
-) -> None:
-    upstream, times_s = placed.upstream, outcome.token_times_s
-    relay = _relay(client.connection.write_part, times_s)
-    await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
+async def _stream(outcome: Outcome, placed: Placed, client: ClientScope, headers: list[Header]) -> None:
+    http, upstream, times_s = client.http, placed.upstream, outcome.token_times_s
+    relay = _relay(http.write, times_s)
+    http.start(headers=[*STREAM_HEADERS, *headers])
     while True:
         data, tokens, end = upstream.take()
         times_s.extend([monotonic()] * tokens)
         if end is not None or data.endswith(LAST_EVENT):
             break
         if data:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await http.send(data)
         await upstream.changed(relay)
     client.answered()
     complete = data.endswith(LAST_EVENT) or isinstance(end, wire.Finished)
     last = data if complete else data + _error_event(end, placed.link.name)
-    await send({"type": "http.response.body", "body": last})
+    await http.end(last)
     outcome.ended_s = monotonic()
     if complete:
         outcome.ending = Ending.ANSWERED
         outcome.finished = await _figures(upstream)
 
 
-def _relay(write_part: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
+def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
     """Return what writes output as it comes, unless it ends the stream or the client is behind."""
 
     def relay(data: bytes, tokens: int) -> bool:
-        if data.endswith(LAST_EVENT) or not write_part(data):
+        if data.endswith(LAST_EVENT) or not write(data):
             return False
         if tokens == 1:
             times_s.append(monotonic())

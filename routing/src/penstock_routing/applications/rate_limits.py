@@ -15,7 +15,7 @@ from typing import Protocol
 
 from penstock_pool import Application
 from penstock_pool.application_spec import Limits
-from penstock_runtime.asgi import Header
+from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

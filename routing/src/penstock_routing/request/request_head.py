@@ -1,12 +1,12 @@
 """Reads a request's headers. Each function reads one thing, and its errors name the header."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from secrets import token_hex
 
 from penstock_core.domain.slo import Targets
-from penstock_runtime.asgi import Scope
+from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_routing.request.generation_request import NO_TARGETS
@@ -23,9 +23,9 @@ _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 Head = Mapping[bytes, bytes]
 
 
-def head_of(scope: Scope) -> Head:
+def head_of(headers: Iterable[Header]) -> Head:
     """Return the headers by lower-case name; of repeated ones, the last."""
-    return dict(scope["headers"])
+    return dict(headers)
 
 
 def request_id(head: Head) -> str:

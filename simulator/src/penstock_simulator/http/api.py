@@ -1,4 +1,4 @@
-"""The engine's HTTP API: OpenAI's endpoints and vLLM's own, as an ASGI application."""
+"""The engine's HTTP API: OpenAI's endpoints and vLLM's own, as an application."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,8 @@ from importlib.metadata import version
 from typing import Any
 
 import orjson
-from penstock_runtime.asgi import Receive, Scope, Send, answer, read_body
 from penstock_runtime.engine_key import carries
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -16,7 +16,7 @@ from penstock_simulator.http.json_fields import bad_field, read_object
 from penstock_simulator.http.request_body import ApiEndpoint, check_model, message_texts
 from penstock_simulator.http.synthetic_text import MESSAGE_TOKENS, token_ids
 
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handler = Callable[[HttpRequest], Awaitable[None]]
 
 
 class EngineApi:
@@ -38,35 +38,35 @@ class EngineApi:
             "/metrics": ("GET", self._metrics),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, request: HttpRequest) -> None:
         """Serve one request. Raises ApiError."""
-        path = scope["path"]
+        path = request.path
         route = self._routes.get(path)
         if route is None:
             raise ApiError(404, f"{path[:200]} does not exist", code="not_found")
         method, handler = route
-        if scope["method"] != method:
+        if request.method != method:
             raise ApiError(
                 405, f"{path} takes {method}", code="method_not_allowed", headers=(("allow", method),)
             )
-        if self._api_key and path.startswith("/v1") and not carries(dict(scope["headers"]), self._api_key):
+        if self._api_key and path.startswith("/v1") and not carries(dict(request.headers), self._api_key):
             raise ApiError(401, "missing or invalid API key", code="invalid_api_key")
-        await handler(scope, receive, send)
+        await handler(request)
 
-    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._completions.serve(ApiEndpoint.CHAT, _request_id(scope), receive, send)
+    async def _chat(self, request: HttpRequest) -> None:
+        await self._completions.serve(ApiEndpoint.CHAT, request)
 
-    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._completions.serve(ApiEndpoint.COMPLETION, _request_id(scope), receive, send)
+    async def _completion(self, request: HttpRequest) -> None:
+        await self._completions.serve(ApiEndpoint.COMPLETION, request)
 
-    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = read_object(await read_body(receive, self._completions.max_body_bytes))
+    async def _tokenize(self, request: HttpRequest) -> None:
+        body = read_object(await request.body(self._completions.max_body_bytes))
         check_model(body, self._completions.model)
         tokens = _tokens(body)
         reply = {"count": len(tokens), "max_model_len": self._completions.max_model_len, "tokens": tokens}
-        await answer(send, orjson.dumps(reply | {"token_strs": None}))
+        await request.answer(orjson.dumps(reply | {"token_strs": None}))
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _models(self, request: HttpRequest) -> None:
         model = {
             "id": self._completions.model,
             "object": "model",
@@ -76,16 +76,16 @@ class EngineApi:
             "parent": None,
             "max_model_len": self._completions.max_model_len,
         }
-        await answer(send, orjson.dumps({"object": "list", "data": [model]}))
+        await request.answer(orjson.dumps({"object": "list", "data": [model]}))
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, b"")
+    async def _health(self, request: HttpRequest) -> None:
+        await request.answer(b"")
 
-    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, orjson.dumps({"version": version("penstock-simulator")}))
+    async def _version(self, request: HttpRequest) -> None:
+        await request.answer(orjson.dumps({"version": version("penstock-simulator")}))
 
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())
+    async def _metrics(self, request: HttpRequest) -> None:
+        await request.answer(self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())
 
 
 def _tokens(body: dict[str, Any]) -> list[int]:
@@ -99,10 +99,3 @@ def _tokens(body: dict[str, Any]) -> list[int]:
 
 def _message_tokens(texts: list[str]) -> list[int]:
     return [*range(MESSAGE_TOKENS), *[token for text in texts for token in token_ids(text)]]
-
-
-def _request_id(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return str(value.decode("latin-1"))[:128] or None
-    return None

@@ -1,20 +1,19 @@
 """The completion endpoints: from a request body to a streamed or complete response.
 
-A streamed response wakes and writes once an iteration. A second task waits for the client to disconnect, and
-then aborts the request in the engine, which frees its KV blocks.
+A streamed response wakes and writes once an iteration. When the client disconnects, the request is aborted in
+the engine, which frees its KV blocks.
 """
 
-import asyncio
 import contextlib
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_core.domain.engine_fields import from_fields
 from penstock_core.domain.request import Job
-from penstock_runtime.asgi import EVENT_STREAM, ClientGone, Receive, Send, answer, read_body
+from penstock_runtime.http_request import EVENT_STREAM, ClientGone, HttpRequest
 
 from penstock_simulator.engine.engine_state import NeverFits
 from penstock_simulator.http.json_fields import bad_field
@@ -43,21 +42,17 @@ class Completions:
     max_body_bytes: int
     lengths: random.Random
 
-    async def serve(
-        self, endpoint: ApiEndpoint, request_id: str | None, receive: Receive, send: Send
-    ) -> None:
+    async def serve(self, endpoint: ApiEndpoint, http: HttpRequest) -> None:
         """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
-        request = read_request(
-            await read_body(receive, self.max_body_bytes), endpoint, self.model, self.max_model_len
-        )
-        head = self._head(endpoint, request_id or uuid.uuid4().hex)
+        request = read_request(await http.body(self.max_body_bytes), endpoint, self.model, self.max_model_len)
+        head = self._head(endpoint, _request_id(http) or uuid.uuid4().hex)
         stream = self._submit(request, head.id)
         try:
-            async with _aborted_with_client(self.loop, stream, receive):
+            with _aborted_with_client(self.loop, stream, http):
                 if request.stream:
-                    await _stream(request, head, stream, send)
+                    await _stream(request, head, stream, http)
                 else:
-                    await _whole(request, head, stream, send)
+                    await _whole(request, head, stream, http)
         except Aborted:
             raise ClientGone from None
 
@@ -96,43 +91,44 @@ class Completions:
         return min(max(drawn, request.min_tokens, 1), request.max_tokens)
 
 
-async def _stream(request: CompletionRequest, head: ResponseHead, stream: TokenStream, send: Send) -> None:
+async def _stream(
+    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest
+) -> None:
     events = EventWriter(head, request.thinking_tokens)
     positions = (
         await stream.take()
     )  # headers wait for the first token, so that an error before it has a status
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")],
-        }
-    )
+    http.start(headers=[(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")])
     while stream.finish is None:
-        await send({"type": "http.response.body", "body": events.tokens(positions), "more_body": True})
+        await http.send(events.tokens(positions))
         positions = await stream.take()
     usage = usage_of(request.prompt_tokens, stream.tokens) if request.include_usage else None
-    await send({"type": "http.response.body", "body": events.end(positions, stream.finish, usage)})
+    await http.end(events.end(positions, stream.finish, usage))
 
 
-async def _whole(request: CompletionRequest, head: ResponseHead, stream: TokenStream, send: Send) -> None:
+async def _whole(
+    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest
+) -> None:
     while stream.finish is None:
         await stream.take()
     usage = usage_of(request.prompt_tokens, stream.tokens)
-    await answer(send, json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage))
+    await http.answer(json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage))
 
 
-@contextlib.asynccontextmanager
-async def _aborted_with_client(loop: StepLoop, stream: TokenStream, receive: Receive) -> AsyncIterator[None]:
-    watcher = asyncio.create_task(_abort_on_disconnect(loop, stream, receive))
+@contextlib.contextmanager
+def _aborted_with_client(loop: StepLoop, stream: TokenStream, http: HttpRequest) -> Iterator[None]:
+    def abort() -> None:
+        loop.abort(stream)  # no effect if the answer is complete
+
+    http.on_gone = abort
     try:
         yield
     finally:
-        watcher.cancel()
-        loop.abort(stream)  # no effect if the answer is complete
+        abort()
 
 
-async def _abort_on_disconnect(loop: StepLoop, stream: TokenStream, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    loop.abort(stream)
+def _request_id(http: HttpRequest) -> str | None:
+    for name, value in http.headers:
+        if name == b"x-request-id":
+            return value.decode("latin-1")[:128] or None
+    return None

@@ -1,10 +1,11 @@
-"""uvicorn beside Granian under one bare ASGI app that streams as the engine and the router do.
+"""Penstock's HTTP server beside uvicorn and Granian, under an app that streams as engine and router do.
 
-    uv run --with granian==2.8.7 python bench/asgi_servers.py
+    uv run --with granian==2.8.7 --with uvicorn==0.54.0 python bench/http_servers.py
 
-All streams get a chunk of an OpenAI stream's length at the same tick. Printed for each server, in turns:
-CPU of all its processes for each chunk written, read from /proc; whether a client that closes its
-connection in the middle of a stream ends the app's work for it; whether SIGTERM lets an open stream end.
+The others run it as a bare ASGI app. All streams get a chunk of an OpenAI stream's length at the same tick.
+Printed for each server, in turns: CPU of all its processes for each chunk written, read from /proc; whether a
+client that closes its connection in the middle of a stream ends the app's work for it; whether SIGTERM lets
+an open stream end.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.serving import listen, run_process, serving
 
 CHUNK = (
@@ -49,6 +51,24 @@ class Ticks:
 TICKS = Ticks()
 
 
+async def penstock_app(request: HttpRequest) -> None:
+    if request.path == "/open":
+        await request.answer(str(TICKS.open).encode())
+        return
+    chunks = int(await request.body(100))
+    request.start(headers=[(b"content-type", b"text/event-stream")])
+    TICKS.open += 1
+    try:
+        for _ in range(chunks):
+            await TICKS.next()
+            if request.gone:
+                return
+            await request.send(CHUNK)
+        await request.end(b"data: [DONE]\n\n")
+    finally:
+        TICKS.open -= 1
+
+
 async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         return
@@ -58,11 +78,13 @@ async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": str(TICKS.open).encode(), "more_body": False})
         return
-    while (await receive())["more_body"]:
-        pass
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     TICKS.open += 1
-    streaming = asyncio.create_task(stream(send, int(scope["query_string"])))
+    streaming = asyncio.create_task(stream(send, int(body)))
     gone = asyncio.create_task(disconnected(receive))
     await asyncio.wait({streaming, gone}, return_when=asyncio.FIRST_COMPLETED)
     for task in (streaming, gone):
@@ -85,17 +107,20 @@ async def stream(send: Send, chunks: int) -> None:
 
 
 def command(server: str, port: int) -> list[str]:
-    if server == "uvicorn":
+    if server == "penstock":
         return [sys.executable, str(Path(__file__).resolve()), "--serve", str(port)]
+    if server == "uvicorn":
+        uvicorn = f"--loop uvloop --http httptools --no-access-log --log-level critical --port {port}"
+        return [sys.executable, "-m", "uvicorn", *uvicorn.split(), "http_servers:app"]
     granian = "--interface asginl --loop uvloop --workers 1 --runtime-threads 1 --no-ws --log-level critical"
     return [
         sys.executable, "-m", "granian", *granian.split(), "--host", "127.0.0.1", "--port", str(port),
-        "--workers-kill-timeout", "10", "asgi_servers:app",
+        "--workers-kill-timeout", "10", "http_servers:app",
     ]  # fmt: skip
 
 
-async def serve_uvicorn(port: int, stop: asyncio.Event) -> None:
-    async with serving(app, listen("127.0.0.1", port), 10):  # type: ignore[arg-type]  # its ASGI types are looser
+async def serve_penstock(port: int, stop: asyncio.Event) -> None:
+    async with serving(penstock_app, listen("127.0.0.1", port), 10):
         await stop.wait()
 
 
@@ -119,7 +144,8 @@ class Client(asyncio.Protocol):
 
 async def connect(port: int, chunks: int) -> tuple[asyncio.Transport, Client]:
     transport, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
-    transport.write(b"POST /?%d HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}" % chunks)
+    body = b"%d" % chunks
+    transport.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     return transport, client
 
 
@@ -191,7 +217,7 @@ async def examine(server: str, port: int, options: argparse.Namespace) -> tuple[
 
 
 async def compared(options: argparse.Namespace) -> None:
-    seen: dict[str, list[tuple[list[float], bool, bool]]] = {"uvicorn": [], "granian": []}
+    seen: dict[str, list[tuple[list[float], bool, bool]]] = {"penstock": [], "uvicorn": [], "granian": []}
     port = 20_000 + os.getpid() % 10_000
     for _ in range(options.rounds):
         for server, results in seen.items():
@@ -229,5 +255,5 @@ def parsed() -> argparse.Namespace:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        sys.exit(run_process(lambda stop: serve_uvicorn(int(sys.argv[2]), stop)))
+        sys.exit(run_process(lambda stop: serve_penstock(int(sys.argv[2]), stop)))
     uvloop.run(compared(parsed()))
