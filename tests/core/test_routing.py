@@ -17,6 +17,7 @@ from penstock_core.routing.walk import (
     Try,
     Unattainable,
     Walk,
+    longest_walk,
     lost,
     next_move,
     passed_over,
@@ -83,6 +84,17 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
 def test_the_walk(backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[Move]) -> None:
     there = loads("a", "b", "c", a=1, b=0, c=2)
     assert walk_with(outcomes, Walk(("a", "b", "c"), max_hops, backup), there) == moves
+
+
+def test_the_longest_walk_is_the_order_and_then_the_backup_once_more() -> None:
+    there = loads("a", "b", "c", a=2, b=1, c=3)
+    assert longest_walk(Walk(("c", "a", "b"), 2, Backup.BEST_EFFORT), there) == (
+        Try("c", 1),
+        Try("a", 2),
+        Try("b", 2, backup=True),
+    )
+    assert longest_walk(Walk(("c", "a", "b"), 2, Backup.REJECT), there) == (Try("c", 1), Try("a", 2))
+    assert longest_walk(Walk((), 2, Backup.BEST_EFFORT), []) == ()
 
 
 def test_nobody_is_there() -> None:

@@ -9,12 +9,14 @@ import pytest
 from penstock_pool import Pool
 from penstock_router import main
 from penstock_router.http.app import RouterApp
-from penstock_router.options import REDIS_URL, Options, parse
+from penstock_router.options import Options, parse
+from penstock_routing import assembly
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.key_refresh import KeyRefresh
 from penstock_routing.applications.key_sources import KeyFiles, KeySecrets, SecretName
 from penstock_routing.discovery.endpoint_watch import EndpointWatch
 from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.flags import REDIS_URL
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
@@ -61,8 +63,8 @@ def owners(parts: Iterable[Coroutine[Any, Any, None]]) -> list[Any]:
 async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None) -> None:
     pool = pool_with(applications=LIMITED)
     app = app_of(pool)
-    shared = main._shared_limits(options(), pool)
-    assert owners(main._sharing(None, shared, app._replica_set, app.metrics)) == [shared]
+    shared = assembly.shared_limits(options(), pool)
+    assert owners(assembly.sharing(None, shared, app._replica_set, app.metrics)) == [shared]
     assert shared is not None
     registry = app.metrics.registry
     assert registry.get_sample_value("penstock_router_limits_shared") == 0
@@ -71,26 +73,26 @@ async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None)
 
 
 async def test_without_limits_there_are_none_to_share(redis: None) -> None:
-    assert main._shared_limits(options(), pool_with(applications=KEYS)) is None
+    assert assembly.shared_limits(options(), pool_with(applications=KEYS)) is None
 
 
 async def test_without_redis_nothing_is_shared(no_redis: None) -> None:
     pool = pool_with(applications=LIMITED)
-    assert main._shared_limits(options(), pool) is None
-    assert main._shared_placements(options(), pool) is None
+    assert assembly.shared_limits(options(), pool) is None
+    assert assembly.shared_placements(options(), pool) is None
     app = app_of(pool)
-    assert owners(main._sharing(None, None, app._replica_set, app.metrics)) == []
+    assert owners(assembly.sharing(None, None, app._replica_set, app.metrics)) == []
 
 
 async def test_placements_are_shared_both_ways(redis: None) -> None:
     pool = pool_with()
     app = app_of(pool)
-    shared = main._shared_placements(options(), pool)
+    shared = assembly.shared_placements(options(), pool)
     assert shared is not None
-    link = main._link_maker(options(), Random(1), shared)("r0", "127.0.0.1:1", lambda: None)
+    link = assembly.link_maker(options(), Random(1), shared)("r0", "127.0.0.1:1", lambda: None)
     assert link._placed == shared.placed
     app._replica_set._links["r0"] = link
-    (run,) = main._sharing(shared, None, app._replica_set, app.metrics)
+    (run,) = assembly.sharing(shared, None, app._replica_set, app.metrics)
     told = run.cr_frame.f_locals  # type: ignore[attr-defined]
     told["heard"]("r0", PeerLoad(2, 300))
     told["malformed"]()
@@ -105,7 +107,7 @@ async def test_placements_are_shared_both_ways(redis: None) -> None:
 
 
 async def test_ejections_are_spread_by_the_routers_draws() -> None:
-    link = main._link_maker(options(), Random(1), None)("r0", "127.0.0.1:1", lambda: None)
+    link = assembly.link_maker(options(), Random(1), None)("r0", "127.0.0.1:1", lambda: None)
     link._placed("r0", 300)  # nobody is told
     draws = [link.ejection._draw() for _ in range(20)]
     assert len(set(draws)) == 20
@@ -116,7 +118,7 @@ async def sources(pool: Pool, *flags: str) -> list[dict[str, Any]]:
     """Where keys are read again and again."""
     app = app_of(pool)
     found = []
-    for refresh in owners(main._refreshing(options(*flags), pool, app.keys, app.metrics)):
+    for refresh in owners(assembly.refreshing(options(*flags), pool, app.keys, app.metrics)):
         assert isinstance(refresh, KeyRefresh)
         source = refresh._source
         assert isinstance(source, KeyFiles | KeySecrets)
@@ -140,11 +142,11 @@ async def test_applications_whose_keys_are_in_secrets_have_no_files() -> None:
 
 
 def test_replicas_are_where_flags_say(tmp_path: Path) -> None:
-    assert isinstance(main._source(options()), Fixed)
+    assert isinstance(assembly.source(options()), Fixed)
     config = tmp_path / "config"
     config.write_text(KUBECONFIG)
     flags = ("--discover", "ns/replicas", "--kubeconfig", str(config))
-    assert isinstance(main._source(options(*flags)), EndpointWatch)
+    assert isinstance(assembly.source(options(*flags)), EndpointWatch)
 
 
 POOL = """

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from penstock_router.options import REDIS_URL, Certificate, Options, parse
+from penstock_router.options import Options, parse
 from penstock_routing.applications.key_sources import SecretName
 from penstock_routing.connections.api_server import Access, AccessError
 from penstock_routing.connections.replica_channel import Tls
 from penstock_routing.discovery.endpoints import Service
+from penstock_routing.flags import REDIS_URL, Certificate
 
 THERE = ["--replica", "r0=h:1"]
 

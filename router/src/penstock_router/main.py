@@ -6,24 +6,17 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 import asyncio
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 import structlog
 from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_routing import assembly
 from penstock_routing.applications.api_keys import Keys
-from penstock_routing.applications.key_refresh import KeyRefresh
-from penstock_routing.applications.key_sources import KeyFiles, KeySecrets
-from penstock_routing.applications.rate_limits import limits_of
-from penstock_routing.connections.api_server import Access, AccessError
-from penstock_routing.connections.backoff import Backoff
-from penstock_routing.connections.replica_channel import connect_by
-from penstock_routing.discovery.endpoint_watch import EndpointWatch
-from penstock_routing.discovery.endpoints import Fixed, Source
-from penstock_routing.replicas.peer_placements import PeerLoad
-from penstock_routing.replicas.replica_link import ReplicaLink
-from penstock_routing.replicas.replica_set import MakeLink, ReplicaSet
+from penstock_routing.connections.api_server import AccessError
+from penstock_routing.discovery.endpoints import Source
+from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import Settings, settings_of
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
@@ -33,12 +26,10 @@ from penstock_runtime.tls import server_context
 
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
-from penstock_router.observability.metrics import Metrics
 from penstock_router.options import Options, parse
 
 if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
-    from penstock_routing.applications.shared_limits import SharedLimits
-    from penstock_routing.replicas.shared_placements import SharedPlacements
+    pass
 
 MANY_TURNS = 2**16
 """Routers begin at turns of their own, so that they do not go round in step."""
@@ -54,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         pool = load_pool(options.pool)
         settings = settings_of(pool)
         keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
-        _check_key_secrets(options, pool)
+        assembly.check_key_secrets(options, pool)
         _check_certificates(options)
-        source = _source(options)
+        source = assembly.source(options)
     except PoolError as error:
         print(*error.lines, sep="\n", file=sys.stderr)
         return 2
@@ -74,9 +65,9 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
     random = Random()
-    placements = _shared_placements(options, pool)
-    limits = _shared_limits(options, pool)
-    replica_set = ReplicaSet(_link_maker(options, random, placements), random)
+    placements = assembly.shared_placements(options, pool)
+    limits = assembly.shared_limits(options, pool)
+    replica_set = ReplicaSet(assembly.link_maker(options, random, placements), random)
     listener, admin = listen(options.host, options.port), listen(options.admin_host, options.admin_port)
     app = RouterApp(
         pool,
@@ -94,8 +85,8 @@ async def serve(
     beside = [
         asyncio.create_task(part)
         for part in (
-            *_sharing(placements, limits, replica_set, app.metrics),
-            *_refreshing(options, pool, keys, app.metrics),
+            *assembly.sharing(placements, limits, replica_set, app.metrics),
+            *assembly.refreshing(options, pool, keys, app.metrics),
             replica_set.follow(source),
         )
     ]
@@ -132,92 +123,6 @@ def _api_tls(options: Options) -> ssl.SSLContext | None:
     """Return the TLS context of the API, where it is wanted. Raises OSError."""
     given = options.certificate
     return None if given is None else server_context(given.cert, given.key)
-
-
-def _link_maker(options: Options, random: Random, placements: "SharedPlacements | None") -> MakeLink:
-    """Return what makes a link to each replica."""
-    connect = connect_by(options.replica_tls)
-    placed = (lambda replica, tokens: None) if placements is None else placements.placed
-
-    def make_link(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
-        return ReplicaLink(
-            name, address, connect, Backoff(random), changed=changed, placed=placed, draw=random.random
-        )
-
-    return make_link
-
-
-def _shared_placements(options: Options, pool: Pool) -> "SharedPlacements | None":
-    """Return this router's part in shared placements, where there is a Redis."""
-    if options.redis_url is None:
-        return None
-    from penstock_routing.replicas.shared_placements import SharedPlacements
-
-    channel = f"penstock:{options.service or pool.metadata.name}:placements"
-    return SharedPlacements(options.redis_url, channel, Backoff(Random()))
-
-
-def _shared_limits(options: Options, pool: Pool) -> "SharedLimits | None":
-    """Return this router's part in shared limits, where there are limits and a Redis."""
-    limits = limits_of(pool.spec.applications)
-    if options.redis_url is None or not limits:
-        return None
-    from penstock_routing.applications.shared_limits import SharedLimits
-
-    prefix = f"penstock:{options.service or pool.metadata.name}:limits"
-    return SharedLimits(options.redis_url, prefix, limits, Backoff(Random()))
-
-
-def _sharing(
-    placements: "SharedPlacements | None",
-    limits: "SharedLimits | None",
-    replica_set: ReplicaSet,
-    metrics: Metrics,
-) -> Iterator[Coroutine[None, None, None]]:
-    """Yield what keeps this router in touch with the others through Redis."""
-    if placements is not None:
-
-        def heard(replica: str, placed: PeerLoad) -> None:
-            metrics.placements_heard.inc()
-            replica_set.placed_by_peer(replica, placed)
-
-        metrics.redis_connected.set_function(lambda: placements.connected)
-        yield placements.run(heard, metrics.placements_malformed.inc)
-    if limits is not None:
-        metrics.limits.shared.set_function(lambda: limits.connected)
-        yield limits.run()
-
-
-def _refreshing(
-    options: Options, pool: Pool, keys: Keys, metrics: Metrics
-) -> Iterator[Coroutine[None, None, None]]:
-    """Yield what keeps the applications' keys current."""
-    secrets, folder = options.key_secrets, options.pool.parent
-    files = {
-        each.name: folder / each.keys.file
-        for each in pool.spec.applications
-        if each.keys.file is not None and each.name not in secrets
-    }
-    if files:
-        yield KeyRefresh(keys, KeyFiles(files), metrics.keys).run()
-    if secrets:
-        yield KeyRefresh(keys, KeySecrets(secrets, Access(options.kubeconfig)), metrics.keys).run()
-
-
-def _check_key_secrets(options: Options, pool: Pool) -> None:
-    """Raise PoolError where a flag names an application that the pool does not have."""
-    unknown = options.key_secrets.keys() - {each.name for each in pool.spec.applications}
-    if unknown:
-        raise PoolError([f"--key-secret: {pool.metadata.name} has no application {min(unknown)}"])
-
-
-def _source(options: Options) -> Source:
-    """Return where the set of replicas comes from. Raises AccessError where the cluster cannot be reached."""
-    if options.service is None:
-        return Fixed(options.replicas)
-    access = Access(options.kubeconfig)
-    access.check()
-    return EndpointWatch(options.service, access.client, Backoff(Random()))
 
 
 if __name__ == "__main__":

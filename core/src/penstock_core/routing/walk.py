@@ -34,6 +34,9 @@ REPLAYS = 1
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that concern the replica's state, not its capacity."""
 
+NO_CAPACITY = Rejected(Reason.QUEUE_FULL, None)
+"""A rejection after which the request goes to the next replica."""
+
 
 class Backup(StrEnum):
     """What happens to a request that all replicas rejected."""
@@ -116,6 +119,18 @@ def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
         return NoReplicas()
     spare = _backup_replica(walk, loads)
     return _unattainable(walk.refusals) if spare is None else Try(spare, hops, backup=True)
+
+
+def longest_walk(walk: Walk, loads: Sequence[ReplicaLoad]) -> tuple[Try, ...]:
+    """Return the tries that follow if every replica rejects the request because it has no capacity.
+
+    A gateway is told them all at once, and makes the next one when a replica has rejected.
+    """
+    tries: list[Try] = []
+    while isinstance(move := next_move(walk, loads), Try):
+        tries.append(move)
+        walk = refused(walk, move, NO_CAPACITY)
+    return tuple(tries)
 
 
 def refused(walk: Walk, tried: Try, why: Rejected) -> Walk:

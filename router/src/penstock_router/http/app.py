@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 from penstock_core.timing.time_model import TimeModel
 from penstock_pool import Pool, named_time_model
-from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of
@@ -18,6 +17,7 @@ from penstock_routing.applications.token_usage import Usage
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
+from penstock_routing.request.generation_request import GENERATES
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import ClientGone, HttpRequest
@@ -31,10 +31,6 @@ from penstock_router.observability.metrics import Metrics
 from penstock_router.routing.placement import Placement, UpstreamError
 from penstock_router.routing.waiting_room import WaitingRoom
 
-GENERATES = {
-    "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
-    "/v1/completions": wire.ENDPOINT_COMPLETIONS,
-}
 ONE_MODEL = "/v1/models/"
 
 SHOULD_RETRY = "x-should-retry"

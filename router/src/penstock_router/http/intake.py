@@ -11,7 +11,7 @@ from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import Admission, RateLimits
-from penstock_routing.applications.tier_selection import application_of, own_targets, tier_of
+from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import BodyBytes
@@ -19,7 +19,6 @@ from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import HttpRequest, body_too_large
-from penstock_runtime.openai_errors import ApiError
 
 
 class Call(NamedTuple):
@@ -59,9 +58,8 @@ class Intake:
         body = await self._body(call, body_bytes)
         arrival_s = monotonic()
         asked = await self._reader.read(call.endpoint, body)
-        if asked.model != self._settings.model:
-            raise unknown_model(asked.model, self._settings.model)
-        tier = tier_of(self._settings, application, request_head.tier_name(head), asked.service_tier)
+        check_model(self._settings, asked.model)
+        tier = tier_for(self._settings, application, head, asked.service_tier)
         targets = own_targets(tier, head)
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream, call.turn
@@ -75,13 +73,3 @@ class Intake:
         if (request_head.content_length(call.head) or 0) > bound_bytes:
             raise body_too_large(bound_bytes)
         return await call.http.body(bound_bytes, self._settings.body_timeout_s, body_bytes.add)
-
-
-def unknown_model(asked: str, served: str) -> ApiError:
-    """Return the 404 that OpenAI's clients know."""
-    return ApiError(
-        404,
-        f"the model '{asked[:128]}' does not exist; this pool serves '{served}'",
-        param="model",
-        code="model_not_found",
-    )

@@ -4,11 +4,10 @@ import orjson
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool
+from penstock_routing.applications.tier_selection import unknown_model
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.openai_errors import ApiError
-
-from penstock_router.http.intake import unknown_model
 
 ModelEntry = dict[str, object]
 

@@ -8,14 +8,12 @@ from functools import cache
 
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
-from penstock_routing.applications.key_refresh import KeyMetrics
-from penstock_routing.applications.rate_limits import LimitMetrics
-from penstock_routing.applications.token_usage import UsageMetrics
 from penstock_routing.demand import Demand
+from penstock_routing.front_metrics import FrontMetrics
 from penstock_routing.replicas.replica_link import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request.outcome import Ending, Outcome, measured, misses, targets_of
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,12 +26,12 @@ NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
 """Endings that the service is not judged by: attainment leaves them out."""
 
 
-class Metrics:
+class Metrics(FrontMetrics):
     """One router's."""
 
     def __init__(self, tiers: Mapping[str, Tier], replica_set: ReplicaSet) -> None:
-        self.demand = Demand(tiers)
-        registry = self.registry = CollectorRegistry(auto_describe=False)
+        super().__init__("router", tiers)
+        registry = self.registry
         self._requests = self._count(
             "requests",
             "Requests ended, by tier, verdict (admitted, best-effort, rejected, none), "
@@ -70,11 +68,6 @@ class Metrics:
         self._failovers = self._count(
             "failovers", "Replicas lost before a request's first byte; it was sent to another.", "tier"
         )
-        self.faults = Counter(
-            "penstock_router_faults",
-            "Requests that met a fault of the router's own; each is in the log.",
-            registry=registry,
-        )
         self.held_bytes = Gauge(
             "penstock_router_held_bytes",
             "Bodies, and output that clients have not taken.",
@@ -86,23 +79,6 @@ class Metrics:
             "Of them, those that wait because no replica is in service.",
             registry=registry,
         )
-        self.redis_connected = Gauge(
-            "penstock_router_redis_connected",
-            "Whether placements are shared with other routers now.",
-            registry=registry,
-        )
-        self.placements_heard = Counter(
-            "penstock_router_placements_heard",
-            "Messages of other routers about what they had just sent where.",
-            registry=registry,
-        )
-        self.placements_malformed = Counter(
-            "penstock_router_placements_malformed",
-            "Messages of other routers that are unusable.",
-            registry=registry,
-        )
-        self.keys, self.limits = KeyMetrics(registry), LimitMetrics(registry)
-        self.usage = UsageMetrics(registry)
         registry.register(_Replicas(replica_set))
         registry.register(_Verdicts(self.demand))
         for tier in tiers:
@@ -125,10 +101,6 @@ class Metrics:
             self._answered(outcome, model)
         elif outcome.ending not in NOT_COUNTED:
             self._judge(outcome, [outcome.ending.value])
-
-    def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
 
     def _answered(self, outcome: Outcome, model: TimeModel | None) -> None:
         tier, seen = outcome.tier.name, measured(outcome)

@@ -7,13 +7,11 @@ that was lost with a replica is sent to one other, as far as the retry budget go
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 import orjson
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
-from penstock_core.routing.replica_load import Asked, tokens_about
 from penstock_core.routing.walk import (
     REPLAYS,
     Backup,
@@ -31,13 +29,14 @@ from penstock_core.routing.walk import (
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT, Demand
+from penstock_routing.order_inputs import asked_of, no_replicas
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GenerationRequest
-from penstock_routing.request.outcome import Ending, Outcome, slo_of
+from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
 
@@ -109,7 +108,7 @@ class Placement:
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
         """Ask the replicas that take work now."""
         loads = self._replica_set.loads()
-        order = self._settings.order(loads, self._asked(request, outcome))
+        order = self._settings.order(loads, asked_of(request, self._time_model))
         backup = Backup.REJECT if request.tier.best_effort else backup
         walk = Walk(order, self._settings.max_hops, backup, losses=outcome.failovers)
         while isinstance(move := next_move(walk, loads), Try):
@@ -163,14 +162,6 @@ class Placement:
         outcome.failovers += 1
         return lost(walk, move, affordable=walk.losses < REPLAYS and self._replica_set.replays())
 
-    def _asked(self, request: GenerationRequest, outcome: Outcome) -> Asked:
-        """Return the request as orders see it. A slowdown of an unknown time model is no bound."""
-        slo, body_bytes = slo_of(outcome), len(request.body)
-        ttft_s = slo.ttft_s
-        if slo.ttft_slowdown is not None and (model := self._time_model()) is not None:
-            ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
-        return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf)
-
     def _count_verdict(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
         outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
         outcome.reason = ""
@@ -217,14 +208,7 @@ def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: floa
     if isinstance(move, ReplicaLost):
         return _lost_answer(move.losses, spread_retry_s(1, draw))
     if isinstance(move, NoReplicas):
-        again_s = spread_retry_s(1, draw)
-        return ApiError(
-            503,
-            f"no replica is in service; try again in {again_s} s",
-            type="no_replicas",
-            code="no_replicas",
-            headers=(("retry-after", str(again_s)),),
-        )
+        return no_replicas(draw)
     where = f"on any of {move.replicas} replicas" if move.replicas > 1 else "on the replica asked"
     if move.retry_after_s is None:
         return ApiError(

@@ -20,15 +20,15 @@ log = structlog.get_logger()
 class KeyMetrics:
     """What is counted about keys."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.unreadable = Gauge(
-            "penstock_router_keys_unreadable",
+            f"penstock_{process}_keys_unreadable",
             "1 where the application's keys could not be read last time; those known before stay valid.",
             ["application"],
             registry=registry,
         )
         self.changes = Counter(
-            "penstock_router_key_changes",
+            f"penstock_{process}_key_changes",
             "Times that an application's keys changed.",
             ["application"],
             registry=registry,

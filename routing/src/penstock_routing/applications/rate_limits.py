@@ -42,20 +42,20 @@ class PoolLimits(Protocol):
 class LimitMetrics:
     """What is counted about limits."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.limited = Counter(
-            "penstock_router_limited",
+            f"penstock_{process}_limited",
             "Requests refused because their application is at a limit.",
             ["application", "limit"],
             registry=registry,
         )
         self.alone = Counter(
-            "penstock_router_limits_decided_alone",
+            f"penstock_{process}_limits_decided_alone",
             "Requests decided by this router's own account because Redis did not answer.",
             registry=registry,
         )
         self.shared = Gauge(
-            "penstock_router_limits_shared",
+            f"penstock_{process}_limits_shared",
             "Whether applications' limits hold over all routers now.",
             registry=registry,
         )
@@ -99,8 +99,13 @@ class RateLimits:
         self._metrics = metrics
         self._shared = shared
 
-    async def enter(self, application: Application | None, tokens: int) -> Admission:
-        """Admit a request that will use about so many tokens. Raises ApiError (429)."""
+    @property
+    def shared(self) -> bool:
+        """Whether limits are meant to hold over all routers."""
+        return self._shared is not None
+
+    def enter_alone(self, application: Application | None, tokens: int) -> Admission:
+        """Admit a request by this process' own account. Raises ApiError (429)."""
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
             return Admission([])
@@ -108,7 +113,20 @@ class RateLimits:
         ticket = ledger.enter(now_s, tokens)
         if isinstance(ticket, Refused):
             raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
-        answer = await self._ask_all(name, ledger, ticket)
+        return _Limited(headers_of(self._limits[name], ledger.usage(now_s)), name, ledger, ticket, None, None)
+
+    async def enter(self, application: Application | None, tokens: int) -> Admission:
+        """Admit a request that will use about so many tokens. Raises ApiError (429)."""
+        if self._shared is None:
+            return self.enter_alone(application, tokens)
+        ledger = None if application is None else self._ledgers.get(application.name)
+        if application is None or ledger is None:
+            return Admission([])
+        name, now_s = application.name, monotonic()
+        ticket = ledger.enter(now_s, tokens)
+        if isinstance(ticket, Refused):
+            raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
+        answer = await self._ask_all(name, ledger, ticket, self._shared)
         if answer is None:
             headers = headers_of(self._limits[name], ledger.usage(now_s))
             return _Limited(headers, name, ledger, ticket, self._shared, None)
@@ -118,12 +136,12 @@ class RateLimits:
         headers = headers_of(self._limits[name], answer.usage)
         return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
 
-    async def _ask_all(self, application: str, ledger: Ledger, ticket: Ticket) -> Answer | None:
+    async def _ask_all(
+        self, application: str, ledger: Ledger, ticket: Ticket, shared: PoolLimits
+    ) -> Answer | None:
         """Return the decision over all routers; None where they share nothing now."""
-        if self._shared is None:
-            return None
         try:
-            answer = await self._shared.ask(application, ticket.tokens)
+            answer = await shared.ask(application, ticket.tokens)
         except BaseException:
             ledger.take_back(monotonic(), ticket)
             raise

@@ -1,8 +1,9 @@
 """Whose request it is, and in which tier it is served.
 
 The header names a tier and means it: an unknown one is an error. After it comes the application that the API
-key belongs to. Where a pool has no applications, the body's `service_tier` may name a tier; OpenAI's clients
-write words of their own there (`auto`, `flex`), which are no error and mean the default.
+key belongs to. Where a pool has no applications, the header of an inference objective or the body's
+`service_tier` may name a tier; clients write words of their own there (`auto`, `flex`), which are no error
+and mean the default.
 """
 
 from penstock_core.domain.slo import Targets, Tier
@@ -30,6 +31,30 @@ def application_of(keys: Keys, head: request_head.Head) -> Application | None:
             headers=(("www-authenticate", "Bearer"),),
         )
     return application
+
+
+def check_model(settings: Settings, asked: str) -> None:
+    """Raise the 404 that OpenAI's clients know where the pool does not serve the model."""
+    if asked != settings.model:
+        raise unknown_model(asked, settings.model)
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    """Return that error."""
+    return ApiError(
+        404,
+        f"the model '{asked[:128]}' does not exist; this pool serves '{served}'",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def tier_for(
+    settings: Settings, application: Application | None, head: request_head.Head, service_tier: str | None
+) -> Tier:
+    """The tier of a request, by its headers, its key and its body. Raises ApiError (400, 403)."""
+    hint = request_head.objective(head) or service_tier
+    return tier_of(settings, application, request_head.tier_name(head), hint)
 
 
 def tier_of(

@@ -91,6 +91,7 @@ class ReplicaLink:
     peers: what other routers have just sent there.
     description: its last one; None before the first.
     time_model: the one in it.
+    http_endpoint: where gateways reach it over HTTP; None where they cannot.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
     ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
@@ -113,6 +114,7 @@ class ReplicaLink:
         self.peers = PeerPlacements()
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
+        self.http_endpoint: str | None = None
         self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
         self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
@@ -291,6 +293,7 @@ class ReplicaLink:
             description = await stub.Describe(wire.DescribeRequest())
         self.time_model = wire_conversion.time_model(description)
         self.description = description
+        self.http_endpoint = wire_conversion.http_endpoint(self.address, description)
         self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
 
     def _count_malformed(self, why: str) -> None:

@@ -68,6 +68,12 @@ class ReplicaSet:
         taking = [link for link in ready if link.ejection.takes(now_s)]
         return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
 
+    def http_endpoints(self) -> dict[str, str]:
+        """Return where gateways reach replicas over HTTP, by name, of those that they can reach."""
+        return {
+            name: link.http_endpoint for name, link in self._links.items() if link.http_endpoint is not None
+        }
+
     def arrived(self) -> None:
         """Note a new request."""
         self._budget = self._budget.arrived()
@@ -112,20 +118,21 @@ class ReplicaSet:
                     self.known = True
                     self._changed()
         finally:
-            self._links.clear()
+            self._links = {}
             self._tasks.clear()
 
     def _apply(self, replicas: Endpoints, group: asyncio.TaskGroup) -> None:
-        for name, link in list(self._links.items()):
+        links = dict(self._links)  # other threads may be reading these
+        for name, link in self._links.items():
             if name not in replicas or replicas[name].address != link.address:
-                del self._links[name]
+                del links[name]
                 group.create_task(_retire(link, self._tasks.pop(link)))
         for name, place in replicas.items():
-            if name in self._links:
-                self._links[name].set_condition(place.condition)
+            if name in links:
+                links[name].set_condition(place.condition)
             elif place.condition is not Condition.TERMINATING:
-                self._links[name] = self._join(name, place, group)
-        self._links = dict(sorted(self._links.items()))
+                links[name] = self._join(name, place, group)
+        self._links = dict(sorted(links.items()))
 
     def _changed(self) -> None:
         """Wake requests that wait for a replica, if one takes work."""

@@ -82,3 +82,9 @@ def time_model(description: wire.DescribeReply) -> TimeModel | None:
         return from_json(orjson.loads(said)) if said else None
     except ValueError as error:
         raise Malformed(f"malformed time model: {error}") from None
+
+
+def http_endpoint(address: str, description: wire.DescribeReply) -> str | None:
+    """Return where gateways reach the replica over HTTP: on the host of its gRPC service, at its own port."""
+    port = description.http_port
+    return f"{address.rpartition(':')[0]}:{port}" if 0 < port < 65536 else None

@@ -1,11 +1,18 @@
 """One generating request as it was read, before any replica is asked."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from penstock_core.domain.slo import Targets, Tier
+from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_proto import replica_pb2 as wire
 
 NO_TARGETS = Targets()
+
+GENERATES = {
+    "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
+    "/v1/completions": wire.ENDPOINT_COMPLETIONS,
+}
+"""Paths of generating requests."""
 
 
 class GenerationRequest(NamedTuple):
@@ -26,3 +33,12 @@ class GenerationRequest(NamedTuple):
     targets: Targets = NO_TARGETS
     stream: bool = False
     turn: int = 0
+
+
+def slo_with(slo: Slo, own: Targets) -> Slo:
+    """Return a tier's SLO with the request's own targets in place."""
+    if own.ttft_s is not None:
+        slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)
+    if own.tpot_s is not None:
+        slo = replace(slo, tpot_s=own.tpot_s)
+    return slo

@@ -9,7 +9,7 @@ One event may hold several tokens. Replicas send their number as far as they kno
 final count reveals are spread over the events. A thinking model's first token is one of thinking.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 
@@ -17,6 +17,8 @@ from penstock_core.domain.judgement import exceeds, judge
 from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
+
+from penstock_routing.request.generation_request import slo_with
 
 
 class Ending(StrEnum):
@@ -114,9 +116,4 @@ def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
 
 def slo_of(outcome: Outcome) -> Slo:
     """Return the tier's SLO with the request's own targets in place."""
-    slo, own = outcome.tier.slo, outcome.own_targets
-    if own.ttft_s is not None:
-        slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)
-    if own.tpot_s is not None:
-        slo = replace(slo, tpot_s=own.tpot_s)
-    return slo
+    return slo_with(outcome.tier.slo, outcome.own_targets)

@@ -15,6 +15,9 @@ REQUEST_ID = "x-request-id"
 TIER = "x-penstock-tier"
 TTFT_TARGETS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 TPOT_TARGETS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
+OBJECTIVES = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
+"""Hints of the Gateway API Inference Extension's clients at a tier."""
+
 TARGETS = frozenset(TTFT_TARGETS + TPOT_TARGETS)
 
 _REQUEST_ID, _TIER = REQUEST_ID.encode(), TIER.encode()
@@ -46,6 +49,11 @@ def tier_name(head: Head) -> str | None:
     """Return the tier that the header names."""
     given = head.get(_TIER)
     return None if given is None else given.decode("latin-1").strip()
+
+
+def objective(head: Head) -> str | None:
+    """Return the inference objective that a header names. It is a hint: it need not be a tier."""
+    return next((head[name].decode("latin-1").strip() for name in OBJECTIVES if name in head), None)
 
 
 def targets(head: Head) -> Targets:

@@ -1,0 +1,28 @@
+"""The picker's admin port: metrics, demand, and whether it can pick."""
+
+import orjson
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_runtime.asgi import App
+from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.pages import PROMETHEUS, Page, pages_app
+
+from penstock_picker.picker import Picker
+
+
+def admin_app(picker: Picker, replica_set: ReplicaSet, pool: str) -> App:
+    """The pages about this picker. pool: its name."""
+
+    def ready() -> bytes:
+        if not replica_set.ready:
+            raise ApiError(503, "no replica is in service", type="server_error", code="no_replicas")
+        return orjson.dumps({"status": "ready", "endpoints": replica_set.http_endpoints()})
+
+    pages = {
+        "/metrics": Page("metrics for Prometheus", picker.metrics.page, PROMETHEUS),
+        "/penstock/v1/demand": Page(
+            "what is asked of the pool", lambda: picker.metrics.demand.page(0, replica_set.links)
+        ),
+        "/health": Page("200 while the process runs", lambda: b'{"status":"ok"}'),
+        "/ready": Page("200 while a replica takes requests", ready),
+    }
+    return pages_app(f"penstock-picker of the pool {pool}", pages)

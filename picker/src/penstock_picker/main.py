@@ -1,0 +1,135 @@
+"""The picker process: `penstock-picker -f pool.yaml --ext-authz-port 9002 --replica r0=127.0.0.1:7001 …`.
+
+In a cluster: `penstock-picker -f pool.yaml --ext-proc-port 9002 --discover default/llama3-8b-replicas`.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+import structlog
+from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_routing import assembly
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.connections.api_server import AccessError
+from penstock_routing.discovery.endpoints import Source
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.settings import settings_of
+from penstock_runtime.logs import configure_logs
+from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
+from penstock_runtime.serving import BACKLOG, address_of, listen, run_process, serving
+from penstock_runtime.tls import server_context
+
+from penstock_picker.admin_port import admin_app
+from penstock_picker.ext_authz import ExtAuthzConnection
+from penstock_picker.options import Options, parse
+from penstock_picker.picker import Picker
+
+MANY_TURNS = 2**16
+"""Pickers begin at turns of their own, so that they do not go round in step."""
+
+log = structlog.get_logger()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 bad input."""
+    options = parse(argv)
+    configure_logs("penstock-picker", options.log_level, options.log_json)
+    try:
+        pool = load_pool(options.pool)
+        keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
+        assembly.check_key_secrets(options, pool)
+        _check_certificates(options)
+        source = assembly.source(options)
+    except PoolError as error:
+        print(*error.lines, sep="\n", file=sys.stderr)
+        return 2
+    except AccessError as error:
+        print(f"--discover: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    return run_process(lambda stop: serve(pool, options, source, stop, keys=keys))
+
+
+async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys) -> None:
+    """Serve until `stop` is set. Raises StartError where an address cannot be had."""
+    random = Random()
+    placements, limits = assembly.shared_placements(options, pool), assembly.shared_limits(options, pool)
+    replica_set = ReplicaSet(assembly.link_maker(options, random, None), random)
+    picker = Picker(
+        pool,
+        settings_of(pool),
+        keys,
+        replica_set,
+        first_turn=random.randrange(MANY_TURNS),
+        placed=(lambda replica, tokens: None) if placements is None else placements.placed,
+        shared_limits=limits,
+    )
+    _warn_of_limits(pool)
+    parts = (
+        *assembly.sharing(placements, limits, replica_set, picker.metrics),
+        *assembly.refreshing(options, pool, keys, picker.metrics),
+        replica_set.follow(source),
+    )
+    beside = [asyncio.create_task(part) for part in parts]
+    stopping = asyncio.create_task(stop.wait())
+    admin = listen(options.admin_host, options.admin_port)
+    try:
+        async with AsyncExitStack() as stack:
+            pages = admin_app(picker, replica_set, pool.metadata.name)
+            await stack.enter_async_context(serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS))
+            addresses = {}
+            if options.ext_authz_port is not None:
+                addresses["ext_authz"] = await stack.enter_async_context(ext_authz(picker, options))
+            log.info("ready", **addresses, admin=address_of(admin))
+            await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
+            for part in beside:
+                if part.done():
+                    part.result()
+    finally:
+        for task in (stopping, *beside):
+            task.cancel()
+        await asyncio.wait(beside)
+    log.info("stopped")
+
+
+@asynccontextmanager
+async def ext_authz(picker: Picker, options: Options) -> AsyncIterator[str]:
+    """Serve ext_authz inside the block, and yield its address."""
+    assert options.ext_authz_port is not None
+    listener = listen(options.host, options.ext_authz_port)
+    connections: set[ExtAuthzConnection] = set()
+    given = options.certificate
+    tls = None if given is None else server_context(given.cert, given.key)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ExtAuthzConnection(picker, connections), sock=listener, backlog=BACKLOG, ssl=tls
+    )
+    try:
+        yield address_of(listener)
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.close()
+
+
+def _check_certificates(options: Options) -> None:
+    """Raise OSError where one of their files cannot be used."""
+    if options.certificate is not None:
+        server_context(options.certificate.cert, options.certificate.key)
+    if options.replica_tls is not None:
+        options.replica_tls.credentials()
+
+
+def _warn_of_limits(pool: Pool) -> None:
+    """Log which limits a picker cannot keep, because it does not see requests end."""
+    unkept = [each.name for each in pool.spec.applications if each.limits.concurrent_requests is not None]
+    if unkept:
+        log.warning("concurrentRequests is not enforced behind a gateway", applications=unkept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

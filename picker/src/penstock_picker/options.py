@@ -1,0 +1,89 @@
+"""The picker's flags: what is this process's own. Everything else is in the pool file."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_routing import flags
+from penstock_routing.flags import Certificate, PoolAccess
+from penstock_runtime.flags import port
+
+
+@dataclass(frozen=True, slots=True)
+class Options(PoolAccess):
+    """One picker's own settings.
+
+    ext_authz_port, ext_proc_port: of its fronts; None: it has no such front.
+    admin_host, admin_port: of metrics and health.
+    certificate: of both fronts; None: in the clear.
+    """
+
+    host: str
+    ext_authz_port: int | None
+    ext_proc_port: int | None
+    admin_host: str
+    admin_port: int
+    certificate: Certificate | None
+    log_level: str
+    log_json: bool
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    redis_url = flags.redis_url(given.redis_url_file)
+    if problem := _problem(given) or flags.problem(given, redis_url):
+        parser.error(problem)
+    return Options(
+        pool=given.file,
+        replicas=dict(given.replica),
+        service=given.discover,
+        kubeconfig=given.kubeconfig,
+        replica_tls=flags.replica_tls(given),
+        key_secrets=dict(given.key_secret),
+        redis_url=redis_url,
+        host=given.host,
+        ext_authz_port=given.ext_authz_port,
+        ext_proc_port=given.ext_proc_port,
+        admin_host=given.admin_host,
+        admin_port=given.admin_port,
+        certificate=flags.certificate(given),
+        log_level=given.log_level,
+        log_json=given.log_json,
+    )
+
+
+def _problem(given: argparse.Namespace) -> str | None:
+    if given.ext_authz_port is None and given.ext_proc_port is None:
+        return "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock-picker",
+        description="Endpoint picker: tells a gateway which replicas to ask for a request, in order.",
+    )
+    add = parser.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
+    add("--host", default="127.0.0.1", help="address that gateways ask at (default: %(default)s)")
+    add(
+        "--ext-proc-port",
+        type=port,
+        help="serve Envoy's ext_proc, as the Gateway API Inference Extension has it; 0 for any port",
+    )
+    add("--ext-authz-port", type=port, help="serve Envoy's ext_authz over HTTP; 0 for any port")
+    add(
+        "--admin-host",
+        default="127.0.0.1",
+        help="address of the admin port: metrics and health (default: %(default)s)",
+    )
+    add("--admin-port", type=port, default=9081, help="the admin port, 0 for any (default: %(default)s)")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--log-json", action="store_true", help="one JSON object a line")
+    flags.add_sharing(parser)
+    flags.add_replicas(parser)
+    flags.add_tls(parser, "gateways")
+    return parser

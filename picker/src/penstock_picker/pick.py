@@ -1,0 +1,70 @@
+"""Picks the replicas that a gateway asks for one request, in order. Pure.
+
+The list is what the router would do if every replica rejected the request: the first `maxHops` replicas of
+the pool's order, then the backup's replica once more. It is advice: each replica decides when the request
+reaches it, and the gateway goes on to the next endpoint when a replica rejects.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.walk import Backup, Walk, longest_walk
+from penstock_routing.settings import Settings
+
+
+class Replicas(NamedTuple):
+    """The replicas at one moment.
+
+    loads: of those that take requests. endpoints: `host:port` of their HTTP side, by name; a replica without
+        one cannot be reached by a gateway.
+    """
+
+    loads: Sequence[ReplicaLoad]
+    endpoints: Mapping[str, str]
+
+
+class Picked(NamedTuple):
+    """The answer to a gateway. first: the name of the replica that is asked first."""
+
+    tier: str
+    first: str
+    endpoints: tuple[str, ...]
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers that the request gets. A client's own are replaced."""
+        retries = str(len(self.endpoints) - 1)
+        return (
+            (DESTINATION, ",".join(self.endpoints)),
+            ("x-penstock-tier", self.tier),
+            ("x-penstock-max-hops", retries),
+            ("x-envoy-max-retries", retries),
+        )
+
+
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+def pick(
+    asked: Asked,
+    replicas: Replicas,
+    settings: Settings,
+    subset: frozenset[str] | None = None,
+    best_effort: bool = False,
+) -> Picked | None:
+    """Return the endpoints to ask; None if there is none.
+
+    subset: the only endpoints that the gateway allows. best_effort: of a tier whose rejections are final.
+    """
+    endpoints = replicas.endpoints
+    loads = [
+        load
+        for load in replicas.loads
+        if (endpoint := endpoints.get(load.name)) is not None and (subset is None or endpoint in subset)
+    ]
+    backup = Backup.REJECT if best_effort else settings.backup
+    tries = longest_walk(Walk(settings.order(loads, asked), settings.max_hops, backup), loads)
+    if not tries:
+        return None
+    return Picked(asked.tier, tries[0].replica, tuple(endpoints[each.replica] for each in tries))

@@ -1,0 +1,206 @@
+"""Reads what a gateway tells about a request, and decides on it: key, body, tier, limits, endpoints.
+
+Both fronts call `pick`, from any thread; decisions that count something take a lock. What a gateway tells is
+the client's, so whatever it holds is answered with an error in OpenAI's format, never with a fault of the
+process.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from time import monotonic, perf_counter
+from typing import NamedTuple
+
+import structlog
+from penstock_core.routing.replica_load import tokens_about
+from penstock_core.timing.time_model import TimeModel
+from penstock_pool import Application, Pool, named_time_model
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
+from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
+from penstock_routing.applications.token_usage import Usage
+from penstock_routing.order_inputs import asked_of, no_replicas
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.request import request_head
+from penstock_routing.request.generation_request import GENERATES, GenerationRequest
+from penstock_routing.request.request_body import BodyReader
+from penstock_routing.settings import Settings
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_picker.metrics import Metrics
+from penstock_picker.pick import Picked, Replicas, pick
+
+MODELS = "/v1/models"
+
+log = structlog.get_logger()
+
+
+class Call(NamedTuple):
+    """A request as a gateway tells it.
+
+    path: without a query. body: None where the gateway does not send it. subset: the only endpoints allowed.
+    """
+
+    method: str
+    path: str
+    head: request_head.Head
+    body: bytes | None
+    subset: frozenset[str] | None = None
+
+
+class Read(NamedTuple):
+    """A request that was read. tokens: that it is expected to use."""
+
+    request: GenerationRequest
+    application: Application | None
+    tokens: int
+
+
+class Picker:
+    """One picker's.
+
+    placed: called with each request's first replica and its prompt tokens, about.
+    shared_limits: applications' limits over all pickers and routers, where they share them.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: Settings,
+        keys: Keys,
+        replica_set: ReplicaSet,
+        *,
+        first_turn: int = 0,
+        placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None,
+        shared_limits: PoolLimits | None = None,
+    ) -> None:
+        self._settings, self._keys, self._replica_set = settings, keys, replica_set
+        self._placed = placed
+        self._named_time_model = named_time_model(pool.spec.engine.time_model)
+        self.metrics = metrics = Metrics(settings.tiers, replica_set)
+        self._usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
+        self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
+        self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
+        self._turn, self._lock = first_turn, Lock()
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest body that is read."""
+        return self._settings.max_body_bytes
+
+    @property
+    def body_timeout_s(self) -> float:
+        """Longest wait for a request to be told."""
+        return self._settings.body_timeout_s
+
+    @property
+    def shares_limits(self) -> bool:
+        """Whether limits are asked for elsewhere: then only `pick_sharing` knows them."""
+        return self._limits.shared
+
+    def pick(self, call: Call) -> Picked:
+        """Decide on a request by what this process knows. Raises ApiError; no other exception."""
+        with self._errors_counted(call):
+            read = self._read(call)
+            if read is None:
+                return self._any_replica(call)
+            with self._lock:
+                admission = self._limits.enter_alone(read.application, read.tokens)
+                admission.leave(read.tokens)  # its end is not known here
+                return self._picked(read.request, call.subset)
+
+    async def pick_sharing(self, call: Call) -> Picked:
+        """Do the same, with limits that hold over all pickers and routers."""
+        with self._errors_counted(call):
+            read = self._read(call)
+            if read is None:
+                return self._any_replica(call)
+            admission = await self._limits.enter(read.application, read.tokens)
+            admission.leave(read.tokens)
+            with self._lock:
+                return self._picked(read.request, call.subset)
+
+    def _read(self, call: Call) -> Read | None:
+        """Return the request; None for one that generates nothing."""
+        head = call.head
+        application = application_of(self._keys, head)
+        endpoint = GENERATES.get(call.path)
+        if endpoint is None or call.method != "POST":
+            _check_readable(call, endpoint is not None)
+            return None
+        request_head.reject_encoding(head)
+        service_tier, stream, tokens, body = None, False, 0, call.body
+        if body is not None:
+            fields = self._reader.parse(endpoint, body)
+            check_model(self._settings, fields.model)
+            service_tier, stream = fields.service_tier, fields.stream
+            tokens = self._usage.expected(application, len(body), fields)
+        tier = tier_for(self._settings, application, head, service_tier)
+        targets = own_targets(tier, head)
+        turn, self._turn = self._turn, self._turn + 1
+        return Read(
+            GenerationRequest("", endpoint, body or b"", tier, monotonic(), targets, stream, turn),
+            application,
+            tokens,
+        )
+
+    def _any_replica(self, call: Call) -> Picked:
+        """Pick a replica for a request that generates nothing."""
+        tier = self._settings.tiers[self._settings.default_tier]
+        request = GenerationRequest("", wire.ENDPOINT_UNSPECIFIED, b"", tier, monotonic())
+        return self._endpoints(request, call.subset)
+
+    def _picked(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
+        """Pick endpoints, and count the request at the first of them."""
+        tier, prompt_tokens = request.tier.name, tokens_about(len(request.body))
+        self.metrics.demand.arrived(tier)
+        picked = self._endpoints(request, subset)
+        self.metrics.picked(tier, len(picked.endpoints))
+        self._replica_set.placed_by_peer(picked.first, PeerLoad(1, prompt_tokens))
+        self._placed(picked.first, prompt_tokens)
+        return picked
+
+    def _endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
+        replicas = Replicas(self._replica_set.loads(), self._replica_set.http_endpoints())
+        asked = asked_of(request, self._time_model)
+        picked = pick(asked, replicas, self._settings, subset, request.tier.best_effort)
+        if picked is None:
+            raise no_replicas(self._replica_set.random.random())
+        return picked
+
+    def _time_model(self) -> TimeModel | None:
+        told = self._replica_set.time_model
+        return self._named_time_model if told is None else told
+
+    @contextmanager
+    def _errors_counted(self, call: Call) -> Iterator[None]:
+        began_s = perf_counter()
+        try:
+            yield
+        except ApiError as error:
+            self.metrics.refused(error.status)
+            raise
+        except Exception:
+            self.metrics.faults.inc()
+            log.exception("request failed", path=call.path[:256])
+            raise ApiError(500, "internal error", type="server_error") from None
+        finally:
+            self.metrics.seconds.observe(perf_counter() - began_s)
+
+
+def _check_readable(call: Call, generates: bool) -> None:
+    """Raise ApiError (404, 405) unless a replica has a page for the request."""
+    path, method = call.path[:256], call.method[:32]
+    if generates:
+        allowed = "POST"
+    elif path == MODELS or path.startswith(MODELS + "/"):
+        if method in ("GET", "HEAD"):
+            return
+        allowed = "GET, HEAD"
+    else:
+        raise ApiError(404, f"there is nothing at {path}", code="not_found")
+    raise ApiError(
+        405, f"{path} takes {allowed}, not {method}", code="method_not_allowed", headers=(("allow", allowed),)
+    )

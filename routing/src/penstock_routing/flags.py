@@ -1,0 +1,197 @@
+"""Flags that the router and the picker have in common: where the replicas are, keys, Redis, TLS."""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock_routing.applications.key_sources import SecretName
+from penstock_routing.connections.replica_channel import Tls
+from penstock_routing.discovery.endpoints import Service
+
+REDIS_URL = "PENSTOCK_REDIS_URL"
+"""In the environment, or a file: a URL may hold a password, so it is no flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Files of the API's identity."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccess:
+    """How a process reaches its pool.
+
+    pool: the pool file. replicas: their addresses by name, where given.
+    service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
+        None for the pod's own account.
+    replica_tls: of connections to replicas; None: in the clear.
+    key_secrets: where applications' keys are, by application; of others they are in the pool's files.
+    redis_url: reads where the Redis is that routers share through; None: they share nothing.
+    """
+
+    pool: Path
+    replicas: dict[str, str]
+    service: Service | None
+    kubeconfig: Path | None
+    replica_tls: Tls | None
+    key_secrets: dict[str, SecretName]
+    redis_url: Callable[[], str] | None
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what routers share, and of applications' keys."""
+    add = parser.add_argument
+    add(
+        "--redis-url-file",
+        type=Path,
+        metavar="FILE",
+        help="share with the pool's other routers through the Redis at this URL, redis:// or rediss://; read "
+        f"anew for every connection (else: the environment's {REDIS_URL}, if there is one)",
+    )
+    add(
+        "--key-secret",
+        type=_key_secret,
+        action="append",
+        default=[],
+        metavar="APPLICATION=NAMESPACE/SECRET",
+        help="follow this application's keys in this Kubernetes Secret; once for each. The pool's file of "
+        "them is then read at the start only",
+    )
+
+
+def add_replicas(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where the replicas are."""
+    add = parser.add_argument_group("where the replicas are").add_argument
+    add(
+        "--replica",
+        type=_replica,
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help="a replica's sidecar; once for each",
+    )
+    add(
+        "--discover",
+        type=_service,
+        metavar="NAMESPACE/SERVICE",
+        help="follow this Kubernetes Service's endpoints, those of its port 'replica'",
+    )
+    add(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="reach the cluster by it, not by the pod's own account",
+    )
+
+
+def add_tls(parser: argparse.ArgumentParser, served: str) -> None:
+    """Add the flags of TLS. served: what this process serves, for the help texts."""
+    group = parser.add_argument_group(
+        f"TLS of {served} (off without --tls-cert)",
+        "Files that are renewed are read again, without a restart.",
+    )
+    add = group.add_argument
+    add("--tls-cert", type=Path, metavar="PEM", help=f"serve {served} over TLS with this certificate")
+    add("--tls-key", type=Path, metavar="PEM", help="and this key")
+    group = parser.add_argument_group(
+        "TLS to the replicas (off without --replica-tls-ca)", "Files are read anew for every connection."
+    )
+    add = group.add_argument
+    add("--replica-tls-ca", type=Path, metavar="PEM", help="authorities that sign replicas' certificates")
+    add("--replica-tls-cert", type=Path, metavar="PEM", help="this router's certificate, for mutual TLS")
+    add("--replica-tls-key", type=Path, metavar="PEM", help="its key")
+    add(
+        "--replica-tls-server-name",
+        metavar="NAME",
+        help="whose certificate replicas show, whatever their address",
+    )
+
+
+def certificate(given: argparse.Namespace) -> Certificate | None:
+    """Return the certificate to serve with; None to serve in the clear."""
+    return Certificate(given.tls_cert, given.tls_key) if given.tls_cert else None
+
+
+def replica_tls(given: argparse.Namespace) -> Tls | None:
+    """Return how to reach replicas over TLS; None to reach them in the clear."""
+    if not given.replica_tls_ca:
+        return None
+    return Tls(
+        given.replica_tls_ca, given.replica_tls_cert, given.replica_tls_key, given.replica_tls_server_name
+    )
+
+
+def problem(given: argparse.Namespace, redis_url: Callable[[], str] | None) -> str | None:
+    """Return what is wrong with the flags together."""
+    return _inconsistency(given) or (redis_url and _redis_problem(redis_url)) or None
+
+
+def _inconsistency(given: argparse.Namespace) -> str | None:
+    if bool(given.replica) == bool(given.discover):
+        return "say where the replicas are: --replica once for each, or --discover"
+    if given.kubeconfig and not (given.discover or given.key_secret):
+        return "--kubeconfig is for --discover and --key-secret"
+    if bool(given.tls_cert) != bool(given.tls_key):
+        return "--tls-cert and --tls-key belong together"
+    return _replica_tls_problem(given)
+
+
+def _replica_tls_problem(given: argparse.Namespace) -> str | None:
+    if bool(given.replica_tls_cert) != bool(given.replica_tls_key):
+        return "--replica-tls-cert and --replica-tls-key belong together"
+    if not given.replica_tls_ca and (given.replica_tls_cert or given.replica_tls_server_name):
+        return "TLS to the replicas needs --replica-tls-ca"
+    return None
+
+
+def redis_url(file: Path | None) -> Callable[[], str] | None:
+    """From the file, as it is whenever it is asked for; else from the environment."""
+    if file is not None:
+        return lambda: file.read_text(encoding="utf-8").strip()
+    given = os.environ.get(REDIS_URL)
+    return (lambda: given) if given else None
+
+
+def _redis_problem(redis_url: Callable[[], str]) -> str | None:
+    """What is wrong with the URL, without repeating it."""
+    try:
+        parts = urlsplit(redis_url())
+        right = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    except OSError as error:
+        return f"--redis-url-file: {error.filename}: {error.strerror}"
+    except ValueError:
+        right = False
+    return None if right else "the URL of Redis is not redis://HOST:PORT or rediss://HOST:PORT"
+
+
+def _replica(text: str) -> tuple[str, str]:
+    name, equals, address = text.partition("=")
+    host, colon, given_port = address.rpartition(":")
+    if not (name and equals and host and colon and given_port.isdigit() and 0 < int(given_port) < 65536):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=HOST:PORT, like r0=127.0.0.1:7001")
+    return name, address
+
+
+def _service(text: str) -> Service:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not NAMESPACE/SERVICE, like default/llama3-8b-replicas"
+        )
+    return Service(namespace, name)
+
+
+def _key_secret(text: str) -> tuple[str, SecretName]:
+    application, equals, secret = text.partition("=")
+    namespace, slash, name = secret.partition("/")
+    if not (application and equals and namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not APPLICATION=NAMESPACE/SECRET, like ide=default/ide-keys"
+        )
+    return application, SecretName(namespace, name)

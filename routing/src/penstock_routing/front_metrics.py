@@ -1,0 +1,44 @@
+"""Metrics that the router and the picker both have, each under its own name."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from penstock_routing.applications.key_refresh import KeyMetrics
+from penstock_routing.applications.rate_limits import LimitMetrics
+from penstock_routing.applications.token_usage import UsageMetrics
+from penstock_routing.demand import Demand
+
+
+class FrontMetrics:
+    """One process'. process: `router` or `picker`, in the names of metrics. tiers: their names."""
+
+    def __init__(self, process: str, tiers: Iterable[str]) -> None:
+        self.demand = Demand(tiers)
+        registry = self.registry = CollectorRegistry(auto_describe=False)
+        self.faults = Counter(
+            f"penstock_{process}_faults",
+            "Requests that met a fault of this process' own; each is in the log.",
+            registry=registry,
+        )
+        self.redis_connected = Gauge(
+            f"penstock_{process}_redis_connected",
+            "Whether placements are shared with other routers now.",
+            registry=registry,
+        )
+        self.placements_heard = Counter(
+            f"penstock_{process}_placements_heard",
+            "Messages of other routers about what they had just sent where.",
+            registry=registry,
+        )
+        self.placements_malformed = Counter(
+            f"penstock_{process}_placements_malformed",
+            "Messages of other routers that are unusable.",
+            registry=registry,
+        )
+        self.keys, self.limits = KeyMetrics(registry, process), LimitMetrics(registry, process)
+        self.usage = UsageMetrics(registry, process)
+
+    def page(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

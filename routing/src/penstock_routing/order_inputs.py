@@ -1,0 +1,32 @@
+"""A request as routing orders see it, and the answer where there is no replica to ask."""
+
+from collections.abc import Callable
+from math import inf
+
+from penstock_core.routing.replica_load import Asked, tokens_about
+from penstock_core.routing.walk import spread_retry_s
+from penstock_core.timing.time_model import TimeModel
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_routing.request.generation_request import GenerationRequest, slo_with
+
+
+def asked_of(request: GenerationRequest, time_model: Callable[[], TimeModel | None]) -> Asked:
+    """Return the request as orders see it. A slowdown of an unknown time model is no bound."""
+    slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
+    ttft_s = slo.ttft_s
+    if slo.ttft_slowdown is not None and (model := time_model()) is not None:
+        ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
+    return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf)
+
+
+def no_replicas(draw: float) -> ApiError:
+    """Return the answer where no replica takes requests. draw: in [0, 1), spreads retries."""
+    again_s = spread_retry_s(1, draw)
+    return ApiError(
+        503,
+        f"no replica is in service; try again in {again_s} s",
+        type="no_replicas",
+        code="no_replicas",
+        headers=(("retry-after", str(again_s)),),
+    )
