@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from penstock_operator.metrics import OperatorMetrics
+from penstock_picker.metrics import Metrics as PickerMetrics
 from penstock_router.observability.metrics import Metrics as RouterMetrics
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -27,7 +28,8 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     ReplicaMetrics(replica)
     OperatorMetrics(operator)
     router = RouterMetrics({}, ReplicaSet(no_link))
-    there = names(replica) | names(router.registry) | names(operator)
+    picker = PickerMetrics({}, ReplicaSet(no_link))
+    there = names(replica) | names(router.registry) | names(picker.registry) | names(operator)
     rows = [line for line in PAGE.splitlines() if line.startswith("| `penstock_")]
     named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row.split("|")[1])}
     assert named == there

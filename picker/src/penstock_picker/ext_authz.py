@@ -7,13 +7,17 @@ unless its body is long or its application's limits are asked for elsewhere.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import socket
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.serving import BACKLOG
 
 from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
@@ -23,6 +27,23 @@ HEAD_BYTES = 65536
 
 TOO_LONG = ApiError(431, "the headers are too long", code="headers_too_large")
 MALFORMED = ApiError(400, "the request is malformed", code="malformed_request")
+
+
+@asynccontextmanager
+async def ext_authz(
+    picker: Picker, listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
+    """Serve on the listener inside the block. Leaving it answers what is under way."""
+    connections: set[ExtAuthzConnection] = set()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ExtAuthzConnection(picker, connections), sock=listener, backlog=BACKLOG, ssl=tls
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.close()
 
 
 class ExtAuthzConnection(asyncio.Protocol):

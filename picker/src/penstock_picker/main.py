@@ -4,9 +4,10 @@ In a cluster: `penstock-picker -f pool.yaml --ext-proc-port 9002 --discover defa
 """
 
 import asyncio
+import ssl
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from random import Random
 
 import structlog
@@ -19,11 +20,11 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import BACKLOG, address_of, listen, run_process, serving
+from penstock_runtime.serving import address_of, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
 from penstock_picker.admin_port import admin_app
-from penstock_picker.ext_authz import ExtAuthzConnection
+from penstock_picker.ext_authz import ext_authz
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
@@ -84,7 +85,9 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
             await stack.enter_async_context(serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS))
             addresses = {}
             if options.ext_authz_port is not None:
-                addresses["ext_authz"] = await stack.enter_async_context(ext_authz(picker, options))
+                listener = listen(options.host, options.ext_authz_port)
+                await stack.enter_async_context(ext_authz(picker, listener, _tls(options)))
+                addresses["ext_authz"] = address_of(listener)
             log.info("ready", **addresses, admin=address_of(admin))
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
             for part in beside:
@@ -97,31 +100,17 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
     log.info("stopped")
 
 
-@asynccontextmanager
-async def ext_authz(picker: Picker, options: Options) -> AsyncIterator[str]:
-    """Serve ext_authz inside the block, and yield its address."""
-    assert options.ext_authz_port is not None
-    listener = listen(options.host, options.ext_authz_port)
-    connections: set[ExtAuthzConnection] = set()
-    given = options.certificate
-    tls = None if given is None else server_context(given.cert, given.key)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: ExtAuthzConnection(picker, connections), sock=listener, backlog=BACKLOG, ssl=tls
-    )
-    try:
-        yield address_of(listener)
-    finally:
-        server.close()
-        for connection in list(connections):
-            connection.close()
-
-
 def _check_certificates(options: Options) -> None:
     """Raise OSError where one of their files cannot be used."""
-    if options.certificate is not None:
-        server_context(options.certificate.cert, options.certificate.key)
+    _tls(options)
     if options.replica_tls is not None:
         options.replica_tls.credentials()
+
+
+def _tls(options: Options) -> ssl.SSLContext | None:
+    """Return the TLS context of the HTTP front, where it is wanted. Raises OSError."""
+    given = options.certificate
+    return None if given is None else server_context(given.cert, given.key)
 
 
 def _warn_of_limits(pool: Pool) -> None:

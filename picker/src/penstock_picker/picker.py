@@ -19,7 +19,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
-from penstock_routing.applications.token_usage import Usage
+from penstock_routing.applications.token_usage import Usage, UsageMetrics
 from penstock_routing.order_inputs import asked_of, no_replicas
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -28,6 +28,7 @@ from penstock_routing.request.generation_request import GENERATES, GenerationReq
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
+from prometheus_client import CollectorRegistry
 
 from penstock_picker.metrics import Metrics
 from penstock_picker.pick import Picked, Replicas, pick
@@ -80,7 +81,8 @@ class Picker:
         self._placed = placed
         self._named_time_model = named_time_model(pool.spec.engine.time_model)
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
-        self._usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
+        uncounted = UsageMetrics(CollectorRegistry())  # a picker does not see what a request used
+        self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
         self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
         self._turn, self._lock = first_turn, Lock()

@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock_routing.applications.key_refresh import KeyMetrics
 from penstock_routing.applications.rate_limits import LimitMetrics
-from penstock_routing.applications.token_usage import UsageMetrics
 from penstock_routing.demand import Demand
 
 
@@ -37,7 +36,6 @@ class FrontMetrics:
             registry=registry,
         )
         self.keys, self.limits = KeyMetrics(registry, process), LimitMetrics(registry, process)
-        self.usage = UsageMetrics(registry, process)
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

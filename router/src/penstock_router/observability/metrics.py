@@ -8,6 +8,7 @@ from functools import cache
 
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
+from penstock_routing.applications.token_usage import UsageMetrics
 from penstock_routing.demand import Demand
 from penstock_routing.front_metrics import FrontMetrics
 from penstock_routing.replicas.replica_link import LinkState
@@ -79,6 +80,7 @@ class Metrics(FrontMetrics):
             "Of them, those that wait because no replica is in service.",
             registry=registry,
         )
+        self.usage = UsageMetrics(registry)
         registry.register(_Replicas(replica_set))
         registry.register(_Verdicts(self.demand))
         for tier in tiers:

@@ -24,9 +24,9 @@ WEIGHT = 0.1
 class UsageMetrics:
     """What is counted about usage."""
 
-    def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.tokens = Counter(
-            f"penstock_{process}_application_tokens",
+            "penstock_router_application_tokens",
             "Tokens of ended requests: prompt, cached (of the prompt), completion.",
             ["application", "kind"],
             registry=registry,

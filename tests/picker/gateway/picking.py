@@ -1,0 +1,48 @@
+"""A picker in the test's own process, in front of replicas that gateways reach over HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from gateway.replica import HttpReplica
+from penstock_picker.ext_authz import ext_authz
+from penstock_picker.picker import Picker
+from penstock_pool import Application, Pool
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.settings import settings_of
+from penstock_runtime.serving import address_of, listen
+from scripted.house import MODEL, NoSpread, make_link, pool_with, until
+
+
+@asynccontextmanager
+async def picker_of(
+    replicas: Sequence[HttpReplica], pool: Pool | None = None, keys: Mapping[str, Application] | None = None
+) -> AsyncIterator[Picker]:
+    """A picker that knows all replicas, which are started and ready."""
+    pool = pool or pool_with(routing={"backup": "best-effort", "order": "round-robin"})
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await replica.start()
+            stack.push_async_callback(replica.die)
+        replica_set = ReplicaSet(make_link, NoSpread())
+        following = asyncio.create_task(replica_set.follow(Fixed({r.name: r.address for r in replicas})))
+        stack.push_async_callback(asyncio.wait, [following])
+        stack.callback(following.cancel)
+        await until(lambda: len(replica_set.loads()) == len(replicas))
+        yield Picker(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), replica_set)
+
+
+@asynccontextmanager
+async def ext_authz_address(picker: Picker, port: int = 0) -> AsyncIterator[str]:
+    """The address at which the picker answers ext_authz."""
+    listener = listen("127.0.0.1", port)
+    address = address_of(listener)
+    async with ext_authz(picker, listener):
+        yield address
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}

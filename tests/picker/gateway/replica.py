@@ -1,0 +1,103 @@
+"""A replica that a gateway reaches over HTTP: what it answers a test says."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+
+import grpc
+import httptools
+import orjson
+from penstock_proto import replica_pb2 as wire
+from scripted.replica import ScriptedReplica
+
+
+@dataclass(slots=True)
+class Seen:
+    """A request as it came from the gateway."""
+
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class HttpReplica(ScriptedReplica):
+    """One replica. rejects: whatever comes. tokens: of a stream. held: a stream goes on when it is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.rejects, self.streams = False, False
+        self.held = asyncio.Event()
+        self.seen: list[Seen] = []
+        self.http_port = 0
+        self.gone = asyncio.Event()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    async def start(self) -> None:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._http = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.http_port)
+        self.http_port = self._http.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        self._http.close()
+        await super().die()
+
+    async def Describe(
+        self,
+        request: wire.DescribeRequest,
+        context: "grpc.aio.ServicerContext[wire.DescribeRequest, Awaitable[wire.DescribeReply]]",
+    ) -> wire.DescribeReply:
+        reply = await super().Describe(request, context)
+        reply.http_port = self.http_port
+        return reply
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, replica: HttpReplica) -> None:
+        self._replica = replica
+        self._parser = httptools.HttpRequestParser(self)
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._replica.gone.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._seen = Seen(url.decode())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._seen.headers[name.decode().lower()] = value.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self._seen.body += body
+
+    def on_message_complete(self) -> None:
+        replica = self._replica
+        replica.seen.append(self._seen)
+        if replica.rejects:
+            self._write(429, orjson.dumps({"error": {"code": "slo_unattainable"}}), rejected=True)
+        elif replica.streams:
+            self._task = asyncio.get_running_loop().create_task(self._stream())
+        else:
+            self._write(200, orjson.dumps({"replica": replica.name}))
+
+    def _write(self, status: int, body: bytes, rejected: bool = False) -> None:
+        extra = "x-penstock-rejected: 1\r\nretry-after: 7\r\n" if rejected else ""
+        head = f"HTTP/1.1 {status} X\r\nx-penstock-replica: {self._replica.name}\r\n{extra}"
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def _stream(self) -> None:
+        self._transport.write(b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n6\r\ndata: \r\n")
+        await self._replica.held.wait()
+        self._transport.write(b"8\r\n[DONE]\n\n\r\n0\r\n\r\n")

@@ -1,0 +1,210 @@
+"""The real Envoy asks the picker by ext_authz over HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import orjson
+from gateway.envoy import Gateway, ext_authz, gateway
+from gateway.picking import chat, ext_authz_address, picker_of
+from gateway.replica import HttpReplica
+from penstock_picker.picker import Picker
+from penstock_pool import Application, Pool
+from penstock_runtime.serving import address_of, listen
+from scripted.house import pool_with, until
+
+BODY = orjson.dumps(chat())
+
+
+@asynccontextmanager
+async def behind(
+    tmp_path: Path, *replicas: HttpReplica, fail_open: bool = False, pool: Pool | None = None
+) -> AsyncIterator[tuple[Gateway, Picker]]:
+    async with (
+        picker_of(replicas, pool) as picker,
+        ext_authz_address(picker) as address,
+        gateway(tmp_path, ext_authz(address, fail_open=fail_open), [r.endpoint for r in replicas]) as envoy,
+    ):
+        yield envoy, picker
+
+
+def replicas() -> tuple[HttpReplica, HttpReplica]:
+    return HttpReplica("r0"), HttpReplica("r1")
+
+
+async def test_a_request_reaches_the_first_replica_of_the_order(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    async with behind(tmp_path, r0, r1) as (envoy, _):
+        answer = await envoy.chat(BODY, x_penstock_tier="coder")
+        assert (answer.status_code, answer.json()) == (200, {"replica": "r0"})
+        assert answer.headers["x-penstock-hops"] == "1"
+        (seen,) = r0.seen
+        assert seen.body == BODY
+        assert seen.headers["x-penstock-tier"] == "coder"
+        assert seen.headers["x-penstock-max-hops"] == "2"
+        assert seen.headers["x-gateway-destination-endpoint"] == f"{r0.endpoint},{r1.endpoint},{r0.endpoint}"
+        assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
+
+
+async def test_a_rejection_hops_and_nothing_else_does(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    async with behind(tmp_path, r0, r1) as (envoy, _):
+        r0.rejects = True
+        answer = await envoy.chat(BODY)
+        assert (answer.json(), answer.headers["x-penstock-hops"]) == ({"replica": "r1"}, "2")
+        assert r1.seen[-1].headers["x-envoy-attempt-count"] == "2"
+
+
+async def test_the_backup_is_asked_last_and_its_answer_is_the_clients(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    r0.rejects = r1.rejects = True
+    async with behind(tmp_path, r0, r1) as (envoy, _):
+        answer = await envoy.chat(BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+        assert answer.json()["error"]["code"] == "slo_unattainable"
+        last = r0.seen[-1].headers
+        assert int(last["x-envoy-attempt-count"]) > int(last["x-penstock-max-hops"])
+        assert (len(r0.seen), len(r1.seen)) == (2, 1)
+
+
+async def test_what_only_the_picker_may_say_is_taken_from_clients(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    async with behind(tmp_path, r0, r1, fail_open=True) as (envoy, _):
+        smuggled = {
+            "x_gateway_destination_endpoint": r1.endpoint,
+            "x_gateway_destination_endpoint_subset": r1.endpoint,
+            "x_envoy_max_retries": "9",
+            "x_penstock_max_hops": "0",
+            "x_prefiller_host_port": "10.0.0.1:1",
+        }
+        assert (await envoy.chat(BODY, **smuggled)).json() == {"replica": "r0"}
+        (seen,) = r0.seen
+        assert seen.headers["x-penstock-max-hops"] == "2"
+        assert "x-prefiller-host-port" not in seen.headers
+        assert "x-gateway-destination-endpoint-subset" not in seen.headers
+
+
+async def test_an_endpoint_that_the_gateway_does_not_know_is_passed_over(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    async with (
+        picker_of((r0, r1)) as picker,
+        ext_authz_address(picker) as address,
+        gateway(tmp_path, ext_authz(address), [r1.endpoint]) as envoy,
+    ):
+        assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
+
+
+async def test_a_wrong_request_is_answered_by_the_picker(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    async with behind(tmp_path, r0) as (envoy, _):
+        for body, status, code in (
+            (b"{", 400, "invalid_json"),
+            (b"", 400, "invalid_json"),
+            (orjson.dumps(chat(model="other")), 404, "model_not_found"),
+            (b"[" * 100_000, 400, "invalid_json"),
+            (b'{"model": "test/model", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "too_complex"),
+        ):
+            answer = await envoy.chat(body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body[:40]
+        assert (await envoy.chat(BODY, x_penstock_tier="gold")).json()["error"]["code"] == "unknown_tier"
+        assert (await envoy.http.get("/v1/nothing")).status_code == 404
+        assert (await envoy.http.get("/v1/models")).json() == {"replica": "r0"}
+        assert len(r0.seen) == 1
+        assert (await envoy.chat(BODY)).status_code == 200
+
+
+async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    async with behind(tmp_path, r0) as (envoy, picker):
+        full = orjson.dumps(chat(user="u" * (picker.max_body_bytes - len(orjson.dumps(chat(user=""))))))
+        assert len(full) == picker.max_body_bytes
+        assert (await envoy.chat(full)).status_code == 200
+        assert r0.seen[-1].body == full
+        answer = await envoy.chat(full + b" ")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_no_replica_is_503_with_retry_after(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    async with behind(tmp_path, r0) as (envoy, picker):
+        r0.tell(draining=True)
+        await until(lambda: not picker._replica_set.loads())
+        answer = await envoy.chat(BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
+        assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_open(tmp_path: Path) -> None:
+    r0, r1 = replicas()
+    async with picker_of((r0, r1)) as picker:
+        for fail_open, while_down in ((True, 200), (False, 503)):
+            async with ext_authz_address(picker) as address:
+                port = int(address.rpartition(":")[2])
+            asks = ext_authz(address, fail_open=fail_open)
+            async with gateway(tmp_path, asks, [r0.endpoint, r1.endpoint]) as envoy:
+                assert (await envoy.chat(BODY)).status_code == while_down
+                async with ext_authz_address(picker, port):
+                    assert (await envoy.chat(BODY)).status_code == 200
+                    picked = [each for each in r0.seen + r1.seen if "x-penstock-tier" in each.headers]
+                    assert len(picked) == 1
+                    r0.seen, r1.seen = [], []
+
+
+async def test_a_slow_picker_is_given_up(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    async with picker_of((r0,)) as picker:
+        mute = listen("127.0.0.1", 0)
+        for fail_open, status in ((True, 200), (False, 503)):
+            asks = ext_authz(address_of(mute), fail_open=fail_open, timeout="0.05s")
+            async with gateway(tmp_path, asks, [r0.endpoint]) as envoy:
+                assert (await envoy.chat(BODY)).status_code == status
+        mute.close()
+        assert picker.metrics.registry.get_sample_value("penstock_picker_faults_total") == 0
+
+
+async def test_streams_outlive_the_picker(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    r0.streams = True
+    async with picker_of((r0,)) as picker, AsyncExitStack() as stack:
+        async with ext_authz_address(picker) as address:
+            envoy = await stack.enter_async_context(gateway(tmp_path, ext_authz(address), [r0.endpoint]))
+            request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+            stream = await envoy.http.send(request, stream=True)
+        r0.held.set()
+        assert (await stream.aread()).endswith(b"[DONE]\n\n")
+
+
+async def test_a_client_that_leaves_ends_its_request_at_the_replica(tmp_path: Path) -> None:
+    r0 = HttpReplica("r0")
+    r0.streams = True
+    async with behind(tmp_path, r0) as (envoy, _):
+        request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+        stream = await envoy.http.send(request, stream=True)
+        assert not r0.gone.is_set()
+        await stream.aclose()
+        await r0.gone.wait()
+
+
+async def test_keys_name_the_tier_and_go_no_further_than_the_picker(tmp_path: Path) -> None:
+    pool = pool_with(
+        applications=[
+            {"name": "ide", "tier": "coder", "keys": {"file": "keys"}, "limits": {"requestsPerMinute": 2}}
+        ]
+    )
+    ide: Application = pool.spec.applications[0]
+    r0 = HttpReplica("r0")
+    async with (
+        picker_of((r0,), pool, {"sk-ide": ide}) as picker,
+        ext_authz_address(picker) as address,
+        gateway(tmp_path, ext_authz(address), [r0.endpoint]) as envoy,
+    ):
+        answer = await envoy.chat(BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        for status in (200, 200, 429):
+            answer = await envoy.chat(BODY, authorization="Bearer sk-ide")
+            assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(answer.headers["retry-after"]) > 0
+        assert r0.seen[-1].headers["x-penstock-tier"] == "coder"
+        answer = await envoy.chat(BODY, authorization="Bearer sk-ide", x_penstock_tier="chat")
+        assert answer.json()["error"]["code"] == "tier_not_allowed"
