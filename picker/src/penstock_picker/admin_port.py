@@ -2,7 +2,7 @@
 
 import orjson
 from penstock_routing.replicas.replica_set import ReplicaSet
-from penstock_runtime.asgi import App
+from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 

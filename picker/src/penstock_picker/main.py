@@ -18,18 +18,22 @@ from penstock_routing.connections.api_server import AccessError
 from penstock_routing.discovery.endpoints import Source
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
+from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
 from penstock_picker.admin_port import admin_app
-from penstock_picker.ext_authz import ext_authz
+from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
 MANY_TURNS = 2**16
 """Pickers begin at turns of their own, so that they do not go round in step."""
+
+DRAIN_S = 5.0
+"""Longest wait for open questions when stopped. Each takes milliseconds."""
 
 log = structlog.get_logger()
 
@@ -86,7 +90,9 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
             addresses = {}
             if options.ext_authz_port is not None:
                 listener = listen(options.host, options.ext_authz_port)
-                await stack.enter_async_context(ext_authz(picker, listener, _tls(options)))
+                bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
+                app = ext_authz_app(picker)
+                await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, _tls(options)))
                 addresses["ext_authz"] = address_of(listener)
             log.info("ready", **addresses, admin=address_of(admin))
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)

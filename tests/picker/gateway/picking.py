@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from gateway.replica import HttpReplica
-from penstock_picker.ext_authz import ext_authz
+from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.picker import Picker
 from penstock_pool import Application, Pool
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
-from penstock_runtime.serving import address_of, listen
+from penstock_runtime.serving import address_of, listen, serving
 from scripted.house import MODEL, NoSpread, make_link, pool_with, until
 
 
@@ -40,7 +40,7 @@ async def ext_authz_address(picker: Picker, port: int = 0) -> AsyncIterator[str]
     """The address at which the picker answers ext_authz."""
     listener = listen("127.0.0.1", port)
     address = address_of(listener)
-    async with ext_authz(picker, listener):
+    async with serving(ext_authz_app(picker), listener, 1.0):
         yield address
 
 
