@@ -24,7 +24,7 @@ import numpy as np
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
 from penstock_core.policies.annealing.lengths import Gaussian
 from penstock_core.policies.annealing.plan_tables import Ask, Prospects, prospects
-from penstock_core.policies.annealing.search import PROVED_REQUESTS, Plan, best_plan, worth
+from penstock_core.policies.annealing.search import PROVED_REQUESTS, BatchSequence, best_plan, worth
 
 PAPER_MS = {4: (0.23, 1.2), 6: (0.32, 39.0), 8: (0.43, 88_200.0), 10: (0.48, 287_000.0)}
 LONGEST_TOKENS = 2000
@@ -183,7 +183,7 @@ def compare(random: Random, count: int, most: int, kinds: dict[bool, Gaussian] |
     return worth_of(truth, tuple(range(count)), full), worth_of(truth, plan.order, plan.sizes)
 
 
-def planned(asks: list[Ask], most: int, kinds: dict[bool, Gaussian] | None, seed: int) -> Plan:
+def planned(asks: list[Ask], most: int, kinds: dict[bool, Gaussian] | None, seed: int) -> BatchSequence:
     if kinds is not None:
         drawn = [kinds[ask.e2e_s < inf].draw(seed + i) for i, ask in enumerate(asks)]
         asks = [ask._replace(decode_tokens=clipped(tokens)) for ask, tokens in zip(asks, drawn, strict=True)]

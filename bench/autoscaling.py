@@ -27,8 +27,8 @@ from random import Random
 from typing import Any
 
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.demand import DemandObservation
+from penstock_core.autoscaling.memory import AutoscalerState
 from penstock_core.autoscaling.terms import Scaling
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
@@ -83,9 +83,9 @@ class Penstock:
     """The decision, and its memory between two."""
 
     scaling: Scaling = field(default_factory=lambda: Scaling(FEWEST, MOST))
-    memory: Memory = field(default_factory=Memory)
+    memory: AutoscalerState = field(default_factory=AutoscalerState)
 
-    def decide(self, demand: Demand, now_s: float) -> int:
+    def decide(self, demand: DemandObservation, now_s: float) -> int:
         decision, self.memory = decide_replicas(self.scaling, demand, self.memory, now_s)
         return decision.replicas
 
@@ -108,7 +108,7 @@ def day() -> Iterator[Arrival]:
 WORKLOADS: dict[str, Callable[[], Iterator[Arrival]]] = {"day": day, "azure": azure}
 
 
-def decider(trial: Trial) -> Callable[[Demand, float], int]:
+def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
     if trial.who == "penstock":
         return Penstock().decide
     if trial.who == "fixed":

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from chart.rendered import CHART, ROOT
 from chart.tables import between
-from penstock_core.autoscaling.terms import Reason as ScalingReason
+from penstock_core.autoscaling.terms import ScalingReason
 from penstock_operator.status.conditions import ConditionReason
 from penstock_operator.status.diagnosis import Cause
 from penstock_pool import parse_pool

@@ -7,8 +7,8 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
-from penstock_core.policies.accelgen.batch import Demand, distance
-from penstock_core.policies.accelgen.policy import AccelGen, Remembered
+from penstock_core.policies.accelgen.batch import ResourceDemand, distance
+from penstock_core.policies.accelgen.policy import AccelGen, AccelGenState
 from penstock_core.policies.accelgen.remaining_time import (
     LEARNING_RATE,
     Pauses,
@@ -261,7 +261,7 @@ def test_a_decode_gives_its_blocks_only_where_it_can_be_computed_again_in_time(
 ) -> None:
     """Computing 1,001 tokens again takes three iterations: 150 ms, beside the one it sits out."""
     running = [decode("d", context=1000, tpot_s=tpot_s)]
-    policy, memory = AccelGen(), Remembered(chunk_tokens=400.0)
+    policy, memory = AccelGen(), AccelGenState(chunk_tokens=400.0)
     view = replica(running, [prompt("a", 100, waited_s=0.93)], free_blocks=2)
     step = policy.step(view, memory)[0]
     assert (list(step.tokens), step.preempt) == ([served], ("d",) if served == "a" else ())
@@ -338,8 +338,8 @@ def test_a_decode_that_needs_a_block_takes_it_from_who_has_most_time() -> None:
 
 
 def test_distance_is_what_stays_unused_of_both() -> None:
-    assert distance(Demand(100, 5), Demand(400, 45), 1000, 100) == pytest.approx(0.5)
-    assert distance(Demand(400, 45), Demand(400, 45), 1000, 100) == 0.0
+    assert distance(ResourceDemand(100, 5), ResourceDemand(400, 45), 1000, 100) == pytest.approx(0.5)
+    assert distance(ResourceDemand(400, 45), ResourceDemand(400, 45), 1000, 100) == 0.0
 
 
 def test_the_prompt_nearest_to_what_is_left_goes_first() -> None:
@@ -467,4 +467,4 @@ def test_decodes_draft_what_the_drafter_is_set_to() -> None:
 def test_everybody_is_admitted() -> None:
     verdicts = AccelGen().admit(replica([], []), [prompt("a"), prompt("b", best_effort=True)])
     assert [type(verdict).__name__ for verdict in verdicts] == ["Admitted", "BestEffort"]
-    assert AccelGen().start() == Remembered()
+    assert AccelGen().start() == AccelGenState()

@@ -14,7 +14,7 @@ from penstock_core.policies.annealing.capacity import fitting, room
 from penstock_core.policies.annealing.latency import latency_of
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask
 from penstock_core.policies.annealing.policy import Annealing
-from penstock_core.policies.annealing.state import Remembered, seen
+from penstock_core.policies.annealing.state import AnnealingState, seen
 from penstock_core.policies.annealing.window import ask, deadline_s, overdue, window
 from penstock_core.timing.builtin_models import time_model
 
@@ -92,7 +92,7 @@ def test_those_of_a_first_batch_who_found_no_tokens_left_start_next() -> None:
 def test_nobody_starts_who_would_make_a_running_one_late() -> None:
     tight = decode("tight", Targets(10.0, 0.026), answer=20)
     view = replica([tight], [prompt("b")], now_s=0.01)
-    step, memory = Annealing().step(view, Remembered())
+    step, memory = Annealing().step(view, AnnealingState())
     assert (step.tokens, memory.open) == ({"tight": 1}, True)
     late = replica([tight], [prompt("b")], now_s=5.0)
     assert first_step(late).tokens == {"tight": 1, "b": 100}
@@ -154,7 +154,7 @@ def test_nobody_starts_in_a_step_that_preempts() -> None:
 
 
 def test_the_queue_is_planned_again_when_it_changes_and_not_otherwise() -> None:
-    policy, memory = Annealing(), Remembered()
+    policy, memory = Annealing(), AnnealingState()
     queue = [prompt("b"), prompt("c")]
     plans = []
     for view in (
@@ -183,7 +183,9 @@ def test_the_next_batch_has_its_turn_though_nothing_has_changed() -> None:
 
 def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     long = decode("a", answer=100)._replace(generated_tokens=39)
-    memory = seen(seen(Remembered(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], []))
+    memory = seen(
+        seen(AnnealingState(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], [])
+    )
     assert memory.shares == {}
     memory = seen(memory, replica([], [prompt("c")]))
     assert memory.share("tier").mean == pytest.approx((1.0 + 0.4) / 2)
@@ -192,22 +194,22 @@ def test_finished_answers_teach_their_share_of_the_prediction() -> None:
 
 
 def test_an_answer_of_twice_its_one_predicted_token_teaches_so() -> None:
-    memory = seen(Remembered(), replica([], [prompt("a", answer=1)]))
+    memory = seen(AnnealingState(), replica([], [prompt("a", answer=1)]))
     memory = seen(seen(memory, replica([decode("a", answer=1)], [])), replica([], []))
     assert memory.share("tier").mean == pytest.approx((1.0 + 2.0) / 2)
 
 
 def test_answers_that_finish_together_teach_in_the_order_of_their_jobs() -> None:
     jobs = [decode(f"job {place}", answer=7 * place + 3) for place in range(40)]
-    together = seen(seen(Remembered(), replica(jobs, [])), replica([], []))
-    one_by_one = seen(Remembered(), replica(jobs, []))
+    together = seen(seen(AnnealingState(), replica(jobs, [])), replica([], []))
+    one_by_one = seen(AnnealingState(), replica(jobs, []))
     for place in range(40):
         one_by_one = seen(one_by_one, replica(jobs[place + 1 :], []))
     assert together.share("tier") == one_by_one.share("tier")
 
 
 def test_a_preempted_job_opens_the_queue_again() -> None:
-    memory = replace(seen(Remembered(), replica([decode("a")], [])), open=False)
+    memory = replace(seen(AnnealingState(), replica([decode("a")], [])), open=False)
     assert not seen(memory, replica([decode("a")], [])).open
     assert seen(memory, replica([], [preempted(decode("a"))])).open
 

@@ -14,7 +14,7 @@ from penstock_core.compilation.jit import FLOAT, INT, compiled, interpreted
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside, Prospects, prospects
 from penstock_core.policies.annealing.search import (
-    Plan,
+    BatchSequence,
     best_plan,
     delay,
     disturb,
@@ -112,7 +112,7 @@ def _after(
     return wait_s + float(tables.turn[row] * exec_s.max()), latency_s, met
 
 
-def check(plan: Plan, tables: Prospects) -> None:
+def check(plan: BatchSequence, tables: Prospects) -> None:
     most, count = tables.exec_s.shape
     assert sorted(plan.order) == list(range(count))
     assert sum(plan.sizes) == count
@@ -183,8 +183,8 @@ def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
     tables = Prospects(
         np.array([[1.0, 5.0, 2.0]] * 2), np.zeros((2, 3)), np.zeros(2), 0, np.array([0.5, 0.25])
     )
-    assert first_turn_s(tables, Plan((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
-    assert first_turn_s(tables, Plan((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
+    assert first_turn_s(tables, BatchSequence((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
+    assert first_turn_s(tables, BatchSequence((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_way() -> None:

@@ -5,9 +5,10 @@ from math import inf
 
 import pytest
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import PERIODS, SLOTS, Asked, Memory, Period, Share
-from penstock_core.autoscaling.terms import Decision, Reason, Scaling
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import PERIODS, SLOTS, AutoscalerState, Period, ScalingDecision, Share
+from penstock_core.autoscaling.terms import Decision, Scaling
+from penstock_core.autoscaling.terms import ScalingReason as Reason
 from penstock_core.autoscaling.utilization import filling
 from penstock_core.forecast.snapshot import Snapshot
 
@@ -50,17 +51,17 @@ def seen(
     desired: int | None = None,
     held: int = 0,
     elapsed_s: float = PERIOD_S,
-) -> Demand:
-    return Demand(elapsed_s, len(replicas) if desired is None else desired, tiers, held, replicas)
+) -> DemandObservation:
+    return DemandObservation(elapsed_s, len(replicas) if desired is None else desired, tiers, held, replicas)
 
 
-def remembering(ready: int, *, desired: int | None = None, **more: object) -> Memory:
+def remembering(ready: int, *, desired: int | None = None, **more: object) -> AutoscalerState:
     """A pool that has long had so many replicas and was busy at the last look."""
-    asked = (Asked(NOW_S - 1000, ready if desired is None else desired),)
-    return replace(Memory(up=asked, down=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
+    asked = (ScalingDecision(NOW_S - 1000, ready if desired is None else desired),)
+    return replace(AutoscalerState(up=asked, down=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
 
 
-def decided(scaling: Scaling, demand: Demand, memory: Memory) -> Decision:
+def decided(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState) -> Decision:
     return decide_replicas(scaling, demand, memory, NOW_S)[0]
 
 
@@ -100,7 +101,9 @@ TABLE = [
 @pytest.mark.parametrize(
     ("demand", "capacity_rps", "then"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_one_observation(demand: Demand, capacity_rps: float | None, then: tuple[int, Reason]) -> None:
+def test_one_observation(
+    demand: DemandObservation, capacity_rps: float | None, then: tuple[int, Reason]
+) -> None:
     memory = remembering(len(demand.ready()), desired=1, capacity_rps=capacity_rps)
     decision = decided(AT_ONCE, demand, memory)
     assert (decision.replicas, decision.reason) == then
@@ -119,10 +122,10 @@ def test_what_runs_now_keeps_its_replicas_though_the_average_was_less() -> None:
 def test_where_capacity_was_never_seen_the_effect_of_each_step_is_watched_for_a_whole_window(
     capacity_rps: float | None,
 ) -> None:
-    before = remembering(8, desired=3, capacity_rps=capacity_rps, down=(Asked(NOW_S - 290, 3),))
+    before = remembering(8, desired=3, capacity_rps=capacity_rps, down=(ScalingDecision(NOW_S - 290, 3),))
     decision, after = decide_replicas(POOL, seen(chat(60), pool_of(8, 0.1)), before, NOW_S)
     assert decision.replicas == 6
-    assert (after.down == (Asked(NOW_S, 6),)) is (capacity_rps is None)
+    assert (after.down == (ScalingDecision(NOW_S, 6),)) is (capacity_rps is None)
 
 
 def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
@@ -139,7 +142,7 @@ def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
         forget_s=7200.0,
     )
     assert TierDemand() == TierDemand(0, 0, 0, 0, 0, 0, 0, promises=True)
-    assert Demand(15.0, 2) == Demand(15.0, 2, {}, held=0, replicas=())
+    assert DemandObservation(15.0, 2) == DemandObservation(15.0, 2, {}, held=0, replicas=())
 
 
 def test_the_worst_tier_speaks_for_the_pool() -> None:
@@ -176,7 +179,7 @@ def test_demand_is_averaged_over_the_time_that_is_observed() -> None:
 
 
 def test_fewer_only_once_the_whole_window_asks_for_fewer() -> None:
-    demand, memory, now_s = seen(chat(60), pool_of(4, 0.1)), Memory(), 0.0
+    demand, memory, now_s = seen(chat(60), pool_of(4, 0.1)), AutoscalerState(), 0.0
     while (decision := decide_replicas(POOL, demand, memory, now_s))[0].replicas == 4:
         assert decision[0].reason in {Reason.STABILISING, Reason.STEADY}
         memory, now_s = decision[1], now_s + PERIOD_S
@@ -186,7 +189,7 @@ def test_fewer_only_once_the_whole_window_asks_for_fewer() -> None:
 
 def test_more_only_once_the_whole_window_asks_for_more() -> None:
     patient = replace(POOL, scale_up_window_s=60.0)
-    demand, memory, now_s = seen(chat(60, refused=30), HALF), Memory(), 0.0
+    demand, memory, now_s = seen(chat(60, refused=30), HALF), AutoscalerState(), 0.0
     while (decision := decide_replicas(patient, demand, memory, now_s))[0].replicas == 2:
         assert decision[0].reason is Reason.STABILISING or now_s == 0.0
         memory, now_s = decision[1], now_s + PERIOD_S
@@ -194,7 +197,7 @@ def test_more_only_once_the_whole_window_asks_for_more() -> None:
 
 
 def test_what_the_window_saw_stays_in_the_message() -> None:
-    memory = remembering(4, down=(Asked(NOW_S - 60, 4),))
+    memory = remembering(4, down=(ScalingDecision(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(
         4, Reason.STABILISING, "2 are asked for: what is accepted fills 1.20 replicas"
@@ -205,11 +208,11 @@ def test_what_the_window_saw_stays_in_the_message() -> None:
 
 
 def test_a_pool_is_idle_from_its_last_request_or_from_the_first_look() -> None:
-    def busy_s(memory: Memory, demand: Demand) -> float | None:
+    def busy_s(memory: AutoscalerState, demand: DemandObservation) -> float | None:
         return decide_replicas(ZERO, demand, memory, NOW_S)[1].busy_s
 
     idle, working = seen({}, pool_of(1, running=0)), seen({}, pool_of(1, running=1))
-    assert busy_s(Memory(), idle) == busy_s(Memory(), working) == NOW_S
+    assert busy_s(AutoscalerState(), idle) == busy_s(AutoscalerState(), working) == NOW_S
     assert busy_s(remembering(1), working) == NOW_S
     assert busy_s(remembering(1), idle) == NOW_S - PERIOD_S
 
@@ -231,7 +234,7 @@ def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
     ],
     ids=["runs", "came", "held"],
 )
-def test_not_to_zero_while_anybody_wants_anything(demand: Demand) -> None:
+def test_not_to_zero_while_anybody_wants_anything(demand: DemandObservation) -> None:
     memory = remembering(1, busy_s=NOW_S - 10 * ZERO.idle_timeout_s)
     assert decided(ZERO, demand, memory).replicas == 1
 
@@ -243,10 +246,10 @@ def test_one_stays_where_zero_is_not_allowed() -> None:
 
 def test_the_first_held_request_wakes_the_pool_whatever_the_windows_say() -> None:
     patient = replace(ZERO, scale_up_window_s=600.0)
-    memory = Memory(up=(Asked(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
+    memory = AutoscalerState(up=(ScalingDecision(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
     decision, after = decide_replicas(patient, seen({}, (), held=1), memory, NOW_S)
     assert decision == Decision(1, Reason.WAKE, "1 requests are held")
-    assert after.up == after.down == (Asked(NOW_S, 1),)
+    assert after.up == after.down == (ScalingDecision(NOW_S, 1),)
 
 
 def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
@@ -255,7 +258,7 @@ def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
 
 
 def test_a_pool_that_is_told_to_have_none_sleeps_until_it_is_needed() -> None:
-    decision, memory = decide_replicas(ZERO, seen({}, (), elapsed_s=0.0), Memory(), NOW_S)
+    decision, memory = decide_replicas(ZERO, seen({}, (), elapsed_s=0.0), AutoscalerState(), NOW_S)
     assert (decision.replicas, decision.reason) == (0, Reason.IDLE)
     assert decide_replicas(ZERO, seen({}, ()), memory, NOW_S + 15)[0].replicas == 0
 
@@ -263,7 +266,7 @@ def test_a_pool_that_is_told_to_have_none_sleeps_until_it_is_needed() -> None:
 # Capacity, as it is learned.
 
 
-def after(memory: Memory, demand: Demand, scaling: Scaling = POOL) -> float | None:
+def after(memory: AutoscalerState, demand: DemandObservation, scaling: Scaling = POOL) -> float | None:
     return decide_replicas(scaling, demand, memory, NOW_S)[1].capacity_rps
 
 
@@ -289,7 +292,7 @@ def test_capacity_is_forgotten_while_replicas_are_not_half_full() -> None:
 
 
 @pytest.mark.parametrize("demand", [seen(chat(60), HALF, elapsed_s=0.0), seen(chat(60), (), desired=2)])
-def test_capacity_is_not_learned_from_nothing(demand: Demand) -> None:
+def test_capacity_is_not_learned_from_nothing(demand: DemandObservation) -> None:
     assert after(remembering(2, capacity_rps=2.0), demand) == 2.0
 
 
@@ -335,7 +338,7 @@ def test_a_memory_does_not_grow_with_the_number_of_observations(
     window_s: float, look_s: float, looks: int
 ) -> None:
     patient = replace(POOL, scale_up_window_s=window_s, scale_down_window_s=window_s)
-    memory = Memory()
+    memory = AutoscalerState()
     for look in range(looks):
         demand = seen(chat(60, refused=look % 7), pool_of(1 + look % 3), desired=2, elapsed_s=look_s)
         memory = decide_replicas(patient, demand, memory, NOW_S + look * look_s)[1]
@@ -356,18 +359,18 @@ def test_observations_in_one_slot_count_as_one_period_of_the_fewer_replicas() ->
 
 def test_the_extreme_of_a_slot_counts_until_the_slot_is_out_of_the_window() -> None:
     often = replace(POOL, scale_up_window_s=60.0, scale_down_window_s=60.0)
-    earlier = (Asked(NOW_S - 30, 4),)
+    earlier = (ScalingDecision(NOW_S - 30, 4),)
     memory = remembering(4, up=earlier, down=earlier)
     for step, share in enumerate((0.9, 0.1, 0.9, 0.1)):
         demand = seen({}, pool_of(4, share), elapsed_s=0.1)
         memory = decide_replicas(often, demand, memory, NOW_S + step * 0.1)[1]
-    assert memory.up == (*earlier, Asked(NOW_S + 0.1 * 3, 1))
-    assert memory.down == (*earlier, Asked(NOW_S + 0.1 * 3, 4))
+    assert memory.up == (*earlier, ScalingDecision(NOW_S + 0.1 * 3, 1))
+    assert memory.down == (*earlier, ScalingDecision(NOW_S + 0.1 * 3, 4))
 
 
 def test_a_memory_from_the_future_is_dropped() -> None:
     later = Period(NOW_S + 100, 15.0, 2, 0.5, 60, 60, {"chat": Share(60, 60, 0, 0)})
-    memory = remembering(2, periods=(later,), down=(Asked(NOW_S + 100, 9),))
+    memory = remembering(2, periods=(later,), down=(ScalingDecision(NOW_S + 100, 9),))
     decision, after = decide_replicas(POOL, seen(chat(60), HALF), memory, NOW_S)
     assert decision.replicas == 2
     assert [period.ended_s for period in after.periods] == [NOW_S]

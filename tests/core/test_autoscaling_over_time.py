@@ -11,9 +11,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import PERIODS, SLOTS, Memory
-from penstock_core.autoscaling.terms import Decision, Reason, Scaling
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import PERIODS, SLOTS, AutoscalerState
+from penstock_core.autoscaling.terms import Decision, Scaling, ScalingReason
 from penstock_core.forecast.snapshot import Snapshot
 
 from examples import examples
@@ -32,7 +32,7 @@ class Pool:
     startup_s: float = 60.0
     period_s: float = 15.0
     told: float = 1.0
-    memory: Memory = field(default_factory=Memory)
+    memory: AutoscalerState = field(default_factory=AutoscalerState)
     ready_s: list[float] = field(default_factory=list)
 
     def run(self, offered_rps: Callable[[float], float], seconds: float) -> list[Decision]:
@@ -49,7 +49,7 @@ class Pool:
             now_s += self.period_s
         return decisions
 
-    def demand(self, now_s: float, rate_rps: float) -> Demand:
+    def demand(self, now_s: float, rate_rps: float) -> DemandObservation:
         ready = sum(ready_s <= now_s for ready_s in self.ready_s)
         arrived = round(rate_rps * self.period_s)
         admitted = min(arrived, round(ready * self.takes_rps * self.period_s))
@@ -64,7 +64,7 @@ class Pool:
             else ReplicaDemand(f"r{i}", ReplicaState.STARTING)
             for i, ready_s in enumerate(self.ready_s)
         ]
-        return Demand(self.period_s, len(self.ready_s), {"chat": tier}, 0, tuple(replicas))
+        return DemandObservation(self.period_s, len(self.ready_s), {"chat": tier}, 0, tuple(replicas))
 
     def become(self, replicas: int, now_s: float) -> None:
         more = replicas - len(self.ready_s)
@@ -131,7 +131,7 @@ def test_bounds_and_windows_are_kept_whatever_comes(loads: list[float], fewest: 
     assert all(scaling.min_replicas <= count <= scaling.max_replicas for count in counts)
     rises = [step * pool.period_s for step in range(1, len(counts)) if counts[step] > counts[step - 1]]
     for step in range(1, len(counts)):
-        if counts[step] < counts[step - 1] and decisions[step].reason is Reason.SURPLUS:
+        if counts[step] < counts[step - 1] and decisions[step].reason is ScalingReason.SURPLUS:
             recent = [at_s for at_s in rises if step * pool.period_s - 300.0 <= at_s < step * pool.period_s]
             assert not recent
             assert counts[step] >= counts[step - 1] - max(counts[step - 1] // 4, 1)
@@ -147,7 +147,7 @@ def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.Da
 
     def asked(refused: int) -> int:
         tier = TierDemand(arrived, arrived - refused, refused, 0, arrived)
-        demand = Demand(15.0, ready, {"chat": tier}, 0, replicas)
+        demand = DemandObservation(15.0, ready, {"chat": tier}, 0, replicas)
         return decide_replicas(POOL, demand, replace(memory, ready=ready), 1000.0)[0].replicas
 
     assert asked(few) <= asked(many)
@@ -158,8 +158,8 @@ def test_never_below_what_the_promises_already_made_fill(shares: list[float]) ->
     hasty = replace(POOL, scale_down_window_s=0.0)
     said = [Snapshot(1, kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - s))) for s in shares]
     replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, one) for i, one in enumerate(said))
-    demand = Demand(15.0, len(replicas), {}, 0, replicas)
-    decision, _ = decide_replicas(hasty, demand, Memory(), 1000.0)
+    demand = DemandObservation(15.0, len(replicas), {}, 0, replicas)
+    decision, _ = decide_replicas(hasty, demand, AutoscalerState(), 1000.0)
     assert decision.replicas >= min(sum(shares), POOL.max_replicas) - 0.01
 
 
@@ -191,7 +191,7 @@ def test_a_doubled_load_is_met_within_two_startups() -> None:
 def test_a_forgotten_memory_changes_no_number_of_a_pool_that_is_well() -> None:
     pool = Pool(POOL, takes_rps=4.0, replicas=2)
     before = pool.run(constant(20.0), HOUR_S)[-1].replicas
-    pool.memory = Memory()
+    pool.memory = AutoscalerState()
     again = [decision.replicas for decision in pool.run(constant(20.0), 240.0)]
     assert set(again) == {before}
 
@@ -209,7 +209,7 @@ def test_a_memory_is_bounded_whatever_is_observed(
     found: list[tuple[float, int, list[tuple[int, int, int]]]], often: int, window_s: float
 ) -> None:
     scaling = replace(POOL, scale_up_window_s=window_s / 2, scale_down_window_s=window_s)
-    memory, now_s = Memory(), 0.0
+    memory, now_s = AutoscalerState(), 0.0
     for elapsed_s, ready, counts in found:
         replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
         tiers = {
@@ -217,7 +217,7 @@ def test_a_memory_is_bounded_whatever_is_observed(
         }
         for _ in range(often):
             now_s += elapsed_s / often
-            demand = Demand(elapsed_s / often, ready, tiers, 0, replicas)
+            demand = DemandObservation(elapsed_s / often, ready, tiers, 0, replicas)
             memory = decide_replicas(scaling, demand, memory, now_s)[1]
     assert len(repr(memory)) < 64 * 1024
     assert len(memory.periods) <= PERIODS + 1

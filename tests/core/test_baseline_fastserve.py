@@ -5,7 +5,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.policies.fastserve import FastServe
-from penstock_core.policies.feedback_queues import Standing, Standings, queues_of
+from penstock_core.policies.feedback_queues import QueuePosition, QueuePositions, queues_of
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
 
@@ -30,11 +30,11 @@ def replica(
     return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, Limits(tokens, 16), MODEL)
 
 
-def standing(queue: int, served_ago_s: float = 0.0, used_s: float = 0.0) -> Standing:
-    return Standing(queue, used_s, NOW_S - served_ago_s)
+def standing(queue: int, served_ago_s: float = 0.0, used_s: float = 0.0) -> QueuePosition:
+    return QueuePosition(queue, used_s, NOW_S - served_ago_s)
 
 
-def step(view: ReplicaView, standings: Standings) -> Step:
+def step(view: ReplicaView, standings: QueuePositions) -> Step:
     return FastServe().step(view, standings)[0]
 
 
@@ -58,8 +58,8 @@ def test_a_job_sinks_when_it_has_used_its_quantum_and_no_further_than_the_last()
     queues = queues_of(MODEL, 3, 30.0, NOW_S)
     half_s = SHORTEST_S / 2
     once = queues.served(standing(0), half_s)
-    assert once == Standing(0, half_s, NOW_S + half_s)
-    assert queues.served(once, half_s) == Standing(1, 0.0, NOW_S + half_s)
+    assert once == QueuePosition(0, half_s, NOW_S + half_s)
+    assert queues.served(once, half_s) == QueuePosition(1, 0.0, NOW_S + half_s)
     last = queues.served(standing(2), 100.0)
     assert (last.queue, last.used_s) == (2, 100.0)
 

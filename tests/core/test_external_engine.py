@@ -7,7 +7,7 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.external_engine.capacity import Refusal, Window, refusal
+from penstock_core.external_engine.capacity import Refusal, ReleaseWindow, refusal
 from penstock_core.external_engine.outlook import Course, Inside, course_of, outlook
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
@@ -15,7 +15,7 @@ MODEL = TimeModel("exact", (Term(2**-10, 2**-6),), 2**-12)
 """A millisecond a token, 16 a batch, a quarter for each token of context; sums of such are exact."""
 
 LESS_S = 2**-40
-WINDOW = Window(lead_s=2**-7)
+WINDOW = ReleaseWindow(lead_s=2**-7)
 PASSED_OVER, WAITED_FOR = Refusal(passed_over=True), Refusal(passed_over=False)
 
 

@@ -9,7 +9,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.external_engine.capacity import Window
+from penstock_core.external_engine.capacity import ReleaseWindow
 from penstock_core.external_engine.outlook import Inside, outlook
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 from penstock_core.policies import build
@@ -19,7 +19,7 @@ from examples import examples
 
 MODEL = TimeModel("a millisecond a token, ten for each batch", (Term(0.001, 0.01),))
 LIMITS = Limits(batch_tokens=200, running=8)
-WINDOW = Window(lead_s=0.01)
+WINDOW = ReleaseWindow(lead_s=0.01)
 
 
 def job(
@@ -55,7 +55,7 @@ def let_in(
     blocks: int = 1000,
     limits: Limits = LIMITS,
     policy: str = "slos-serve",
-    window: Window = WINDOW,
+    window: ReleaseWindow = WINDOW,
 ) -> Release[object]:
     chosen = build(policy)
     return release(chosen.step, view(held, now_s, blocks, limits), inside, chosen.start(), window)

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from penstock_core.domain.engine_fields import sequence_ids
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_admission import Holds, Standing, decide, for_all
+from penstock_core.domain.replica_admission import AdmissionState, Holds, decide, for_all
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.timing.time_model import Term, TimeModel
 
 VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), TimeModel("t", (Term(1e-4, 0.01),)))
-FREE = Standing(draining=False, engine_ready=True, carried=0, best_effort=0)
+FREE = AdmissionState(draining=False, engine_ready=True, carried=0, best_effort=0)
 BOUNDS = Holds(carried=4, best_effort=2)
 
 
@@ -42,7 +42,7 @@ def jobs(names: str) -> list[Job]:
     return [new_job(Request(name, "chat", 0.0, 10, 10), 10, name.isupper()) for name in names]
 
 
-def verdicts(names: str, standing: Standing = FREE) -> list[Verdict]:
+def verdicts(names: str, standing: AdmissionState = FREE) -> list[Verdict]:
     return decide(OneInTwo(), VIEW, jobs(names), standing, BOUNDS)
 
 

@@ -13,8 +13,8 @@ from penstock_core.policies.sola.cost import Costs, Gammas, Sent, learned
 from penstock_core.policies.sola.decode_order import predicted_ratio, worst_first
 from penstock_core.policies.sola.iteration import phases, pressure_of, to_spare_s
 from penstock_core.policies.sola.kv_admission import startable
-from penstock_core.policies.sola.monitor import Pressure, Problem, latency_ratios, pressure, problem
-from penstock_core.policies.sola.policy import Remembered, Sola
+from penstock_core.policies.sola.monitor import LatencyGoal, Pressure, latency_ratios, pressure, problem
+from penstock_core.policies.sola.policy import Sola, SolaState
 from penstock_core.policies.sola.workload import fewest_prompts, in_order, most_tokens
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
@@ -125,16 +125,16 @@ def test_a_preempted_request_counts_with_its_pace_and_best_effort_not_at_all() -
 # Table 2
 
 TABLE_2 = {
-    "1 > tpot > ttft": ([0.3], [0.6], Problem.TPOT),
-    "tpot > 1 > ttft": ([0.9], [1.4], Problem.TPOT),
-    "1 > ttft > tpot": ([0.6], [0.3], Problem.TTFT),
-    "ttft > 1 > tpot": ([1.4], [0.9], Problem.TTFT),
-    "both broken, tpot loosened to 0.9 and ttft to 0.8": ([0.8, 5.0], [0.9, 1.2], Problem.TPOT),
-    "both broken, ttft loosened to 0.8 and tpot to 0.2": ([0.8, 1.1], [0.2, 9.0], Problem.TTFT),
-    "both broken, nobody left who keeps ttft": ([1.2, 5.0], [0.9, 9.0], Problem.TTFT),
-    "both broken, nobody left who keeps either": ([1.2, 5.0], [7.0, 9.0], Problem.TPOT),
-    "nobody has a target": ([0.0], [0.0], Problem.TTFT),
-    "nobody is here": ([], [], Problem.TTFT),
+    "1 > tpot > ttft": ([0.3], [0.6], LatencyGoal.TPOT),
+    "tpot > 1 > ttft": ([0.9], [1.4], LatencyGoal.TPOT),
+    "1 > ttft > tpot": ([0.6], [0.3], LatencyGoal.TTFT),
+    "ttft > 1 > tpot": ([1.4], [0.9], LatencyGoal.TTFT),
+    "both broken, tpot loosened to 0.9 and ttft to 0.8": ([0.8, 5.0], [0.9, 1.2], LatencyGoal.TPOT),
+    "both broken, ttft loosened to 0.8 and tpot to 0.2": ([0.8, 1.1], [0.2, 9.0], LatencyGoal.TTFT),
+    "both broken, nobody left who keeps ttft": ([1.2, 5.0], [0.9, 9.0], LatencyGoal.TTFT),
+    "both broken, nobody left who keeps either": ([1.2, 5.0], [7.0, 9.0], LatencyGoal.TPOT),
+    "nobody has a target": ([0.0], [0.0], LatencyGoal.TTFT),
+    "nobody is here": ([], [], LatencyGoal.TTFT),
 }
 
 
@@ -154,10 +154,10 @@ def test_a_latency_that_just_keeps_its_target_is_not_broken() -> None:
 
 def test_the_choice_is_smoothed_over_the_window() -> None:
     calm, sudden = Pressure(0.2, 0.3), Pressure(0.9, 0.4)
-    assert problem([calm, calm]) is Problem.TPOT
-    assert problem([calm, sudden, calm]) is Problem.TTFT
+    assert problem([calm, calm]) is LatencyGoal.TPOT
+    assert problem([calm, sudden, calm]) is LatencyGoal.TTFT
     policy = Sola(window=2)
-    memory = Remembered(window=(sudden, calm))
+    memory = SolaState(window=(sudden, calm))
     assert policy.step(replica([], []), memory)[1].window == (calm, Pressure(0.0, 0.0))
 
 
@@ -322,7 +322,7 @@ def test_a_mixed_iteration_is_predicted_as_the_sum_and_gamma_learns_the_batching
 def test_prompts_and_decodes_of_a_step_are_predicted_apart() -> None:
     """A chunk of a single token passes for a decode, a prompt of two does not."""
     running = [decode("d", context=300, since_s=0.2), prompt("p", 40, done=38, waited_s=0.95)]
-    last = Sola().step(replica(running, [], model=LONG_CONTEXT), Remembered())[1].last
+    last = Sola().step(replica(running, [], model=LONG_CONTEXT), SolaState())[1].last
     assert last is not None
     assert (dict(last.jobs), last.kind) == ({"p": 2, "d": 1}, "mixed")
     prompts_s = LONG_CONTEXT.seconds(BatchWork(2, 0, chunk_work(2, 38)))
@@ -338,7 +338,7 @@ def test_prompts_and_decodes_of_a_step_are_predicted_apart() -> None:
     ids=["decodes", "prompts", "nothing"],
 )
 def test_kinds_of_iteration_are_told_apart(running: list[Job], waiting: list[Job], kind: str | None) -> None:
-    last = Sola().step(replica(running, waiting), Remembered())[1].last
+    last = Sola().step(replica(running, waiting), SolaState())[1].last
     assert (last.kind if last else None) == kind
 
 

@@ -6,7 +6,7 @@ import pytest
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
 from penstock_operator.manifests.pods import component_of, is_ready, pods_of
-from penstock_operator.status.diagnosis import Cause, Problem, absence, diagnose
+from penstock_operator.status.diagnosis import Cause, PoolProblem, absence, diagnose
 
 NOW_S = 1_767_323_045.0  # 2026-01-02T03:04:05Z
 
@@ -51,11 +51,11 @@ def replicas(wanted: int, made: int) -> Manifest:
     }
 
 
-def problems(*children: Manifest, events: list[Manifest] | None = None) -> list[Problem]:
+def problems(*children: Manifest, events: list[Manifest] | None = None) -> list[PoolProblem]:
     return list(diagnose(children, events or [], [], NOW_S))
 
 
-def the_problem(*children: Manifest, events: list[Manifest] | None = None) -> Problem:
+def the_problem(*children: Manifest, events: list[Manifest] | None = None) -> PoolProblem:
     (problem,) = problems(*children, events=events)
     return problem
 
@@ -212,12 +212,12 @@ def test_deployment_says_itself_that_its_pods_are_refused() -> None:
         "metadata": {"name": "chat-router", "labels": {"app.kubernetes.io/component": "router"}},
         "status": {"conditions": [said]},
     }
-    assert the_problem(deployment) == Problem(Cause.PODS_REFUSED, said["message"], Component.ROUTER)
+    assert the_problem(deployment) == PoolProblem(Cause.PODS_REFUSED, said["message"], Component.ROUTER)
 
 
 def test_evicted_pod() -> None:
     problem = the_problem(pod(phase="Failed", reason="Evicted", message="low on memory"))
-    assert problem == Problem(Cause.EVICTED, "chat-replica-0: Evicted: low on memory", Component.REPLICA)
+    assert problem == PoolProblem(Cause.EVICTED, "chat-replica-0: Evicted: low on memory", Component.REPLICA)
 
 
 def test_pod_on_its_way_out_is_not_asked() -> None:

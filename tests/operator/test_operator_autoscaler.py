@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import Memory
-from penstock_core.autoscaling.terms import Decision, Reason
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import AutoscalerState
+from penstock_core.autoscaling.terms import Decision, ScalingReason
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_operator.autoscaling.autoscaler import (
     REASON_PERIOD_S,
@@ -39,23 +39,23 @@ def pool(replicas: int = 2, **autoscaling: Any) -> Pool:
     return parse_pool(document, "pool")
 
 
-def refused(desired: int, elapsed_s: float = 10.0) -> Demand:
+def refused(desired: int, elapsed_s: float = 10.0) -> DemandObservation:
     """Six of ten requests found no replica that could keep their SLOs."""
     tier = TierDemand(arrived=100, admitted=40, rejected=60, hops=100)
     ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(desired))
-    return Demand(elapsed_s, desired, {"chat": tier}, replicas=ready)
+    return DemandObservation(elapsed_s, desired, {"chat": tier}, replicas=ready)
 
 
-def quiet(desired: int) -> Demand:
+def quiet(desired: int) -> DemandObservation:
     ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(desired))
-    return Demand(10.0, desired, {"chat": TierDemand()}, replicas=ready)
+    return DemandObservation(10.0, desired, {"chat": TierDemand()}, replicas=ready)
 
 
-def filled(desired: int, share: float) -> Demand:
+def filled(desired: int, share: float) -> DemandObservation:
     """So full that one fewer is not enough."""
     said = Snapshot(running=1, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
     ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(desired))
-    return Demand(10.0, desired, {"chat": TierDemand()}, replicas=ready)
+    return DemandObservation(10.0, desired, {"chat": TierDemand()}, replicas=ready)
 
 
 def test_decision_counts_while_it_began_with_what_the_spec_says() -> None:
@@ -88,7 +88,7 @@ def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
     told = scaler.look(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
     assert told["replicas"] > 2
     assert told["startedFrom"] == 2
-    assert told["reason"] == Reason.REFUSED
+    assert told["reason"] == ScalingReason.REFUSED
     assert told["lastScaleTime"] == "1970-01-01T00:00:10Z"
 
 
@@ -104,7 +104,9 @@ def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
 def test_no_step_is_larger_than_the_pool_allows(
     desired: int, decided: int, steps: dict[str, Any], stepped_to: int
 ) -> None:
-    decision = limit_step(pool(**steps), desired, Decision(decided, Reason.REFUSED, "half was refused"))
+    decision = limit_step(
+        pool(**steps), desired, Decision(decided, ScalingReason.REFUSED, "half was refused")
+    )
     assert decision.replicas == stepped_to
     assert ("maxStep" in decision.message) is (stepped_to != decided)
 
@@ -137,7 +139,7 @@ def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None
 def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
     written: float | None, known: float | None, kept: float | None
 ) -> None:
-    assert Autoscaler(memory=Memory(capacity_rps=known)).capacity_rps(written) == kept
+    assert Autoscaler(memory=AutoscalerState(capacity_rps=known)).capacity_rps(written) == kept
 
 
 def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
@@ -173,7 +175,7 @@ def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]
         now_s += elapsed_s
         tier = TierDemand(arrived=2 * more, admitted=more, rejected=more, hops=2 * more)
         replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
-        demand = Demand(elapsed_s, ready, {"chat": tier}, replicas=replicas)
+        demand = DemandObservation(elapsed_s, ready, {"chat": tier}, replicas=replicas)
         told = dict(scaler.look(scaled, {"autoscaling": told}, demand, now_s))
         assert len(json.dumps(told)) < 1024
     assert "memory" not in told

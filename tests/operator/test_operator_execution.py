@@ -12,7 +12,7 @@ from penstock_operator.manifests.names import Component
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
 from penstock_operator.reconcile.execution import execute
-from penstock_operator.status.diagnosis import Cause, Problem
+from penstock_operator.status.diagnosis import Cause, PoolProblem
 from prometheus_client import CollectorRegistry
 
 INVALID = ApiRefused(422, "Invalid", "spec.ports: may not have two of one name")
@@ -59,7 +59,7 @@ def drifted(name: str) -> Apply:
     return Apply(made(name), ActionReason.DRIFTED)
 
 
-async def carried_out(api: Api, *actions: Action) -> tuple[tuple[Problem, ...], Cache, OperatorMetrics]:
+async def carried_out(api: Api, *actions: Action) -> tuple[tuple[PoolProblem, ...], Cache, OperatorMetrics]:
     cache, metrics = Cache(), OperatorMetrics(CollectorRegistry())
     as_api: Any = api
     return await execute(actions, as_api, cache, metrics), cache, metrics
@@ -87,8 +87,8 @@ async def test_what_is_refused_keeps_nothing_else_from_being_done() -> None:
     api = Api(refusing={"first": [FORBIDDEN], "second": [QUOTA]})
     problems, _, metrics = await carried_out(api, missing("first"), missing("second"), missing("third"))
     assert problems == (
-        Problem(Cause.API_REFUSED, 'Service "first": pods is forbidden', Component.ROUTER),
-        Problem(Cause.QUOTA_EXCEEDED, 'Service "second": exceeded quota: pods', Component.ROUTER),
+        PoolProblem(Cause.API_REFUSED, 'Service "first": pods is forbidden', Component.ROUTER),
+        PoolProblem(Cause.QUOTA_EXCEEDED, 'Service "second": exceeded quota: pods', Component.ROUTER),
     )
     assert api.asked == [("apply", "first"), ("apply", "second"), ("apply", "third")]
     assert ends(metrics) == {("Service", "missing", "done"), ("Service", "missing", "refused")}
@@ -132,7 +132,7 @@ async def test_orphans_are_deleted_and_what_only_a_person_can_solve_is_said() ->
     )
     assert api.asked == [("delete", "chat uid-7")]
     taken, left_out = problems
-    assert taken == Problem(Cause.NAME_TAKEN, "belongs to another")
+    assert taken == PoolProblem(Cause.NAME_TAKEN, "belongs to another")
     assert (left_out.cause, left_out.component) == (Cause.API_REFUSED, Component.ROUTER)
     assert left_out.message.startswith('Service "chat": the API server does not keep spec.a, spec.b: ')
     assert ends(metrics) == {

@@ -7,7 +7,7 @@ from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
 from penstock_operator.routers.demand_page import TierCounts
 from penstock_operator.status.conditions import Status, View, condition, status_of
-from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, Cause, Problem
+from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, Cause, PoolProblem
 from penstock_pool.status import PoolStatus
 
 NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:00Z"
@@ -83,7 +83,7 @@ def test_a_pool_is_ready_only_once_all_its_pods_are_those_that_are_wanted(
 
 @pytest.mark.parametrize("cause", sorted(NOT_AS_WRITTEN))
 def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cause: Cause) -> None:
-    told = conditions(status_of(view(replicas(), routers(), problems=[Problem(cause, "no")]), {}, NOW))
+    told = conditions(status_of(view(replicas(), routers(), problems=[PoolProblem(cause, "no")]), {}, NOW))
     assert told["Ready"] == ("False", cause)
     assert told["Available"] == ("True", "Serving")
 
@@ -118,7 +118,7 @@ def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
 
 
 def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() -> None:
-    problem = Problem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
+    problem = PoolProblem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
     status = status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW)
     told = conditions(status)
     assert told["Ready"] == told["Available"] == told["ReplicasReady"] == ("False", "ImageMissing")
@@ -130,14 +130,14 @@ def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() ->
 
 
 def test_a_problem_of_no_component_names_itself_where_either_is_not_ready() -> None:
-    problem = Problem(Cause.QUOTA_EXCEEDED, "exceeded quota: pods")
+    problem = PoolProblem(Cause.QUOTA_EXCEEDED, "exceeded quota: pods")
     told = conditions(status_of(view(replicas(ready=0), routers(ready=0), problems=[problem]), {}, NOW))
     names = ("Ready", "Available", "ReplicasReady", "RouterReady")
     assert {told[name] for name in names} == {("False", "QuotaExceeded")}
 
 
 def test_a_way_in_that_is_refused_keeps_no_pod_from_starting() -> None:
-    problem = Problem(Cause.ROUTE_REJECTED, "no listener")
+    problem = PoolProblem(Cause.ROUTE_REJECTED, "no listener")
     told = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
     assert told["Ready"] == ("False", "RouteRejected")
     assert told["ReplicasReady"] == told["Available"] == ("False", "Starting")
@@ -185,7 +185,7 @@ def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:
 
 
 def test_several_problems_are_told_together_the_first_as_the_reason() -> None:
-    problems = [Problem(cause, f"{cause} {number}") for number, cause in enumerate(list(Cause)[:7])]
+    problems = [PoolProblem(cause, f"{cause} {number}") for number, cause in enumerate(list(Cause)[:7])]
     degraded = condition(status_of(view(replicas(), routers(), problems=problems), {}, NOW), "Degraded")
     assert degraded is not None
     assert degraded["reason"] == problems[0].cause
@@ -249,7 +249,7 @@ def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
         view(
             replicas(ready=ready),
             routers(),
-            problems=[Problem(cause, cause.value) for cause in Cause],
+            problems=[PoolProblem(cause, cause.value) for cause in Cause],
             attainment={"chat": TierCounts(10, 9)},
             autoscaling={"replicas": 3, "reason": "steady", "message": "", "startedFrom": 2},
         ),

@@ -2,10 +2,12 @@
 
 import pytest
 from penstock_pool.crd import definition
-from penstock_pool.status import CONDITIONS, AutoscalingStatus, Condition, PoolStatus, TierStatus
+from penstock_pool.status import CONDITIONS, AutoscalingStatus, PoolCondition, PoolStatus, TierStatus
 from pydantic import ValidationError
 
-READY = Condition(type="Ready", status="True", reason="Serving", last_transition_time="2026-01-02T03:04:05Z")
+READY = PoolCondition(
+    type="Ready", status="True", reason="Serving", last_transition_time="2026-01-02T03:04:05Z"
+)
 FULL = PoolStatus(
     observed_generation=3,
     replicas=2,
@@ -44,7 +46,7 @@ def test_what_was_not_observed_is_zero_or_absent() -> None:
 
 def test_a_reason_is_one_word() -> None:
     with pytest.raises(ValidationError, match="pattern"):
-        Condition(type="Ready", status="True", reason="two words", last_transition_time="x")
+        PoolCondition(type="Ready", status="True", reason="two words", last_transition_time="x")
 
 
 def test_every_condition_is_explained() -> None:

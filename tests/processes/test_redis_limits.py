@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from live.redis import PROGRAM, RedisServer
 from penstock_pool import Application
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import shared_limits
 from penstock_routing.applications.rate_limits import Admission, LimitMetrics, RateLimits
 from penstock_routing.applications.shared_limits import (
@@ -42,14 +42,14 @@ def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServ
     server.kill()
 
 
-def limits(**given: int) -> Limits:
-    return Limits.model_validate(given)
+def limits(**given: int) -> ApplicationLimits:
+    return ApplicationLimits.model_validate(given)
 
 
 class Router:
     """One router's part, for an application `ide`."""
 
-    def __init__(self, redis: RedisServer, of: Limits) -> None:
+    def __init__(self, redis: RedisServer, of: ApplicationLimits) -> None:
         self.application = Application.model_validate(
             {"name": "ide", "tier": "chat", "keys": {"file": "x"}, "limits": of.model_dump(by_alias=True)}
         )
@@ -103,7 +103,7 @@ def admitted(answers: list[Admission | ApiError]) -> list[Admission]:
     ids=["requests", "at once", "tokens", "all"],
 )
 async def test_three_routers_admit_what_one_would(
-    redis: RedisServer, of: Limits, tokens: int, wanted: int
+    redis: RedisServer, of: ApplicationLimits, tokens: int, wanted: int
 ) -> None:
     three = [Router(redis, of) for _ in range(3)]
     async with routers(*three):
@@ -210,7 +210,7 @@ async def test_a_script_that_redis_has_forgotten_is_brought_again(redis: RedisSe
 class Script:
     """The script as one router calls it, at moments that a test chooses."""
 
-    def __init__(self, redis: Redis, of: Limits, router: str = "me") -> None:
+    def __init__(self, redis: Redis, of: ApplicationLimits, router: str = "me") -> None:
         self.redis, self.of, self.router = redis, of, router
         self.open = 0
         self.corrections: dict[int, int] = {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_pool import Application
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import rate_limits
 from penstock_routing.applications.rate_limits import (
     Admission,
@@ -25,8 +25,8 @@ from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
 
 
-def limits(**given: int) -> Limits:
-    return Limits.model_validate(given)
+def limits(**given: int) -> ApplicationLimits:
+    return ApplicationLimits.model_validate(given)
 
 
 class Taken(NamedTuple):

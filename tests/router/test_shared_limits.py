@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from loop_time import freeze, skip, thaw, turns
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import shared_limits
 from penstock_routing.applications.shared_limits import (
     ANSWER_S,
@@ -22,7 +22,7 @@ from penstock_routing.connections.backoff import Backoff
 from scripted.redis import ScriptCall, ScriptedRedis
 from structlog.testing import capture_logs
 
-LIMITS = Limits.model_validate({"concurrentRequests": 5, "tokensPerMinute": 900})
+LIMITS = ApplicationLimits.model_validate({"concurrentRequests": 5, "tokensPerMinute": 900})
 USAGE = LimitUsage(3, 2.5, 40, 7.25)
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
-from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.memory import AutoscalerState
 from penstock_core.autoscaling.terms import Scaling
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.forecast.snapshot import Snapshot
@@ -38,7 +38,7 @@ def every(gap_s: float, until_s: float, tier: str = "chat", prompt: int = 200) -
 
 
 def served(
-    decide: Callable[[Demand, float], int],
+    decide: Callable[[DemandObservation, float], int],
     arrivals: list[Arrival],
     *,
     replicas: int = 1,
@@ -50,7 +50,7 @@ def served(
     return list(simulate(fleet, arrivals, 0, autoscaler=autoscaler)), stands
 
 
-def scripted(*wanted: int) -> Callable[[Demand, float], int]:
+def scripted(*wanted: int) -> Callable[[DemandObservation, float], int]:
     """The next of these at every look, and the last from then on."""
     return lambda demand, now_s: wanted[min(round(now_s / 10), len(wanted) - 1)]
 
@@ -105,7 +105,7 @@ def test_an_ordinal_comes_back_only_when_it_has_gone() -> None:
 def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
     held: list[int] = []
 
-    def wake(demand: Demand, now_s: float) -> int:
+    def wake(demand: DemandObservation, now_s: float) -> int:
         held.append(demand.held)
         return max(demand.desired, int(demand.held > 0))
 
@@ -117,9 +117,9 @@ def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
 
 
 def test_what_is_counted_is_what_happened() -> None:
-    demands: list[Demand] = []
+    demands: list[DemandObservation] = []
 
-    def look(demand: Demand, now_s: float) -> int:
+    def look(demand: DemandObservation, now_s: float) -> int:
         demands.append(demand)
         return 1
 
@@ -140,9 +140,9 @@ def test_what_is_counted_is_what_happened() -> None:
 
 
 def test_what_no_replica_could_ever_keep_is_no_demand() -> None:
-    demands: list[Demand] = []
+    demands: list[DemandObservation] = []
 
-    def look(demand: Demand, now_s: float) -> int:
+    def look(demand: DemandObservation, now_s: float) -> int:
         demands.append(demand)
         return 1
 
@@ -153,9 +153,9 @@ def test_what_no_replica_could_ever_keep_is_no_demand() -> None:
 
 
 def test_production_decisions_meet_a_load_that_one_replica_cannot() -> None:
-    scaling, memory = Scaling(1, 6), Memory()
+    scaling, memory = Scaling(1, 6), AutoscalerState()
 
-    def decide(demand: Demand, now_s: float) -> int:
+    def decide(demand: DemandObservation, now_s: float) -> int:
         nonlocal memory
         decision, memory = decide_replicas(scaling, demand, memory, now_s)
         return decision.replicas
@@ -183,12 +183,12 @@ def test_gpu_hours_count_starting_and_draining_ones() -> None:
     assert scale_events(STANDS) == 2
 
 
-def waiting_at(loads: list[int], starting: int = 0) -> Demand:
+def waiting_at(loads: list[int], starting: int = 0) -> DemandObservation:
     ready = [
         ReplicaDemand(f"r{i}", ReplicaState.READY, Snapshot(running=load)) for i, load in enumerate(loads)
     ]
     new = [ReplicaDemand(f"s{i}", ReplicaState.STARTING) for i in range(starting)]
-    return Demand(15.0, len(loads) + starting, {}, 0, (*ready, *new))
+    return DemandObservation(15.0, len(loads) + starting, {}, 0, (*ready, *new))
 
 
 @pytest.mark.parametrize(

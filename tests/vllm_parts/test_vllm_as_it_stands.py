@@ -16,14 +16,14 @@ from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_wo
 from penstock_vllm.answer_names import MOST_REMEMBERED, AnswerNames
 from penstock_vllm.drafts import cut_drafts, drafted
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
-from penstock_vllm.learned import MOST_NOTED, Learned
+from penstock_vllm.learned import MOST_NOTED, EngineEstimates
 from penstock_vllm.ledger import Held
-from penstock_vllm.pipeline import Measured, Pipeline
+from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import with_a_lora_in_use, within_loras
-from penstock_vllm.settings import Settings
+from penstock_vllm.settings import PluginSettings
 from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, decoded, under_way
-from penstock_vllm.view import Ahead, Bounds, Memory, can_go_on, foreseen, view_of
+from penstock_vllm.view import Ahead, KvMemory, StepBounds, can_go_on, foreseen, view_of
 
 MODEL = TimeModel("round", (Term(1e-3, 0.010),), 1e-5, 1e-8)
 
@@ -69,16 +69,16 @@ def scheduler(**other: Any) -> Any:
     return anything(**(fields | other))
 
 
-SETTINGS = Settings(MODEL)
+SETTINGS = PluginSettings(MODEL)
 
 
 def test_bounds_are_vllms_own_or_lower_ones_that_were_set() -> None:
-    assert bounds_of(scheduler(), SETTINGS) == Bounds(512, 20, 4095)
+    assert bounds_of(scheduler(), SETTINGS) == StepBounds(512, 20, 4095)
     assert bounds_of(scheduler(max_num_scheduled_tokens=100), SETTINGS).batch_tokens == 100
-    low = Settings(MODEL, max_batch_tokens=64, max_running=3)
-    assert bounds_of(scheduler(), low) == Bounds(64, 3, 4095)
-    high = Settings(MODEL, max_batch_tokens=9999, max_running=9999)
-    assert bounds_of(scheduler(), high) == Bounds(512, 20, 4095)
+    low = PluginSettings(MODEL, max_batch_tokens=64, max_running=3)
+    assert bounds_of(scheduler(), low) == StepBounds(64, 3, 4095)
+    high = PluginSettings(MODEL, max_batch_tokens=9999, max_running=9999)
+    assert bounds_of(scheduler(), high) == StepBounds(512, 20, 4095)
 
 
 @pytest.mark.parametrize(("slots", "tokens"), [(0, 512), (1, 512 - 16), (31, 16), (32, 600), (40, 600)])
@@ -93,7 +93,7 @@ def test_room_that_a_drafter_takes_of_a_batch_is_left_to_it_as_long_as_there_is_
 
 
 def test_memory_is_all_blocks_but_the_one_that_stands_for_none() -> None:
-    assert memory_of(scheduler())() == Memory(100, 7, 16, 1)
+    assert memory_of(scheduler())() == KvMemory(100, 7, 16, 1)
     assert memory_of(scheduler(kv_cache_config=anything(kv_cache_groups=[])))().groups == 1
     two = memory_of(scheduler(kv_cache_config=anything(kv_cache_groups=[1, 2])))()
     assert (two.groups, two.kv) == (2, KvCache(50, 3, 16))
@@ -129,12 +129,12 @@ def standing(**other: int) -> StandingPlan:
 
 
 def test_a_plan_stands_while_the_same_are_there_with_blocks_and_steps_enough() -> None:
-    assert standing().holds(5, Memory(100, 3, 16))
-    assert not standing().holds(6, Memory(100, 3, 16))
-    assert not standing().holds(5, Memory(100, 2, 16))
-    assert not standing().holds(5, Memory(100, 5, 16, 2))
-    assert standing().holds(5, Memory(100, 6, 16, 2))
-    assert not standing(steps_left=0).holds(5, Memory(100, 9, 16))
+    assert standing().holds(5, KvMemory(100, 3, 16))
+    assert not standing().holds(6, KvMemory(100, 3, 16))
+    assert not standing().holds(5, KvMemory(100, 2, 16))
+    assert not standing().holds(5, KvMemory(100, 5, 16, 2))
+    assert standing().holds(5, KvMemory(100, 6, 16, 2))
+    assert not standing(steps_left=0).holds(5, KvMemory(100, 9, 16))
 
 
 def test_each_step_of_a_standing_plan_reads_a_token_more_of_everybody() -> None:
@@ -172,18 +172,18 @@ def test_the_next_step_begins_when_those_before_it_end() -> None:
     assert line.free_s(2.0, MODEL) == 2.0
     assert (line.left_s(1.0), line.left_s(1.5), line.left_s(9.0)) == (0.75, 0.25, 0.0)
     assert line.take(first.output) is first
-    assert line.end(first, 1.5, works_on=True) == Measured(BatchWork(10), 0.5)
+    assert line.end(first, 1.5, works_on=True) == MeasuredStep(BatchWork(10), 0.5)
     assert line.left_s(1.5) == 0.25
 
 
 def test_a_step_took_from_the_end_of_the_one_before_or_from_when_it_was_asked_for() -> None:
     line, one = Pipeline(), step(1.0)
     line.begin(one)
-    assert line.end(one, 3.0, works_on=True) == Measured(one.work, 2.0)
-    assert line.end(step(2.5), 4.0, works_on=False) == Measured(BatchWork(1), 1.0)
-    assert line.end(step(6.0), 6.5, works_on=True) == Measured(BatchWork(1), 0.5)
+    assert line.end(one, 3.0, works_on=True) == MeasuredStep(one.work, 2.0)
+    assert line.end(step(2.5), 4.0, works_on=False) == MeasuredStep(BatchWork(1), 1.0)
+    assert line.end(step(6.0), 6.5, works_on=True) == MeasuredStep(BatchWork(1), 0.5)
     line.pause()
-    assert line.end(step(8.0), 8.25, works_on=True) == Measured(BatchWork(1), 0.25)
+    assert line.end(step(8.0), 8.25, works_on=True) == MeasuredStep(BatchWork(1), 0.25)
     assert line.end(step(9.0), 8.25, works_on=True) is None
 
 
@@ -285,8 +285,8 @@ def test_requests_that_vllm_will_not_compute_keep_their_slots() -> None:
         return view_of(
             [going, ending, others],
             (job("w"),),
-            memory=Memory(100, 40, 16, 2),
-            bounds=Bounds(512, running, 200),
+            memory=KvMemory(100, 40, 16, 2),
+            bounds=StepBounds(512, running, 200),
             model=MODEL,
             speculation=Speculation(2, 0.5),
             step=3,
@@ -343,24 +343,24 @@ def test_all_tokens_but_one_are_accepted_drafts() -> None:
 def test_steps_are_learned_from_when_somebody_asks_or_many_are_noted() -> None:
     work = BatchWork(100)
     once = observe(Correction(), MODEL, work, 0.2)
-    asked_for = Learned(MODEL, None)
+    asked_for = EngineEstimates(MODEL, None)
     assert asked_for.model == corrected(MODEL, Correction())
-    asked_for.step(Measured(work, 0.2))
+    asked_for.step(MeasuredStep(work, 0.2))
     assert asked_for.model == corrected(MODEL, once)
     assert asked_for.model is asked_for.model
-    noted = Learned(MODEL, None)
+    noted = EngineEstimates(MODEL, None)
     for _ in range(MOST_NOTED - 1):
-        noted.step(Measured(work, 0.2))
+        noted.step(MeasuredStep(work, 0.2))
     assert len(noted._noted) == MOST_NOTED - 1
-    noted.step(Measured(work, 0.2))
+    noted.step(MeasuredStep(work, 0.2))
     assert not noted._noted
     drafter = Speculation(3, 0.6)
-    learned = Learned(MODEL, drafter)
+    learned = EngineEstimates(MODEL, drafter)
     learned.drafts([])
     assert learned.speculation is drafter
     learned.drafts([Drafted("chat", 3, 3)] * 100)
     assert learned.speculation is not None and learned.speculation.acceptance > 0.8
-    nothing = Learned(MODEL, None)
+    nothing = EngineEstimates(MODEL, None)
     nothing.drafts([Drafted("chat", 3, 3)])
     assert nothing.speculation is None
 

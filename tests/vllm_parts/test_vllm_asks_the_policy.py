@@ -9,7 +9,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
-from penstock_vllm.faults import Fault, Faults
+from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.planning import MOST_STEPS_OFF, Planning
 from penstock_vllm.rehearsal import rehearse
 
@@ -84,8 +84,8 @@ def test_a_policy_that_cannot_be_rehearsed_starts_no_engine() -> None:
         rehearse(policy, Limits(), MODEL, None)
 
 
-def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[Planning, Faults]:
-    faults = Faults()
+def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[Planning, PolicyFaultLog]:
+    faults = PolicyFaultLog()
     return Planning(policy, planning_s, clock, faults), faults
 
 
@@ -125,7 +125,7 @@ def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
         def __str__(self) -> str:
             raise ValueError
 
-    faults = Faults()
+    faults = PolicyFaultLog()
     with caplog.at_level(logging.ERROR):
         faults.count(Fault.RAISED, ValueError("x" * 300))
         faults.count(Fault.RAISED, ValueError("again"))

@@ -7,7 +7,7 @@ import pytest
 from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted, promoted
 from penstock_core.domain.slo import Targets
-from penstock_vllm.ledger import Held, Ledger
+from penstock_vllm.ledger import EngineLedger, Held
 
 
 def asked(name: str = "a", prompt: int = 100, **other: Any) -> Any:
@@ -47,7 +47,7 @@ def has_come_out(held: Held, tokens: int) -> None:
 
 
 def test_a_request_is_noted_by_what_rides_in_it() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     held = ledger.add(asked("cmpl-1", sampling_params=fields("r", spent_s=0.25)), 10.0, blocked=False)
     job = held.job
     assert (job.request.id, job.request.tier, job.request.arrival_s) == ("r", "chat", 9.75)
@@ -67,7 +67,7 @@ def test_a_request_is_noted_by_what_rides_in_it() -> None:
 
 
 def test_what_cannot_be_read_is_best_effort_and_pooling_brings_one_result() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     junk = SimpleNamespace(extra_args={"penstock_ttft_s": "soon"})
     held = ledger.add(asked("x", sampling_params=junk), 3.0, blocked=False)
     assert (held.job.request.id, held.job.request.tier, held.job.best_effort) == ("x", "direct", True)
@@ -77,14 +77,14 @@ def test_what_cannot_be_read_is_best_effort_and_pooling_brings_one_result() -> N
 
 
 def test_a_name_that_another_has_is_counted_on() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     both = [ledger.add(asked(name, sampling_params=fields("r")), 1.0, blocked=False) for name in "ab"]
     assert names(both) == ["r", "r~1"]
     assert set(ledger.by_name) == {"r", "r~1"}
 
 
 def test_who_waits_stands_by_arrival_and_by_vllms_own_id() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     for name, at_s in (("late", 3.0), ("b", 2.0), ("a", 2.0), ("early", 1.0)):
         ledger.add(asked(name), at_s, blocked=name == "b")
     assert names(ledger.waiting) == ["early", "a", "b", "late"]
@@ -98,7 +98,7 @@ def test_who_waits_stands_by_arrival_and_by_vllms_own_id() -> None:
 
 
 def test_who_starts_holds_what_was_in_memory_already() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     held = ledger.add(asked(), 1.0, blocked=True)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 60, 20
     ledger.start(held)
@@ -110,7 +110,7 @@ def test_who_starts_holds_what_was_in_memory_already() -> None:
     assert held.job.computed_tokens == 40
 
 
-def started(ledger: Ledger, *requests: Any) -> list[Held]:
+def started(ledger: EngineLedger, *requests: Any) -> list[Held]:
     held = [ledger.add(one, 1.0, blocked=False) for one in requests]
     for one in held:
         ledger.start(one)
@@ -123,7 +123,7 @@ def started(ledger: Ledger, *requests: Any) -> list[Held]:
 def test_who_is_preempted_waits_and_is_blocked_while_its_tokens_are_still_to_come(
     stale: int, dropped: bool, blocked: bool
 ) -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     (held,) = started(ledger, asked(num_computed_tokens=100))
     held.drafts_under_way = 3
     held.request.num_stale_output_tokens, held.request.drop_stale_output = stale, dropped
@@ -136,7 +136,7 @@ def test_who_is_preempted_waits_and_is_blocked_while_its_tokens_are_still_to_com
 
 
 def test_who_ends_is_gone_whether_it_ran_or_waited_and_ends_once() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     (ran,) = started(ledger, asked("ran"))
     waited = ledger.add(asked("waited"), 1.0, blocked=True)
     other = ledger.add(asked("session", resumable=True), 1.0, blocked=False)
@@ -149,7 +149,7 @@ def test_who_ends_is_gone_whether_it_ran_or_waited_and_ends_once() -> None:
 
 
 def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     held = ledger.add(asked(), 1.0, blocked=False)
     assert of_jobs(ledger.ready) == ["a"]
     ledger.leave_to_vllm(held)
@@ -163,7 +163,7 @@ def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
 
 
 def test_who_is_promoted_has_a_promise_and_nothing_else_changes() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     held = ledger.add(asked(sampling_params=fields("r", best_effort=True)), 1.0, blocked=False)
     assert ledger.ready[0].best_effort
     ledger.promote(held, promoted(held.job)._replace(output_tokens=7))
@@ -173,7 +173,7 @@ def test_who_is_promoted_has_a_promise_and_nothing_else_changes() -> None:
 
 
 def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     (held, other) = started(ledger, asked("a"), asked("b"))
     before = ledger.turns
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 70, 10
@@ -191,7 +191,7 @@ def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
 
 
 def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     (session,) = started(ledger, asked("s", resumable=True))
     session.request.num_computed_tokens = 101
     has_come_out(session, 2)
@@ -207,7 +207,7 @@ def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
 
 
 def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     running = started(ledger, asked("a", num_computed_tokens=100), asked("b", num_computed_tokens=100))
     turns = ledger.turns
     for one in running:
@@ -229,7 +229,7 @@ def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None
 
 
 def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))
     ledger.leave_to_vllm(known)
     known.request.num_computed_tokens = 101
@@ -262,7 +262,7 @@ def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
 
 
 def test_noted_anew_a_job_may_stand_behind_where_it_was_taken_to_be() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     (held,) = started(ledger, asked(num_computed_tokens=103))
     held.job = held.job._replace(generated_tokens=5)
     has_come_out(held, 3)
@@ -281,6 +281,6 @@ def test_tokens_of_steps_under_way_are_not_in_memory_yet() -> None:
         request = asked(
             num_computed_tokens=computed, num_in_flight_tokens=in_flight, num_stale_output_tokens=stale
         )
-        return Ledger().add(request, 0.0, blocked=False).known_computed_tokens
+        return EngineLedger().add(request, 0.0, blocked=False).known_computed_tokens
 
     assert (known(100, 0, 0), known(100, 30, 0), known(100, 30, 10), known(5, 9, 0)) == (100, 70, 80, 0)

@@ -13,17 +13,17 @@ from penstock_core.domain.engine_fields import from_fields
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import LONGEST_BYTES, SEND_BUFFER_BYTES, UNHEARD_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.pipeline import Measured
+from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Further, Reports, Rows, Teller
-from penstock_vllm.view import Bounds, Memory
+from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Further, ReportRows, Reports, Teller
+from penstock_vllm.view import KvMemory, StepBounds
 
 pytestmark = pytest.mark.timeout(60)  # what never blocks may still go round for ever
 
 WARN = logging.getLogger("vllm.penstock").warning
 JOB = from_fields({}, engine_id="r1", prompt_tokens=10, max_output_tokens=100, now_s=0.0)
-IDLE = Boundary(None, 0, 0, 0, Memory(100, 100, 16), 0.0, None, {}, 0, 0, Rows([], {}))
-MOVING = IDLE._replace(running=1, left_s=0.03, rows=Rows([JOB], {}))
+IDLE = Boundary(None, 0, 0, 0, KvMemory(100, 100, 16), 0.0, None, {}, 0, 0, ReportRows([], {}))
+MOVING = IDLE._replace(running=1, left_s=0.03, rows=ReportRows([JOB], {}))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_reports_are_lost_until_somebody_listens(path: Path) -> None:
     path.unlink()
     reports.send(IDLE)
     with closing(bound(path)) as reader:
-        reports.send(IDLE._replace(ended=Measured(BatchWork(7), 0.5)))
+        reports.send(IDLE._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
         report = heard(reader)
         assert (report.sequence, report.tokens, report.duration_s) == (4, 7, 0.5)
     reports.close()
@@ -201,7 +201,7 @@ def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
 ) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
     teller = Teller(reports, queue)
-    unsendable = Rows([JOB._replace(computed_tokens=-1)], {})
+    unsendable = ReportRows([JOB._replace(computed_tokens=-1)], {})
     for moves, rows in enumerate([MOVING.rows, unsendable, unsendable, MOVING.rows]):
         teller.tell(MOVING._replace(moves=moves, rows=rows), 0.0)
     with caplog.at_level("ERROR", "vllm.penstock"):
@@ -242,9 +242,9 @@ def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.Monk
     wire = Broken()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
     thread = ReportThread(reports, queue, Teller(reports, queue))
-    queue.put(IDLE._replace(ended=Measured(BatchWork(7), 0.5)))
+    queue.put(IDLE._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
     assert failed.wait(10)
-    queue.put(MOVING._replace(ended=Measured(BatchWork(7), 0.5)))
+    queue.put(MOVING._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
     thread.stop()
     assert len(wire.numbers) == 2
 
@@ -284,7 +284,7 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING._replace(preemptions=3, waiting=2))
-    reports.send(Further(Measured(BatchWork(7), 0.5), Memory(100, 60, 16), 0.04, 5))
+    reports.send(Further(MeasuredStep(BatchWork(7), 0.5), KvMemory(100, 60, 16), 0.04, 5))
     heard(reader)
     further = heard(reader)
     assert (further.preemptions, further.waiting, further.running) == (3, 2, 1)
@@ -295,7 +295,7 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
 
 def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
-    teller, further = Teller(reports, queue), Further(None, Memory(100, 60, 16), 0.04, 5)
+    teller, further = Teller(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
     assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was told before"
     teller.tell(MOVING, 0.0)
     assert teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
@@ -348,7 +348,7 @@ def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
 
 
 def test_the_engine_s_own_bounds_are_reported(path: Path, reader: socket.socket) -> None:
-    reports = Reports(ReportSocket(path, WARN), Bounds(batch_tokens=512, running=16, longest_tokens=1024))
+    reports = Reports(ReportSocket(path, WARN), StepBounds(batch_tokens=512, running=16, longest_tokens=1024))
     reports.send(IDLE)
     report = heard(reader)
     assert (report.most_batch_tokens, report.most_running) == (512, 16)

@@ -12,22 +12,22 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.ledger import Held, Ledger
-from penstock_vllm.pipeline import Measured
+from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import (
     MOST_BEHIND,
     WHOLE_EVERY_S,
     Boundary,
     Further,
+    ReportRows,
     Reports,
-    Rows,
     Teller,
     report_of,
     rows_of,
 )
 from penstock_vllm.under_way import UnderWay
-from penstock_vllm.view import Bounds, Memory
+from penstock_vllm.view import KvMemory, StepBounds
 
 
 def job(name: str, computed: int = 0, generated: int = 0, *, best_effort: bool = True) -> Job:
@@ -36,8 +36,8 @@ def job(name: str, computed: int = 0, generated: int = 0, *, best_effort: bool =
     return made._replace(computed_tokens=computed, best_effort=best_effort)
 
 
-ROWS = Rows([job("a", 12, 3, best_effort=False), job("b", 4)], {1: 4})
-MEMORY = Memory(100, 41, 16)
+ROWS = ReportRows([job("a", 12, 3, best_effort=False), job("b", 4)], {1: 4})
+MEMORY = KvMemory(100, 41, 16)
 NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, turns=5, moves=7, rows=ROWS)
 
 
@@ -59,8 +59,8 @@ class Wire(ReportSocket):
 
 def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
     wire = Wire()
-    ended = Measured(BatchWork(9, 80, 7.0, 2), 0.5)
-    Reports(wire, Bounds(512, 16, 4096)).send(NOW._replace(ended=ended, preemptions=3))
+    ended = MeasuredStep(BatchWork(9, 80, 7.0, 2), 0.5)
+    Reports(wire, StepBounds(512, 16, 4096)).send(NOW._replace(ended=ended, preemptions=3))
     (report,) = wire.sent
     assert (report.sequence, len(report.engine_instance)) == (1, 32)
     assert (report.tokens, report.context_tokens, report.prefill_work, report.spec_steps) == (9, 80, 7.0, 2)
@@ -80,7 +80,7 @@ def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
 
 def test_a_block_is_one_for_every_group_of_layers_and_faults_and_drafts_are_told() -> None:
     told = Speculation(3, 0.5, {"chat": 0.75})
-    report = report_of(NOW._replace(memory=Memory(100, 41, 16, 2), faults={"raised": 2}, speculation=told))
+    report = report_of(NOW._replace(memory=KvMemory(100, 41, 16, 2), faults={"raised": 2}, speculation=told))
     assert (report.kv_blocks_total, report.kv_blocks_free) == (50, 20)
     assert report.policy_faults.raised == 2
     assert (report.drafting.max_tokens, report.drafting.acceptance) == (3, 0.5)
@@ -93,7 +93,7 @@ def test_a_short_report_names_the_last_that_had_all_requests() -> None:
     reports = Reports(wire)
     reports.send(NOW)
     reports.send(NOW._replace(moves=9, rows=None))
-    reports.send(Further(None, Memory(100, 40, 16), 0.125, 10))
+    reports.send(Further(None, KvMemory(100, 40, 16), 0.125, 10))
     first, second, third = wire.sent
     assert (second.since, second.further_tokens, list(second.request_ids)) == (first.sequence, 2, [])
     assert (third.since, third.further_tokens, third.kv_blocks_free) == (first.sequence, 3, 40)
@@ -133,7 +133,7 @@ def test_an_idle_engine_is_told_again_and_nothing_builds_on_it() -> None:
     reports = Reports(wire)
     reports.repeat()
     assert not wire.sent
-    reports.send(NOW._replace(left_s=0.0, ended=Measured(BatchWork(3), 0.5)))
+    reports.send(NOW._replace(left_s=0.0, ended=MeasuredStep(BatchWork(3), 0.5)))
     reports.repeat()
     first, again = wire.sent
     assert (again.sequence, again.duration_s, first.duration_s) == (2, 0.0, 0.5)
@@ -213,7 +213,7 @@ def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not()
 
 
 def test_rows_are_those_who_run_then_those_who_wait_with_what_is_prefilled() -> None:
-    ledger = Ledger()
+    ledger = EngineLedger()
     waiting: Any = SimpleNamespace(
         request_id="w", num_prompt_tokens=5, max_tokens=9, resumable=False, sampling_params=None
     )

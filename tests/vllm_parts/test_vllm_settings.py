@@ -9,7 +9,7 @@ from penstock_core.domain.policy import Knobs
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
-from penstock_vllm.settings import BadSetting, Settings, check_one_engine, read_settings
+from penstock_vllm.settings import BadSetting, PluginSettings, check_one_engine, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 
 NAMED = {"PENSTOCK_TIME_MODEL": "llama-3-8b-a100"}
@@ -23,7 +23,7 @@ def test_a_time_model_is_all_that_must_be_said() -> None:
 
 def test_what_is_not_set_is_as_the_manual_says() -> None:
     read = read_settings({}, {**NAMED, "PENSTOCK_POLICY": ""})
-    assert read == Settings(
+    assert read == PluginSettings(
         time_model("llama-3-8b-a100"),
         "slos-serve",
         Knobs(aging_s=30.0),
@@ -50,7 +50,7 @@ def test_all_of_it_can_come_from_the_environment() -> None:
         },
     )
     model, telemetry = time_model("opt-13b-a100"), Path("/run/t.sock")
-    assert read == Settings(model, "sola", Knobs(aging_s=7.5), telemetry, 512, 9, 0.25, 0.5)
+    assert read == PluginSettings(model, "sola", Knobs(aging_s=7.5), telemetry, 512, 9, 0.25, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class KeySource(Spec):
         return self
 
 
-class Limits(Spec):
+class ApplicationLimits(Spec):
     """How much of the pool one application may use, over all routers. What is absent is not limited."""
 
     concurrent_requests: Count | None = Field(
@@ -69,8 +69,9 @@ class Application(Spec):
         default=(), description="Other tiers it may ask for.", examples=[["batch"]]
     )
     keys: KeySource = Field(description="Its API keys.")
-    limits: Limits = Field(
-        default=Limits(), description="How much it may use; more is answered 429. Absent: no limit."
+    limits: ApplicationLimits = Field(
+        default=ApplicationLimits(),
+        description="How much it may use; more is answered 429. Absent: no limit.",
     )
 
     def may_use(self, tier: str) -> bool:

@@ -35,7 +35,7 @@ class Observed(Spec):
     model_config = ConfigDict(validate_by_name=True)
 
 
-class Condition(Observed):
+class PoolCondition(Observed):
     """One fact about the pool, with its reason."""
 
     type: Annotated[str, Field(max_length=316)] = Field(description="What it is about.", examples=["Ready"])
@@ -104,7 +104,7 @@ class PoolStatus(Observed):
     tiers: Annotated[tuple[TierStatus, ...], Field(max_length=16)] = Field(
         default=(), description="The same for each tier.", json_schema_extra=KEYED_BY_NAME
     )
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
+    conditions: Annotated[tuple[PoolCondition, ...], Field(max_length=32)] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         description="; ".join(f"{name}: {means}" for name, means in CONDITIONS.items()) + ".",

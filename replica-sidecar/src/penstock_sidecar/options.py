@@ -29,7 +29,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class SidecarTls:
     """Files of the server's identity. client_ca: signs clients that may connect; None lets all connect."""
 
     cert: Path
@@ -51,7 +51,7 @@ class Options:
     telemetry: Path | None
     metrics: Address | None
     drain_s: float | None
-    tls: Tls | None
+    tls: SidecarTls | None
     log_level: str
     log_json: bool
     engine_key: str = field(default="", repr=False)
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     except ValueError as error:
         parser.error(str(error))
     metrics = None if given.metrics_port is None else Address(given.metrics_host, given.metrics_port)
-    tls = Tls(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
+    tls = SidecarTls(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
     return Options(
         pool=given.file,
         name=given.name,

@@ -12,14 +12,14 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from penstock_vllm.caps import Capped
 from penstock_vllm.drafts import cut_drafts
 from penstock_vllm.engine import EngineRequest, Queue
-from penstock_vllm.ledger import Held, Ledger
-from penstock_vllm.plan import Plan, within_loras
+from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.plan import StepInstructions, within_loras
 
 
 class CarryingOut(Capped):
     """A scheduler that makes the planned step. ledger: all requests of the engine."""
 
-    ledger: Ledger
+    ledger: EngineLedger
     _running_seen: Sequence[EngineRequest] = ()
     _running_held: Sequence[Held] = ()
 
@@ -32,7 +32,9 @@ class CarryingOut(Capped):
         return self._running_held
 
     @contextmanager
-    def _carrying_out(self, plan: Plan, now_s: float, kept: Mapping[str, int] | None) -> Iterator[None]:
+    def _carrying_out(
+        self, plan: StepInstructions, now_s: float, kept: Mapping[str, int] | None
+    ) -> Iterator[None]:
         """Apply the plan while vLLM makes the step. kept: as in `cut_drafts`."""
         for held in plan.promote:
             self.ledger.promote(held, promoted(held.job))
@@ -46,7 +48,7 @@ class CarryingOut(Capped):
             yield
 
     @contextmanager
-    def _ordered(self, plan: Plan) -> Iterator[None]:
+    def _ordered(self, plan: StepInstructions) -> Iterator[None]:
         """Make vLLM visit running requests in the planned order."""
         if plan.order is None:
             yield
@@ -73,7 +75,7 @@ class CarryingOut(Capped):
             if offered or left:
                 _put_back(waiting, offered, left)
 
-    def _offered(self, plan: Plan) -> list[EngineRequest]:
+    def _offered(self, plan: StepInstructions) -> list[EngineRequest]:
         """Return the requests that may start: new ones as planned, then those in vLLM's queue outside the
         policy.
 

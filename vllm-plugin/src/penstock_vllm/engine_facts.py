@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable
 
 from penstock_vllm.engine import EngineScheduler
-from penstock_vllm.settings import Settings
-from penstock_vllm.view import Bounds, Memory
+from penstock_vllm.settings import PluginSettings
+from penstock_vllm.view import KvMemory, StepBounds
 
 log = logging.getLogger("vllm.penstock")
 
 
-def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
+def bounds_of(scheduler: EngineScheduler, settings: PluginSettings) -> StepBounds:
     """Return vLLM's own bounds, or lower ones that were set."""
     spec = scheduler.vllm_config.speculative_config
     slots = spec.max_num_new_slots_for_drafting * scheduler.max_num_running_reqs if spec is not None else 0
@@ -18,18 +18,18 @@ def bounds_of(scheduler: EngineScheduler, settings: Settings) -> Bounds:
     batch_tokens = scheduler.max_num_scheduled_tokens
     if most > 0:
         batch_tokens = min(batch_tokens, most)
-    return Bounds(
+    return StepBounds(
         min(settings.max_batch_tokens or batch_tokens, batch_tokens),
         min(settings.max_running or scheduler.max_num_active_reqs, scheduler.max_num_active_reqs),
         scheduler.max_model_len - scheduler.num_sampled_tokens_per_step,
     )
 
 
-def memory_of(scheduler: EngineScheduler) -> Callable[[], Memory]:
+def memory_of(scheduler: EngineScheduler) -> Callable[[], KvMemory]:
     """Return a function that reads the KV cache's state; it is called in every step."""
     pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
     total_blocks, groups = pool.num_gpu_blocks - 1, max(len(scheduler.kv_cache_config.kv_cache_groups), 1)
-    return lambda: Memory(total_blocks, pool.get_num_free_blocks(), block_tokens, groups)
+    return lambda: KvMemory(total_blocks, pool.get_num_free_blocks(), block_tokens, groups)
 
 
 def can_be_steered(scheduler: EngineScheduler) -> bool:

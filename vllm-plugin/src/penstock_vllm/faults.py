@@ -15,7 +15,7 @@ class Fault(StrEnum):
     PLUGIN = "plugin"  # the code around the policy raised
 
 
-class Faults:
+class PolicyFaultLog:
     """counted: number of errors by kind, since the engine started."""
 
     def __init__(self) -> None:

@@ -13,13 +13,13 @@ from penstock_core.timing.correction import observe as observe_step
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_vllm.pipeline import Measured
+from penstock_vllm.pipeline import MeasuredStep
 
 MOST_NOTED = 16
 """Recorded steps after which the model is updated, needed or not."""
 
 
-class Learned:
+class EngineEstimates:
     """Estimates, updated as steps end.
 
     speculation: of the drafter; None without one.
@@ -29,7 +29,7 @@ class Learned:
         self._told, self._drafter = told, drafter
         self._correction = Correction()
         self._acceptance = Acceptance(drafter.acceptance if drafter else 0.0)
-        self._noted: list[Measured] = []
+        self._noted: list[MeasuredStep] = []
         self._model = corrected(told, self._correction)
         self.speculation = drafter
 
@@ -40,7 +40,7 @@ class Learned:
             self._learn()
         return self._model
 
-    def step(self, measured: Measured) -> None:
+    def step(self, measured: MeasuredStep) -> None:
         """Record a measured step."""
         self._noted.append(measured)
         if len(self._noted) >= MOST_NOTED:

@@ -56,7 +56,7 @@ class Held:
         return max(request.num_computed_tokens - alive, 0)
 
 
-class Ledger:
+class EngineLedger:
     """All requests in the engine.
 
     by_id: by vLLM's own ids. by_name: by those of their jobs.

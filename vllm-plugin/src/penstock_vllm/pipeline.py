@@ -13,7 +13,7 @@ from penstock_vllm.engine import StepOutput
 from penstock_vllm.under_way import UnderWay
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step that has ended: its work and its measured duration."""
 
     work: BatchWork
@@ -53,9 +53,9 @@ class Pipeline:
                 return step
         return None
 
-    def end(self, step: UnderWay, now_s: float, *, works_on: bool) -> Measured | None:
+    def end(self, step: UnderWay, now_s: float, *, works_on: bool) -> MeasuredStep | None:
         """Record the end of a step. Returns its measurement, if it took time."""
         duration_s = now_s - (self._ended_s if self._busy else step.asked_s)
         self._began_s = self._ended_s = now_s
         self._busy = works_on
-        return Measured(step.work, duration_s) if duration_s > 0 else None
+        return MeasuredStep(step.work, duration_s) if duration_s > 0 else None

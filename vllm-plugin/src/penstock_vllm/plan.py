@@ -24,7 +24,7 @@ class ImpossibleStep(Exception):
     """A step that no engine could execute. Nothing has been changed."""
 
 
-class Plan(NamedTuple):
+class StepInstructions(NamedTuple):
     """Instructions for vLLM in a step.
 
     preempt: running requests that lose their KV first.
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     stands_blocks: int | None = None
 
 
-def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
+def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return the instructions for this step. Raises ImpossibleStep."""
     if _is_everybody(step, view.running):
         return _of_everybody(step, view, held)
@@ -57,7 +57,7 @@ def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Pl
     caps = {held[job_id].request.request_id: 0 for job_id in running}
     for job_id, tokens in step.tokens.items():
         caps[held[job_id].request.request_id] = tokens + step.drafts.get(job_id, 0)
-    return Plan(
+    return StepInstructions(
         preempt=tuple([held[job_id] for job_id in step.preempt]),
         order=order,
         start=start,
@@ -82,10 +82,10 @@ def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
     return first == [(job_id, 1) for job_id in decodes]
 
 
-def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan:
+def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return a plan without instructions for running requests. Raises ImpossibleStep for new ones."""
     if len(step.tokens) == len(view.running):
-        return Plan((), None, (), None, step.drafts, (), step.stands_blocks)
+        return StepInstructions((), None, (), None, step.drafts, (), step.stands_blocks)
     newcomers = dict(islice(step.tokens.items(), len(view.running), None))
     waiting = {job.request.id: job for job in view.waiting if job.request.id in newcomers}
     _check_tokens(newcomers, {}, waiting)
@@ -95,7 +95,9 @@ def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held])
         for job_id, tokens in newcomers.items()
         if tokens < waiting[job_id].pending_tokens
     }
-    return Plan((), None, tuple([held[job_id] for job_id in newcomers]), caps or None, step.drafts, ())
+    return StepInstructions(
+        (), None, tuple([held[job_id] for job_id in newcomers]), caps or None, step.drafts, ()
+    )
 
 
 def _check(step: Step, view: ReplicaView, running: Mapping[str, Job], waiting: Mapping[str, Job]) -> None:

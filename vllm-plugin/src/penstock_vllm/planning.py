@@ -13,9 +13,9 @@ from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import RequestId
 
-from penstock_vllm.faults import Fault, Faults
+from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.ledger import Held
-from penstock_vllm.plan import ImpossibleStep, Plan, plan_of
+from penstock_vllm.plan import ImpossibleStep, StepInstructions, plan_of
 
 MOST_STEPS_OFF = 1000
 """Most steps without a call, however slow the policy was."""
@@ -29,13 +29,13 @@ class Planning:
     """A policy and its memory. faults: counts its failures."""
 
     def __init__(
-        self, policy: Policy[Any], planning_s: float, clock: Callable[[], float], faults: Faults
+        self, policy: Policy[Any], planning_s: float, clock: Callable[[], float], faults: PolicyFaultLog
     ) -> None:
         self._policy, self._memory = policy, policy.start()
         self._planning_s, self._clock = planning_s, clock
         self._steps_off, self._faults = 0, faults
 
-    def plan(self, view: ReplicaView, held: Mapping[RequestId, Held]) -> Plan | None:
+    def plan(self, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions | None:
         """Return the plan of the next step; None if that step is vLLM's own."""
         if self._steps_off:
             self._steps_off -= 1

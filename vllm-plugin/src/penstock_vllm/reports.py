@@ -22,10 +22,10 @@ from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry import Drafting, PolicyFaults, StepReport
 
-from penstock_vllm.ledger import Held, Ledger
-from penstock_vllm.pipeline import Measured
+from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.under_way import UnderWay
-from penstock_vllm.view import Bounds, Memory
+from penstock_vllm.view import KvMemory, StepBounds
 
 WHOLE_EVERY_S = 5.0
 """Longest time between reports with all requests. A new reader, or one that missed a report, gets one
@@ -38,10 +38,10 @@ MOST_BEHIND = 64
 NEVER = -1
 """No count of turns."""
 
-NOTHING = Measured(BatchWork(0), 0.0)
+NOTHING = MeasuredStep(BatchWork(0), 0.0)
 
 
-class Rows(NamedTuple):
+class ReportRows(NamedTuple):
     """All requests at a boundary.
 
     jobs: running ones in the order they were started, then waiting ones.
@@ -62,24 +62,24 @@ class Boundary(NamedTuple):
     turns, moves: the ledger's counts. rows: None if only `moves` has grown since they were last reported.
     """
 
-    ended: Measured | None
+    ended: MeasuredStep | None
     running: int
     waiting: int
     preemptions: int
-    memory: Memory
+    memory: KvMemory
     left_s: float
     speculation: Speculation | None
     faults: Mapping[str, int]
     turns: int
     moves: int
-    rows: Rows | None
+    rows: ReportRows | None
 
 
 class Further(NamedTuple):
     """A boundary that differs from the previous one only in these fields; the most frequent case."""
 
-    ended: Measured | None
-    memory: Memory
+    ended: MeasuredStep | None
+    memory: KvMemory
     left_s: float
     moves: int
 
@@ -92,7 +92,7 @@ class Base(NamedTuple):
     moves: int
 
 
-NOWHERE = Boundary(None, 0, 0, 0, Memory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
+NOWHERE = Boundary(None, 0, 0, 0, KvMemory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
 """The base before the first report."""
 
 
@@ -102,7 +102,7 @@ class Reports:
     broken: whether a report with all requests is needed before others can be interpreted.
     """
 
-    def __init__(self, socket: ReportSocket, bounds: Bounds | None = None) -> None:
+    def __init__(self, socket: ReportSocket, bounds: StepBounds | None = None) -> None:
         self._socket, self._bounds = socket, bounds
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
@@ -209,7 +209,7 @@ class Teller:
             self.skipped += 1
 
 
-def rows_of(running: Sequence[Held], ledger: Ledger, steps: Iterable[UnderWay]) -> Rows:
+def rows_of(running: Sequence[Held], ledger: EngineLedger, steps: Iterable[UnderWay]) -> ReportRows:
     """Return all requests as known, and what the steps in progress prefill."""
     ledger.settle()
     chunks: dict[str, int] = {}
@@ -217,7 +217,7 @@ def rows_of(running: Sequence[Held], ledger: Ledger, steps: Iterable[UnderWay]) 
         for engine_id, tokens in step.chunks.items():
             chunks[engine_id] = chunks.get(engine_id, 0) + tokens
     ids = [held.request.request_id for held in running] if chunks else ()
-    return Rows(
+    return ReportRows(
         [held.job for held in (*running, *ledger.waiting)],
         {row: chunks[engine_id] for row, engine_id in enumerate(ids) if engine_id in chunks},
     )
@@ -248,7 +248,7 @@ def report_of(now: Boundary) -> StepReport:
     return report
 
 
-def _add_requests(report: StepReport, rows: Rows) -> None:
+def _add_requests(report: StepReport, rows: ReportRows) -> None:
     jobs, chunks = rows
     report.request_ids.extend([job[0].id for job in jobs])
     report.computed_tokens.extend([job[1] for job in jobs])

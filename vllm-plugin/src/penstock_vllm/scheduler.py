@@ -42,20 +42,20 @@ from penstock_vllm.carrying_out import CarryingOut
 from penstock_vllm.drafts import drafted
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
-from penstock_vllm.faults import Fault, Faults
-from penstock_vllm.learned import Learned
-from penstock_vllm.ledger import Held, Ledger
-from penstock_vllm.pipeline import Measured, Pipeline
-from penstock_vllm.plan import Plan, with_a_lora_in_use
+from penstock_vllm.faults import Fault, PolicyFaultLog
+from penstock_vllm.learned import EngineEstimates
+from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.pipeline import MeasuredStep, Pipeline
+from penstock_vllm.plan import StepInstructions, with_a_lora_in_use
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import Boundary, Further, Reports, Teller, rows_of
-from penstock_vllm.settings import Settings, check_one_engine, read_settings
+from penstock_vllm.settings import PluginSettings, check_one_engine, read_settings
 from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
-from penstock_vllm.view import Ahead, Memory, view_of
+from penstock_vllm.view import Ahead, KvMemory, view_of
 
 log = logging.getLogger("vllm.penstock")
 
@@ -82,8 +82,8 @@ class Steering(CarryingOut):
         super().__init__(*args, **kwargs)
         check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
         settings = read_settings(_additional(self.vllm_config), os.environ)
-        self.ledger, self._pipeline = Ledger(), Pipeline()
-        self.faults, self._trusts_ledger = Faults(), True
+        self.ledger, self._pipeline = EngineLedger(), Pipeline()
+        self.faults, self._trusts_ledger = PolicyFaultLog(), True
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
         self._plans_stand, self._standing = goes_token_by_token(self), None
@@ -94,7 +94,7 @@ class Steering(CarryingOut):
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
 
     _standing: StandingPlan | None
-    _memory: Memory  # after the last step
+    _memory: KvMemory  # after the last step
 
     # Methods that vLLM calls.
 
@@ -197,19 +197,19 @@ class Steering(CarryingOut):
 
     # Start.
 
-    def _plan_with(self, settings: Settings) -> None:
+    def _plan_with(self, settings: PluginSettings) -> None:
         drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
         self._awaited = (
             AwaitedModel(settings.telemetry) if settings.model is None and settings.telemetry else None
         )
         model = settings.model or time_model(STAND_IN_MODEL)
-        self.learned = Learned(model, drafter)
+        self.learned = EngineEstimates(model, drafter)
         policy = build(settings.policy, settings.knobs)
         rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
-    def _tell(self, settings: Settings) -> None:
-        self._ended: Measured | None = None
+    def _tell(self, settings: PluginSettings) -> None:
+        self._ended: MeasuredStep | None = None
         told = settings.telemetry
         self._report_thread: ReportThread | None = None
         self._teller: Teller | None = None
@@ -232,7 +232,7 @@ class Steering(CarryingOut):
             self._contain(error)
             return None
 
-    def _planned(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
+    def _planned(self, now_s: float) -> tuple[StepInstructions, ReplicaView] | None:
         """Return the policy's plan and its view; None if the step is vLLM's own."""
         try:
             if not self._trusts_ledger:
@@ -242,7 +242,7 @@ class Steering(CarryingOut):
             self._contain(error)
             return None
 
-    def _plan(self, now_s: float) -> tuple[Plan, ReplicaView] | None:
+    def _plan(self, now_s: float) -> tuple[StepInstructions, ReplicaView] | None:
         if self._awaited is not None:
             self._look_for_model(self._awaited, now_s)
         if not self._steers or self._awaited is not None or self._pause_state:
@@ -255,7 +255,7 @@ class Steering(CarryingOut):
         plan = self.planning.plan(view, self.ledger.by_name)
         return None if plan is None else (plan, view)
 
-    def _begins_to_carry_out(self, carrying: ExitStack, plan: Plan, now_s: float) -> bool:
+    def _begins_to_carry_out(self, carrying: ExitStack, plan: StepInstructions, now_s: float) -> bool:
         """Apply the plan to vLLM until `carrying` is closed. Returns False if that failed."""
         kept = self._last_computed if self._drafts_stay_with_worker else None
         try:
@@ -268,7 +268,7 @@ class Steering(CarryingOut):
     def _look_for_model(self, awaited: AwaitedModel, now_s: float) -> None:
         model = awaited.look(now_s)
         if model is not None:
-            self.learned, self._awaited = Learned(model, self.learned.speculation), None
+            self.learned, self._awaited = EngineEstimates(model, self.learned.speculation), None
 
     def _see(self, now_s: float) -> ReplicaView:
         model = self.learned.model
@@ -312,7 +312,7 @@ class Steering(CarryingOut):
     def _noted(
         self,
         output: StepOutput,
-        planned: tuple[Plan, ReplicaView] | None,
+        planned: tuple[StepInstructions, ReplicaView] | None,
         standing: StandingPlan | None,
         now_s: float,
     ) -> None:
@@ -347,7 +347,9 @@ class Steering(CarryingOut):
         else:
             self._report(now_s)
 
-    def _begin(self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float) -> None:
+    def _begin(
+        self, output: StepOutput, planned: tuple[StepInstructions, ReplicaView] | None, now_s: float
+    ) -> None:
         """Record the begin of a step, at whose end vLLM already counts its requests."""
         ledger, self._standing = self.ledger, None
         resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -365,7 +367,7 @@ class Steering(CarryingOut):
         self._report(now_s)
 
     def _under_way(
-        self, output: StepOutput, planned: tuple[Plan, ReplicaView] | None, now_s: float
+        self, output: StepOutput, planned: tuple[StepInstructions, ReplicaView] | None, now_s: float
     ) -> UnderWay:
         """Return the step in progress. If it is one token of every running request, its plan may stand."""
         ledger, model = self.ledger, self.learned.model

@@ -34,7 +34,7 @@ class BadSetting(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PluginSettings:
     """The plug-in's settings. max_batch_tokens, max_running: 0 keeps vLLM's own bounds.
 
     model: None until the sidecar has measured it. telemetry: the sidecar's socket; None for no reports.
@@ -64,7 +64,7 @@ def check_one_engine(data_parallel_size: int) -> None:
         )
 
 
-def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> PluginSettings:
     """Return the settings of a `--additional-config` and an environment. Raises BadSetting."""
     section = given.get(SECTION) or {}
     if not isinstance(section, dict):
@@ -88,7 +88,7 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
         raise BadSetting(
             f'{_variable("timeModel")}: "auto" is measured by a sidecar; set {_variable("telemetry")} too'
         )
-    return Settings(**values)
+    return PluginSettings(**values)
 
 
 def _read(read: Callable[[Any], Any], value: Any, where: str) -> Any:

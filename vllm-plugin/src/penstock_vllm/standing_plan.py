@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock_core.timing.time_model import BatchWork
 
 from penstock_vllm.engine import EngineRequest
-from penstock_vllm.view import Memory
+from penstock_vllm.view import KvMemory
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class StandingPlan:
     seconds: float
     further_s: float
 
-    def holds(self, roster: int, memory: Memory) -> bool:
+    def holds(self, roster: int, memory: KvMemory) -> bool:
         """Return whether it applies to the next step. memory: after the last step, or a lower bound of it."""
         free_blocks = memory.free_blocks // memory.groups
         return self.roster == roster and free_blocks >= self.least_blocks and self.steps_left > 0

@@ -22,7 +22,7 @@ from penstock_vllm.engine import EngineRequest
 from penstock_vllm.ledger import Held
 
 
-class Bounds(NamedTuple):
+class StepBounds(NamedTuple):
     """Bounds of every step, of the engine or lower ones that were set.
 
     longest_tokens: most tokens of one request whose KV is ever computed.
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
     longest_tokens: int
 
 
-class Memory(NamedTuple):
+class KvMemory(NamedTuple):
     """vLLM's KV cache.
 
     groups: layers of different kinds, each of which has blocks of its own for the same tokens.
@@ -62,8 +62,8 @@ def view_of(
     running: Sequence[Held],
     waiting: tuple[Job, ...],
     *,
-    memory: Memory,
-    bounds: Bounds,
+    memory: KvMemory,
+    bounds: StepBounds,
     model: TimeModel,
     speculation: Speculation | None,
     step: int,
@@ -78,7 +78,7 @@ def view_of(
 
 
 def _running_jobs(
-    running: Sequence[Held], bounds: Bounds, step: int, begins_s: float, ahead: Ahead
+    running: Sequence[Held], bounds: StepBounds, step: int, begins_s: float, ahead: Ahead
 ) -> tuple[Job, ...]:
     """Return the jobs that can be computed in this step."""
     if ahead is Ahead.OF_NOTHING:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.demand import DemandObservation
+from penstock_core.autoscaling.memory import AutoscalerState
 from penstock_core.autoscaling.terms import Scaling
 from penstock_pool import Pool
 from penstock_simulator.simulation import FleetAutoscaler
@@ -20,7 +20,7 @@ class PoolAutoscaler:
 
     scaling: Scaling
     startup_s: float
-    memory: Memory = field(default_factory=Memory)
+    memory: AutoscalerState = field(default_factory=AutoscalerState)
     timeline: list[ReplicaCounts] = field(default_factory=list)
 
     def fleet_autoscaler(self) -> FleetAutoscaler:
@@ -44,7 +44,7 @@ class PoolAutoscaler:
             f"{figures['scale_events']}), {figures['gpu_hours']:.2f} replica-hours up to the last arrival."
         )
 
-    def _decide(self, demand: Demand, now_s: float) -> int:
+    def _decide(self, demand: DemandObservation, now_s: float) -> int:
         decision, self.memory = decide_replicas(self.scaling, demand, self.memory, now_s)
         return decision.replicas
 

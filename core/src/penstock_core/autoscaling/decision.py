@@ -10,18 +10,18 @@ While the capacity of a replica is unknown, each step is observed for a whole wi
 pool scales to zero only if that is allowed and it has had no request for the idle timeout; the first request
 wakes it.
 
-Pure functions of values: `Memory` is the only state between two calls.
+Pure functions of values: `AutoscalerState` is the only state between two calls.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
-from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Asked, Memory, with_asked, within
+from penstock_core.autoscaling.demand import DemandObservation
+from penstock_core.autoscaling.memory import AutoscalerState, ScalingDecision, with_asked, within
 from penstock_core.autoscaling.need import Need, need
 from penstock_core.autoscaling.observation import is_busy, observed
-from penstock_core.autoscaling.terms import Decision, Reason, Scaling
+from penstock_core.autoscaling.terms import Decision, Scaling, ScalingReason
 from penstock_core.autoscaling.utilization import filling
 
 HOPPED = 0.2
@@ -32,13 +32,13 @@ MOST_AWAY = 0.25
 
 Extreme = Callable[[int, int], int]
 
-AT_ONCE = frozenset({Reason.WAKE, Reason.IDLE})
+AT_ONCE = frozenset({ScalingReason.WAKE, ScalingReason.IDLE})
 """Reasons that wait for no window: a request is held, or the idle timeout was the window."""
 
 
 def decide_replicas(
-    scaling: Scaling, demand: Demand, memory: Memory, now_s: float
-) -> tuple[Decision, Memory]:
+    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float
+) -> tuple[Decision, AutoscalerState]:
     """Return the number of replicas, and the memory for the next observation.
 
     now_s: on a clock that continues over restarts, like the memory.
@@ -46,27 +46,29 @@ def decide_replicas(
     memory = observed(scaling, demand, memory, now_s)
     asked = _bounded(scaling, _asked(scaling, demand, memory, now_s))
     if asked.reason in AT_ONCE:
-        return asked, _begun(memory, Asked(now_s, asked.replicas))
-    memory = _remembered(scaling, demand, memory, Asked(now_s, asked.replicas))
+        return asked, _begun(memory, ScalingDecision(now_s, asked.replicas))
+    memory = _remembered(scaling, demand, memory, ScalingDecision(now_s, asked.replicas))
     decision = _bounded(scaling, _stabilised(demand, memory, asked))
     if decision.replicas < demand.desired and memory.capacity_rps is None:
-        memory = _begun(memory, Asked(now_s, decision.replicas))  # observe the effect of this step first
+        memory = _begun(
+            memory, ScalingDecision(now_s, decision.replicas)
+        )  # observe the effect of this step first
     return decision, memory
 
 
-def _asked(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Decision:
+def _asked(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float) -> Decision:
     """Return the decision for this observation alone, without windows and bounds."""
     wants, wanted = need(scaling, memory), is_busy(demand)
     if demand.desired == 0 and wanted:
-        return Decision(max(ceil(wants.replicas), 1), Reason.WAKE, f"{demand.held} requests are held")
+        return Decision(max(ceil(wants.replicas), 1), ScalingReason.WAKE, f"{demand.held} requests are held")
     idle_s = now_s - (now_s if memory.busy_s is None else memory.busy_s)
     idle = scaling.min_replicas == 0 and (demand.desired == 0 or idle_s >= scaling.idle_timeout_s)
     if idle and not wanted:
-        return Decision(0, Reason.IDLE, f"no request for {idle_s:.0f} s")
+        return Decision(0, ScalingReason.IDLE, f"no request for {idle_s:.0f} s")
     return _moved(scaling, demand, memory, wants)
 
 
-def _moved(scaling: Scaling, demand: Demand, memory: Memory, wants: Need) -> Decision:
+def _moved(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, wants: Need) -> Decision:
     """Scale up to what is needed, or down to what a slightly larger demand would need."""
     desired = demand.desired
     more = ceil(wants.replicas)
@@ -74,37 +76,41 @@ def _moved(scaling: Scaling, demand: Demand, memory: Memory, wants: Need) -> Dec
         return Decision(more, wants.reason, wants.because)
     fewer = max(ceil(wants.replicas * (1 + scaling.tolerance)), _kept_busy(scaling, demand), 1)
     if fewer >= desired:
-        return Decision(desired, Reason.STEADY, wants.because)
+        return Decision(desired, ScalingReason.STEADY, wants.because)
     hopped = _hopped(memory)
     if hopped > HOPPED:
-        return Decision(desired, Reason.HOPPED, f"{hopped:.0%} of all tries were refused")
-    return Decision(fewer, Reason.SURPLUS, wants.because)
+        return Decision(desired, ScalingReason.HOPPED, f"{hopped:.0%} of all tries were refused")
+    return Decision(fewer, ScalingReason.SURPLUS, wants.because)
 
 
-def _kept_busy(scaling: Scaling, demand: Demand) -> int:
+def _kept_busy(scaling: Scaling, demand: DemandObservation) -> int:
     """Return the number of replicas that the admitted requests would fill now, with the tolerance."""
     full = sum(filling(replica.snapshot) for replica in demand.ready())
     return ceil(full * (1 + scaling.tolerance) / scaling.fill)
 
 
-def _hopped(memory: Memory) -> float:
+def _hopped(memory: AutoscalerState) -> float:
     tries = sum(period.tries for period in memory.periods)
     return sum(period.tries_refused for period in memory.periods) / tries if tries else 0.0
 
 
-def _begun(memory: Memory, asked: Asked) -> Memory:
+def _begun(memory: AutoscalerState, asked: ScalingDecision) -> AutoscalerState:
     """Return the memory with windows that begin now."""
     return replace(memory, up=(asked,), down=(asked,))
 
 
-def _remembered(scaling: Scaling, demand: Demand, memory: Memory, asked: Asked) -> Memory:
+def _remembered(
+    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, asked: ScalingDecision
+) -> AutoscalerState:
     """Return the memory with this decision in both windows.
 
     A window without entries counts as one that asked for the present number.
     """
-    there = Asked(asked.at_s - demand.elapsed_s, demand.desired)
+    there = ScalingDecision(asked.at_s - demand.elapsed_s, demand.desired)
 
-    def extended(window: tuple[Asked, ...], window_s: float, extreme: Extreme) -> tuple[Asked, ...]:
+    def extended(
+        window: tuple[ScalingDecision, ...], window_s: float, extreme: Extreme
+    ) -> tuple[ScalingDecision, ...]:
         counting = within(window, asked.at_s, window_s) or within((there,), asked.at_s, window_s)
         return with_asked(counting, asked, window_s, extreme)
 
@@ -112,7 +118,7 @@ def _remembered(scaling: Scaling, demand: Demand, memory: Memory, asked: Asked) 
     return replace(memory, up=up, down=extended(memory.down, scaling.scale_down_window_s, max))
 
 
-def _stabilised(demand: Demand, memory: Memory, asked: Decision) -> Decision:
+def _stabilised(demand: DemandObservation, memory: AutoscalerState, asked: Decision) -> Decision:
     """Return the decision on which all decisions within its window agree, at least in direction."""
     desired = demand.desired
     if asked.replicas > desired:
@@ -121,7 +127,9 @@ def _stabilised(demand: Demand, memory: Memory, asked: Decision) -> Decision:
         replicas = min(max(slot.replicas for slot in memory.down), desired)
         replicas = max(replicas, desired - max(int(desired * MOST_AWAY), 1))
     if replicas == desired != asked.replicas:
-        return Decision(desired, Reason.STABILISING, f"{asked.replicas} are asked for: {asked.message}")
+        return Decision(
+            desired, ScalingReason.STABILISING, f"{asked.replicas} are asked for: {asked.message}"
+        )
     return replace(asked, replicas=replicas)
 
 
@@ -131,4 +139,4 @@ def _bounded(scaling: Scaling, decision: Decision) -> Decision:
     if replicas == decision.replicas:
         return decision
     bound = "minReplicas" if replicas > decision.replicas else "maxReplicas"
-    return Decision(replicas, Reason.BOUND, f"{decision.message}; {bound} is {replicas}")
+    return Decision(replicas, ScalingReason.BOUND, f"{decision.message}; {bound} is {replicas}")

@@ -53,7 +53,7 @@ class ReplicaDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class DemandObservation:
     """One observation.
 
     elapsed_s: since the previous one, which the counts cover; 0 for the first.

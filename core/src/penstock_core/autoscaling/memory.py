@@ -44,7 +44,7 @@ class Period(NamedTuple):
     shares: Mapping[str, Share]
 
 
-class Asked(NamedTuple):
+class ScalingDecision(NamedTuple):
     """A decision without windows; of several, the extreme."""
 
     at_s: float
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AutoscalerState:
     """State between observations. The default is that of a new pool.
 
     periods: the most recent ones, within the averaging time of demand.
@@ -63,8 +63,8 @@ class Memory:
     """
 
     periods: tuple[Period, ...] = ()
-    up: tuple[Asked, ...] = ()
-    down: tuple[Asked, ...] = ()
+    up: tuple[ScalingDecision, ...] = ()
+    down: tuple[ScalingDecision, ...] = ()
     capacity_rps: float | None = None
     ready: int = 0
     busy_s: float | None = None
@@ -79,8 +79,11 @@ def with_period(periods: tuple[Period, ...], now: Period, averaged_s: float) -> 
 
 
 def with_asked(
-    window: tuple[Asked, ...], now: Asked, window_s: float, extreme: Callable[[int, int], int]
-) -> tuple[Asked, ...]:
+    window: tuple[ScalingDecision, ...],
+    now: ScalingDecision,
+    window_s: float,
+    extreme: Callable[[int, int], int],
+) -> tuple[ScalingDecision, ...]:
     """Return the slots within the window, with this decision added.
 
     extreme: `min` if fewer replicas are the cautious choice, `max` if more are.
@@ -91,7 +94,7 @@ def with_asked(
     return (*kept, now)
 
 
-def within(window: tuple[Asked, ...], now_s: float, window_s: float) -> tuple[Asked, ...]:
+def within(window: tuple[ScalingDecision, ...], now_s: float, window_s: float) -> tuple[ScalingDecision, ...]:
     """Return the slots within the window.
 
     Slots in the future come from a clock that was set back; they are dropped.

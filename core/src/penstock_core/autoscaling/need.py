@@ -11,20 +11,20 @@ All plan replicas to be at most `fill` full, so that requests that arrive while 
 
 from typing import NamedTuple
 
-from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.memory import AutoscalerState
 from penstock_core.autoscaling.observation import offered_rps, shortfall_now
-from penstock_core.autoscaling.terms import Reason, Scaling
+from penstock_core.autoscaling.terms import Scaling, ScalingReason
 
 
 class Need(NamedTuple):
     """An estimate. replicas: may be fractional."""
 
     replicas: float
-    reason: Reason
+    reason: ScalingReason
     because: str
 
 
-def need(scaling: Scaling, memory: Memory) -> Need:
+def need(scaling: Scaling, memory: AutoscalerState) -> Need:
     """Return the largest estimate; of equal ones the first."""
     return max(
         (_short(scaling, memory), _offered(scaling, memory), _filled(scaling, memory)),
@@ -32,28 +32,28 @@ def need(scaling: Scaling, memory: Memory) -> Need:
     )
 
 
-def _short(scaling: Scaling, memory: Memory) -> Need:
+def _short(scaling: Scaling, memory: AutoscalerState) -> Need:
     short, ready = shortfall_now(scaling, memory), memory.ready
     if short is None:
-        return Need(0.0, Reason.STEADY, "nothing was refused")
-    words = "refused" if short.reason is Reason.REFUSED else "late"
+        return Need(0.0, ScalingReason.STEADY, "nothing was refused")
+    words = "refused" if short.reason is ScalingReason.REFUSED else "late"
     because = f"{1 - short.kept:.0%} of tier {short.tier} were {words} by {_counted(ready)}"
     return Need(ready * short.times(ready) / scaling.fill, short.reason, because)
 
 
-def _offered(scaling: Scaling, memory: Memory) -> Need:
+def _offered(scaling: Scaling, memory: AutoscalerState) -> Need:
     rate_rps, capacity_rps = offered_rps(memory.periods), memory.capacity_rps
     if not capacity_rps:
-        return Need(0.0, Reason.STEADY, "nothing was ever refused")
+        return Need(0.0, ScalingReason.STEADY, "nothing was ever refused")
     because = f"{rate_rps:.3g} requests/s are offered, and a replica takes {capacity_rps:.3g}"
-    return Need(rate_rps / (capacity_rps * scaling.fill), Reason.OFFERED, because)
+    return Need(rate_rps / (capacity_rps * scaling.fill), ScalingReason.OFFERED, because)
 
 
-def _filled(scaling: Scaling, memory: Memory) -> Need:
+def _filled(scaling: Scaling, memory: AutoscalerState) -> Need:
     periods = memory.periods
     full = sum(period.filled for period in periods) / len(periods) if periods else 0.0
     because = f"what is accepted fills {full:.2f} replicas"
-    return Need(full / scaling.fill, Reason.FILLED, because)
+    return Need(full / scaling.fill, ScalingReason.FILLED, because)
 
 
 def _counted(replicas: int) -> str:

@@ -11,8 +11,8 @@ about more.
 
 from dataclasses import replace
 
-from penstock_core.autoscaling.demand import Demand, TierDemand
-from penstock_core.autoscaling.memory import Memory, Period, Share, with_period
+from penstock_core.autoscaling.demand import DemandObservation, TierDemand
+from penstock_core.autoscaling.memory import AutoscalerState, Period, Share, with_period
 from penstock_core.autoscaling.shortfall import Shortfall, shortfall
 from penstock_core.autoscaling.terms import Scaling
 from penstock_core.autoscaling.utilization import filling
@@ -21,7 +21,9 @@ FORGOTTEN_GROWTH = 1.5
 HALF_FULL = 0.5
 
 
-def observed(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> Memory:
+def observed(
+    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float
+) -> AutoscalerState:
     """Return the memory after this observation."""
     ready = len(demand.ready())
     periods = memory.periods
@@ -33,7 +35,7 @@ def observed(scaling: Scaling, demand: Demand, memory: Memory, now_s: float) -> 
     return replace(seen, capacity_rps=_capacity_rps(scaling, demand, seen))
 
 
-def is_busy(demand: Demand) -> bool:
+def is_busy(demand: DemandObservation) -> bool:
     """Return whether there is any request: new, held, or running."""
     return (
         demand.held > 0
@@ -49,14 +51,14 @@ def offered_rps(periods: tuple[Period, ...]) -> float:
     return arrived / seconds if seconds else 0.0
 
 
-def shortfall_now(scaling: Scaling, memory: Memory) -> Shortfall | None:
+def shortfall_now(scaling: Scaling, memory: AutoscalerState) -> Shortfall | None:
     """Return the shortfall of the replicas that are ready now; None if it is within the target."""
     ready = memory.ready
     same = [period for period in memory.periods if period.ready == ready]
     return shortfall(scaling, same) if ready else None
 
 
-def _period(demand: Demand, ready: int, now_s: float) -> Period:
+def _period(demand: DemandObservation, ready: int, now_s: float) -> Period:
     promised = {name: tier for name, tier in demand.tiers.items() if tier.promises}
     tries = sum(tier.hops for tier in promised.values())
     admitted = sum(tier.admitted for tier in promised.values())
@@ -75,7 +77,7 @@ def _share(tier: TierDemand) -> Share:
     return Share(tier.arrived, tier.best_effort + tier.rejected, tier.judged, tier.met)
 
 
-def _capacity_rps(scaling: Scaling, demand: Demand, seen: Memory) -> float | None:
+def _capacity_rps(scaling: Scaling, demand: DemandObservation, seen: AutoscalerState) -> float | None:
     """Return the capacity of one replica in requests per second after this period."""
     known = seen.capacity_rps
     if not seen.ready or not seen.periods or not demand.elapsed_s:
@@ -93,7 +95,7 @@ def _capacity_rps(scaling: Scaling, demand: Demand, seen: Memory) -> float | Non
     return known if half_full else known * FORGOTTEN_GROWTH ** (demand.elapsed_s / scaling.forget_s)
 
 
-def _towards(scaling: Scaling, demand: Demand, known: float, shown: float) -> float:
+def _towards(scaling: Scaling, demand: DemandObservation, known: float, shown: float) -> float:
     """Move the known value towards the observed one, half of the way per averaging time."""
     left: float = 0.5 ** (demand.elapsed_s / scaling.observed_s)
     return shown + (known - shown) * left

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock_core.autoscaling.memory import Period, Share
-from penstock_core.autoscaling.terms import Reason, Scaling
+from penstock_core.autoscaling.terms import Scaling, ScalingReason
 
 FEWEST = 3
 """Fewest requests below target that count as a shortfall."""
@@ -32,7 +32,7 @@ class Shortfall(NamedTuple):
     """Shortfall of the worst tier. kept: share of its demand that met its SLO."""
 
     tier: str
-    reason: Reason
+    reason: ScalingReason
     kept: float
 
     def times(self, ready: int) -> float:
@@ -60,5 +60,5 @@ def _of_tier(tier: str, share: Share, loaded: bool) -> Shortfall:
     taken = 1.0 - refused / share.arrived if refused >= FEWEST else 1.0
     missed = share.judged - share.met
     in_time = share.met / share.judged if loaded and missed >= FEWEST else 1.0
-    reason = Reason.REFUSED if taken <= in_time else Reason.MISSED
+    reason = ScalingReason.REFUSED if taken <= in_time else ScalingReason.MISSED
     return Shortfall(tier, reason, taken * max(in_time, LEAST_KEPT))

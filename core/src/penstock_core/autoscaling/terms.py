@@ -39,7 +39,7 @@ class Scaling:
     forget_s: float = 7200.0
 
 
-class Reason(StrEnum):
+class ScalingReason(StrEnum):
     """Reason of a decision."""
 
     WAKE = "wake"  # requests are held, and there is no replica
@@ -63,5 +63,5 @@ class Decision:
     """
 
     replicas: int
-    reason: Reason
+    reason: ScalingReason
     message: str

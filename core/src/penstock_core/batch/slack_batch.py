@@ -22,7 +22,7 @@ MayStart = Callable[[Job], bool]
 """Returns whether a new request may start now, regardless of the next batch's blocks."""
 
 
-class Bounds(NamedTuple):
+class PromptBounds(NamedTuple):
     """Bounds on prompts: end of the batch, its tokens, and jobs that may be preempted.
 
     victims: for running prompts. givers: for new requests.
@@ -55,7 +55,7 @@ def slack_batch(
     run_on(batch, live.decodes, victims)
     limit_s = decodes.slack_s(live.decodes, view.now_s) if batch.tokens else inf
     givers = reversed([job for jobs in behind for job in jobs if job.computed_tokens])
-    bounds = Bounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, givers)
+    bounds = PromptBounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, givers)
     all_served = _add_prompts(batch, live.prefills, bounds, may_start)
     tokens = batch.work.tokens
     for job in behind.decodes:
@@ -64,11 +64,11 @@ def slack_batch(
             add_running(batch, job, victims)
     if all_served:
         most_tokens = bounds.batch_tokens + batch.work.tokens - tokens
-        _add_prompts(batch, behind.prefills, Bounds(limit_s, most_tokens, victims, iter(())), everybody)
+        _add_prompts(batch, behind.prefills, PromptBounds(limit_s, most_tokens, victims, iter(())), everybody)
     return batch
 
 
-def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: Bounds, may_start: MayStart) -> bool:
+def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: PromptBounds, may_start: MayStart) -> bool:
     """Add chunks of prompts in order. Returns whether no prompt is left waiting.
 
     A new request without blocks for its whole prompt ends the loop.

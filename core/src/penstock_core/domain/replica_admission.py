@@ -34,7 +34,7 @@ class Holds:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AdmissionState:
     """State of the replica, beside its view, that decides verdicts."""
 
     draining: bool
@@ -44,7 +44,7 @@ class Standing:
 
 
 def decide(
-    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: Standing, bounds: Holds
+    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: AdmissionState, bounds: Holds
 ) -> list[Verdict]:
     """Return one verdict for each candidate, in order."""
     verdicts: list[Verdict | None] = []
@@ -68,7 +68,7 @@ def for_all(verdicts: Sequence[Verdict]) -> Verdict:
     return next((said for said in verdicts if isinstance(said, Rejected)), BestEffort())
 
 
-def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
+def refusal(job: Job, standing: AdmissionState, bounds: Holds) -> Rejected | None:
     """Return why this replica rejects a job whatever the policy decides; None if the policy decides."""
     if standing.draining:
         return Rejected(Reason.DRAINING)
@@ -80,6 +80,6 @@ def refusal(job: Job, standing: Standing, bounds: Holds) -> Rejected | None:
     return None
 
 
-def _with_one_more(standing: Standing, job: Job) -> Standing:
+def _with_one_more(standing: AdmissionState, job: Job) -> AdmissionState:
     best_effort = standing.best_effort + job.best_effort
     return replace(standing, carried=standing.carried + 1, best_effort=best_effort)

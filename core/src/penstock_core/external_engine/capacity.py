@@ -28,7 +28,7 @@ from penstock_core.timing.time_model import BatchWork
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReleaseWindow:
     """Limits on what is sent to an external engine.
 
     lead_s: seconds, besides one iteration, by which the next prompt is sent before those inside are computed:
@@ -48,7 +48,7 @@ class Refusal(NamedTuple):
     passed_over: bool
 
 
-def refusal(view: ReplicaView, inside: Inside, job: Job, window: Window) -> Refusal | None:
+def refusal(view: ReplicaView, inside: Inside, job: Job, window: ReleaseWindow) -> Refusal | None:
     """Return why this job is held now; None if it may be released."""
     jobs = (*inside.jobs, job)
     if job.best_effort and not _shared(view, [one for one in jobs if one.best_effort], window):
@@ -66,7 +66,7 @@ def iteration_s(view: ReplicaView, decodes: Sequence[Job]) -> float:
     return view.model.seconds(BatchWork(len(decodes), context_tokens))
 
 
-def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
+def _shared(view: ReplicaView, surplus: Sequence[Job], window: ReleaseWindow) -> bool:
     """Return whether this much best effort leaves the reserved share free. One may be inside in any case."""
     seats, blocks = view.limits.running, view.kv.total_blocks
     share = window.best_effort_share
@@ -75,7 +75,7 @@ def _shared(view: ReplicaView, surplus: Sequence[Job], window: Window) -> bool:
     )
 
 
-def _in_time(view: ReplicaView, inside: Inside, job: Job, window: Window) -> bool:
+def _in_time(view: ReplicaView, inside: Inside, job: Job, window: ReleaseWindow) -> bool:
     """Return whether decodes inside meet their TPOT despite this prompt, or the job cannot wait."""
     if view.now_s - job.request.arrival_s >= window.patience_s:
         return True

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, promoted
-from penstock_core.external_engine.capacity import Window, iteration_s, refusal
+from penstock_core.external_engine.capacity import ReleaseWindow, iteration_s, refusal
 from penstock_core.external_engine.outlook import Inside, outlook
 
 Memory = TypeVar("Memory")
@@ -43,7 +43,7 @@ class Release(NamedTuple, Generic[Memory]):
 
 
 def release(
-    next_step: NextStep[Memory], view: ReplicaView, inside: Inside, memory: Memory, window: Window
+    next_step: NextStep[Memory], view: ReplicaView, inside: Inside, memory: Memory, window: ReleaseWindow
 ) -> Release[Memory]:
     """Return the jobs to release now. `view` has the held requests, `inside` those that were sent."""
     let_in: list[RequestId] = []
@@ -79,7 +79,7 @@ def _with_promoted(view: ReplicaView, ids: Sequence[RequestId]) -> ReplicaView:
     )
 
 
-def _chosen(view: ReplicaView, inside: Inside, step: Step, window: Window) -> list[Job]:
+def _chosen(view: ReplicaView, inside: Inside, step: Step, window: ReleaseWindow) -> list[Job]:
     """Return the step's held jobs for which there is capacity, in its order."""
     held = {job.request.id: job for job in view.waiting}
     asked = [held[job_id] for job_id in step.tokens if job_id in held]

@@ -20,7 +20,7 @@ from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.feedback_queues import Queues, Standing, Standings, queues_of
+from penstock_core.policies.feedback_queues import QueuePosition, QueuePositions, Queues, queues_of
 from penstock_core.policies.unconditional_admission import admit_everyone
 
 
@@ -31,7 +31,7 @@ class FastServe:
     queues: int = 5
     aging_s: float = Knobs().aging_s
 
-    def start(self) -> Standings:
+    def start(self) -> QueuePositions:
         """Return the initial state."""
         return {}
 
@@ -39,7 +39,7 @@ class FastServe:
         """Admit all candidates."""
         return admit_everyone(view, new)
 
-    def step(self, view: ReplicaView, memory: Standings) -> tuple[Step, Standings]:
+    def step(self, view: ReplicaView, memory: QueuePositions) -> tuple[Step, QueuePositions]:
         """Return the next batch, and the state after it."""
         queues = queues_of(view.model, self.queues, self.aging_s, view.now_s)
         by_queue = _by_queue(view, queues, memory)
@@ -47,7 +47,7 @@ class FastServe:
         return step, _after(view, queues, memory, step)
 
 
-def _by_queue(view: ReplicaView, queues: Queues, memory: Standings) -> list[tuple[list[Job], list[Job]]]:
+def _by_queue(view: ReplicaView, queues: Queues, memory: QueuePositions) -> list[tuple[list[Job], list[Job]]]:
     """Return for each queue, from the top, its running jobs and its waiting ones, in order."""
     by_queue: list[tuple[list[Job], list[Job]]] = [([], []) for _ in queues.quanta_s]
     for i, jobs in enumerate((view.running, view.waiting)):
@@ -93,9 +93,9 @@ def _enough_idle(batch: OpenBatch, blocks: int) -> bool:
     return batch.has_room(blocks - sum(idle_blocks), 1 - len(idle_blocks))
 
 
-def _after(view: ReplicaView, queues: Queues, memory: Standings, step: Step) -> Standings:
+def _after(view: ReplicaView, queues: Queues, memory: QueuePositions, step: Step) -> QueuePositions:
     """Return the state after the step, without jobs that have left."""
-    after: dict[str, Standing] = {}
+    after: dict[str, QueuePosition] = {}
     for jobs in (view.running, view.waiting):
         for job in jobs:
             job_id = job.request.id

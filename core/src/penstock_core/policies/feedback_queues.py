@@ -18,7 +18,7 @@ from penstock_core.domain.request import Job, RequestId
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 
-class Standing(NamedTuple):
+class QueuePosition(NamedTuple):
     """A job's position: its queue, the time used in it, and its last service."""
 
     queue: int
@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     served_s: float
 
 
-Standings = Mapping[RequestId, Standing]
+QueuePositions = Mapping[RequestId, QueuePosition]
 """Positions of jobs that have been served; the others are where they would join."""
 
 
@@ -41,22 +41,22 @@ class Queues(NamedTuple):
     starvation_s: float
     now_s: float
 
-    def standing(self, job: Job, standings: Standings) -> Standing:
+    def standing(self, job: Job, standings: QueuePositions) -> QueuePosition:
         """Return the present position of a job."""
         known = standings.get(job.request.id)
         if known is None:
             queue, used_s = bisect_left(self.prompt_tokens, job.pending_tokens), 0.0
-            known = Standing(queue, used_s, job.request.arrival_s)
+            known = QueuePosition(queue, used_s, job.request.arrival_s)
         if self.now_s - known.served_s >= self.starvation_s:
-            return Standing(0, 0.0, self.now_s)
+            return QueuePosition(0, 0.0, self.now_s)
         return known
 
-    def served(self, standing: Standing, duration_s: float) -> Standing:
+    def served(self, standing: QueuePosition, duration_s: float) -> QueuePosition:
         """Return the position after an iteration of this duration with the job."""
         queue, used_s = standing.queue, standing.used_s + duration_s
         if used_s >= self.quanta_s[queue] and queue + 1 < len(self.quanta_s):
             queue, used_s = queue + 1, 0.0
-        return Standing(queue, used_s, self.now_s + duration_s)
+        return QueuePosition(queue, used_s, self.now_s + duration_s)
 
 
 def queues_of(model: TimeModel, count: int, starvation_s: float, now_s: float) -> Queues:

@@ -14,8 +14,8 @@ from math import inf
 from typing import Any
 
 from penstock_core.autoscaling.decision import decide_replicas
-from penstock_core.autoscaling.demand import Demand
-from penstock_core.autoscaling.memory import Memory
+from penstock_core.autoscaling.demand import DemandObservation
+from penstock_core.autoscaling.memory import AutoscalerState
 from penstock_core.autoscaling.terms import Decision, Scaling
 from penstock_pool import Pool
 
@@ -60,7 +60,7 @@ class Autoscaler:
     """One pool's autoscaling state between reconciliations. memory: None before the first."""
 
     tally: DemandTally = field(default_factory=DemandTally)
-    memory: Memory | None = None
+    memory: AutoscalerState | None = None
     reason_written_s: float = -inf
 
     def capacity_rps(self, written: float | None) -> float | None:
@@ -74,14 +74,14 @@ class Autoscaler:
         self,
         pool: Pool,
         status: Mapping[str, Any],
-        demand: Demand,
+        demand: DemandObservation,
         now_s: float,
         written_rps: float | None = None,
     ) -> Mapping[str, Any]:
         """Decide, and return `status.autoscaling`. now_s: Unix time. written_rps: the stored capacity."""
         before = status.get("autoscaling", {})
         anew = before.get("startedFrom") != pool.spec.replicas
-        memory = Memory() if anew else self.memory or Memory(capacity_rps=written_rps)
+        memory = AutoscalerState() if anew else self.memory or AutoscalerState(capacity_rps=written_rps)
         decision, self.memory = decide_replicas(scaling_of(pool), demand, memory, now_s)
         decision = limit_step(pool, demand.desired, decision)
         told = dict(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
-from penstock_core.autoscaling.demand import Demand, ReplicaDemand, ReplicaState, TierDemand
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.forecast.snapshot import Snapshot
 
 from penstock_operator.routers.demand_page import COUNTERS, Counters, DemandReading
@@ -62,14 +62,14 @@ def demand_of(
     desired: int,
     promises: Mapping[str, bool],
     now_s: float,
-) -> Demand:
+) -> DemandObservation:
     """Return one observation for autoscaling.
 
     replicas: state of the pool's replica pods. promises: whether each tier has an SLO.
     """
     elapsed_s, added = tally.added(readings, now_s)
     told = {row["name"]: row for reading in readings for row in reading.replicas}
-    return Demand(
+    return DemandObservation(
         elapsed_s=elapsed_s,
         desired=desired,
         tiers={

@@ -15,7 +15,7 @@ from penstock_operator.objects.pool_objects import desired
 from penstock_operator.objects.render_context import RenderFacts, UnsupportedPool
 from penstock_operator.reconcile.ingress_hosts import host_of, older_claimant
 from penstock_operator.settings import OperatorSettings
-from penstock_operator.status.diagnosis import Cause, Problem
+from penstock_operator.status.diagnosis import Cause, PoolProblem
 from penstock_operator.tls.credentials import Credentials
 
 
@@ -24,17 +24,17 @@ class DesiredState:
     """The desired state. wanted: the objects; None if they are left unchanged, for a reason in `problems`."""
 
     wanted: tuple[Manifest, ...] | None
-    problems: tuple[Problem, ...]
+    problems: tuple[PoolProblem, ...]
     replicas: int
 
 
-def read(document: Manifest) -> Pool | Problem:
+def read(document: Manifest) -> Pool | PoolProblem:
     """Return the pool in an object, or why it is invalid, as with a CRD of another release."""
     try:
         return parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
     except PoolError as error:
         lines = [line.removeprefix("pool: ") for line in error.lines]
-        return Problem(Cause.SPEC_INVALID, "; ".join(lines))
+        return PoolProblem(Cause.SPEC_INVALID, "; ".join(lines))
 
 
 def owner_of(document: Manifest) -> PoolOwner:
@@ -58,20 +58,20 @@ def desired_state(
     """
     status: Mapping[str, Any] = document.get("status", {})
     replicas = replicas_now(pool, status)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[PoolProblem, ...] = ()
     if (older := older_claimant(document, others)) is not None:
         problems = (_host_taken(document, older),)
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
     try:
         wanted = desired(pool, owner_of(document), settings, RenderFacts(replicas, credentials, capacity_rps))
     except UnsupportedPool as unfit:
-        return DesiredState(None, (*problems, Problem(Cause.CANNOT_RUN, str(unfit))), replicas)
+        return DesiredState(None, (*problems, PoolProblem(Cause.CANNOT_RUN, str(unfit))), replicas)
     return DesiredState(wanted, problems, replicas)
 
 
-def _host_taken(document: Manifest, older: Manifest) -> Problem:
+def _host_taken(document: Manifest, older: Manifest) -> PoolProblem:
     metadata = older["metadata"]
-    return Problem(
+    return PoolProblem(
         Cause.HOST_TAKEN,
         f"spec.ingress.host: {host_of(document)} belongs to the older pool {metadata['namespace']}/"
         f"{metadata['name']}; this pool serves inside the cluster only until one of them names another host",

@@ -16,16 +16,16 @@ from penstock_operator.manifests.pods import component_of
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
 from penstock_operator.reconcile.drift import differences
-from penstock_operator.status.diagnosis import Cause, Problem
+from penstock_operator.status.diagnosis import Cause, PoolProblem
 
 log = structlog.get_logger()
 
 
 async def execute(
     actions: Iterable[Action], api: Api, cache: Cache, metrics: OperatorMetrics
-) -> tuple[Problem, ...]:
+) -> tuple[PoolProblem, ...]:
     """Execute all actions in order. Returns the problems of those that failed. Raises ApiUnreachable."""
-    problems: list[Problem] = []
+    problems: list[PoolProblem] = []
     for action in actions:
         try:
             problem = await _do(action, api, cache)
@@ -49,7 +49,7 @@ def ref_in(action: Action) -> Ref:
     return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
 
 
-async def _do(action: Action, api: Api, cache: Cache) -> Problem | None:
+async def _do(action: Action, api: Api, cache: Cache) -> PoolProblem | None:
     match action:
         case Apply(manifest, reason):
             made = (
@@ -62,7 +62,7 @@ async def _do(action: Action, api: Api, cache: Cache) -> Problem | None:
         case Delete(ref, uid):
             await api.delete(ref, uid)
         case Conflict(_, message):
-            return Problem(Cause.NAME_TAKEN, message)
+            return PoolProblem(Cause.NAME_TAKEN, message)
         case LeftOut(manifest, fields):
             return _left_out(manifest, fields)
     return None
@@ -82,7 +82,7 @@ async def _restore(manifest: Manifest, api: Api) -> Manifest:
         return await api.apply(manifest)
 
 
-def fields_left_out(manifest: Manifest, made: Manifest) -> Problem | None:
+def fields_left_out(manifest: Manifest, made: Manifest) -> PoolProblem | None:
     """Return a problem with the fields that the API server dropped; None if there are none.
 
     Values that admission changed are only logged.
@@ -95,13 +95,13 @@ def fields_left_out(manifest: Manifest, made: Manifest) -> Problem | None:
     return _left_out(manifest, left_out) if left_out else None
 
 
-def _left_out(manifest: Manifest, fields: Sequence[str]) -> Problem:
+def _left_out(manifest: Manifest, fields: Sequence[str]) -> PoolProblem:
     """Return the problem of fields that the API server dropped."""
     message = (
         f"{ref_of(manifest)}: the API server does not keep {', '.join(fields)}: "
         "it has that feature off, or an admission webhook removes it"
     )
-    return Problem(Cause.API_REFUSED, message, component_of(manifest))
+    return PoolProblem(Cause.API_REFUSED, message, component_of(manifest))
 
 
 def watched(manifest: Manifest) -> bool:
@@ -109,8 +109,8 @@ def watched(manifest: Manifest) -> bool:
     return bool(manifest["kind"] != "Secret")
 
 
-def _refusal(action: Action, refused: ApiRefused) -> Problem:
+def _refusal(action: Action, refused: ApiRefused) -> PoolProblem:
     quota = "exceeded quota" in str(refused)
     cause = Cause.QUOTA_EXCEEDED if quota else Cause.API_REFUSED
     component = component_of(action.manifest) if isinstance(action, Apply | LeftOut) else None
-    return Problem(cause, f"{ref_in(action)}: {refused}", component)
+    return PoolProblem(cause, f"{ref_in(action)}: {refused}", component)

@@ -18,7 +18,7 @@ from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import authority_name, replica_name, tls_name
 from penstock_operator.manifests.pods import is_ready, pods_of
 from penstock_operator.settings import OperatorSettings
-from penstock_operator.status.diagnosis import Problem, absence
+from penstock_operator.status.diagnosis import PoolProblem, absence
 from penstock_operator.status.pod_references import references
 
 MOST_PODS_ASKED = 3
@@ -46,7 +46,7 @@ async def own_secrets(api: Api, key: PoolKey) -> Secrets:
 
 async def absent(
     api: Api, pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
-) -> tuple[Problem, ...]:
+) -> tuple[PoolProblem, ...]:
     """Problems of references: objects that the pool's pods refer to and that do not exist."""
     named = references(pool, settings, wanted)
     there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))

@@ -36,7 +36,7 @@ from penstock_operator.routers.client import RouterClient
 from penstock_operator.routers.demand_page import DemandReading, counts_of
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import Status, View, condition, status_of
-from penstock_operator.status.diagnosis import Problem, diagnose
+from penstock_operator.status.diagnosis import PoolProblem, diagnose
 from penstock_operator.status.route_status import rejected_routes
 from penstock_operator.tls.credentials import read_credentials, renewed
 
@@ -55,7 +55,7 @@ class PoolMemory:
 
     uid: str
     autoscaler: Autoscaler = field(default_factory=Autoscaler)
-    read: tuple[Any, Pool | Problem] | None = None
+    read: tuple[Any, Pool | PoolProblem] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Reconciler:
             return None
         memory = self._memory_of(key, document)
         pool = self._read(memory, document)
-        if isinstance(pool, Problem):
+        if isinstance(pool, PoolProblem):
             await self._report(document, _view_of_invalid(document, self.cache.children(key), pool), ())
             return HEALTHY_PERIOD_S
         planned, done, failed = await self._apply_desired_state(key, pool, document, memory.autoscaler)
@@ -111,7 +111,7 @@ class Reconciler:
             self.pool_memories[key] = PoolMemory(uid)
         return self.pool_memories[key]
 
-    def _read(self, memory: PoolMemory, document: Manifest) -> Pool | Problem:
+    def _read(self, memory: PoolMemory, document: Manifest) -> Pool | PoolProblem:
         spec = document.get("spec")  # not the generation: a restored etcd counts generations anew
         if memory.read is None or memory.read[0] != spec:
             memory.read = spec, read(document)
@@ -119,7 +119,7 @@ class Reconciler:
 
     async def _apply_desired_state(
         self, key: PoolKey, pool: Pool, document: Manifest, autoscaler: Autoscaler
-    ) -> tuple[DesiredState, Sequence[Action], tuple[Problem, ...]]:
+    ) -> tuple[DesiredState, Sequence[Action], tuple[PoolProblem, ...]]:
         """Apply the desired state. Returns it, the actions, and the problems of those that failed."""
         owner = owner_of(document)
         there = [child for child in self.cache.children(key) if child["kind"] != "Pod"]
@@ -159,8 +159,8 @@ class Reconciler:
         return decide(wanted, [*there, *(one for one in found if one is not None)], owner)
 
     async def _problems(
-        self, key: PoolKey, reconciled: ReconciledPool, failed: Sequence[Problem]
-    ) -> tuple[Problem, ...]:
+        self, key: PoolKey, reconciled: ReconciledPool, failed: Sequence[PoolProblem]
+    ) -> tuple[PoolProblem, ...]:
         gone, events = await asyncio.gather(
             absent(self.api, reconciled.pool, self.settings, reconciled.planned.wanted or ()),
             warnings(self.api, key, reconciled.children, reconciled.planned.replicas),
@@ -216,7 +216,7 @@ def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> M
 
 
 def _view(
-    reconciled: ReconciledPool, problems: Sequence[Problem], autoscaling: Mapping[str, Any] | None
+    reconciled: ReconciledPool, problems: Sequence[PoolProblem], autoscaling: Mapping[str, Any] | None
 ) -> View:
     pool, told = reconciled.pool, reconciled.pool.spec.autoscaling
     return View(
@@ -234,7 +234,7 @@ def _view(
     )
 
 
-def _view_of_invalid(document: Manifest, children: Sequence[Manifest], problem: Problem) -> View:
+def _view_of_invalid(document: Manifest, children: Sequence[Manifest], problem: PoolProblem) -> View:
     """Return the status input of an invalid pool, from its objects and the few fields that are read."""
     spec = document["spec"]
     return View(

@@ -25,7 +25,7 @@ from typing import Any
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name, selector
 from penstock_operator.routers.demand_page import TierCounts
-from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, Problem
+from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, PoolProblem
 from penstock_operator.status.route_status import pending_route
 
 Status = dict[str, Any]
@@ -62,7 +62,7 @@ class View:
     replicas_wanted: int
     routers_wanted: int
     children: Sequence[Manifest]
-    problems: Sequence[Problem] = ()
+    problems: Sequence[PoolProblem] = ()
     wakes: bool = False
     scaled_by_others: bool = False
     attainment: Mapping[str, TierCounts] | None = None
@@ -81,7 +81,7 @@ class Pods:
     ready: int = 0
     updated: int = 0
     settled: bool = False
-    problem: Problem | None = field(default=None)
+    problem: PoolProblem | None = field(default=None)
 
     @property
     def all_ready(self) -> bool:
@@ -213,7 +213,7 @@ def _progressing(replicas: Pods, routers: Pods) -> Said:
     return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
 
 
-def _degraded(problems: Sequence[Problem]) -> Said:
+def _degraded(problems: Sequence[PoolProblem]) -> Said:
     if not problems:
         return ("Degraded", False, ConditionReason.AS_WANTED, "nothing is known to be wrong")
     return ("Degraded", True, problems[0].cause, "; ".join(problem.message for problem in problems[:5]))
@@ -223,7 +223,7 @@ def _why(pods: Pods) -> str:
     return ConditionReason.STARTING if pods.problem is None else pods.problem.cause
 
 
-def _with(counts: str, problem: Problem | None) -> str:
+def _with(counts: str, problem: PoolProblem | None) -> str:
     return counts if problem is None else f"{counts}; {problem.message}"
 
 

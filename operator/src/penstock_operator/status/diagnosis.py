@@ -2,8 +2,8 @@
 
 A pool can be valid and still not run: an image cannot be pulled, no node has the GPU, a claim does not exist.
 Kubernetes reports the reason in many places: conditions of pods, states of containers, Events of
-controllers. This module reads all of them and returns `Problem`s: a cause as a type, and one sentence that
-says where, what, and how to correct it.
+controllers. This module reads all of them and returns `PoolProblem`s: a cause as a type, and one sentence
+that says where, what, and how to correct it.
 
 Pure: all observations are arguments. No problem is remembered, so it disappears with its cause.
 """
@@ -70,7 +70,7 @@ ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PoolProblem:
     """One problem. component: whose pods it keeps from running; None: both, or neither."""
 
     cause: Cause
@@ -102,8 +102,8 @@ _CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
 
 
 def diagnose(
-    children: Sequence[Manifest], events: Sequence[Manifest], absent: Sequence[Problem], now_s: float
-) -> tuple[Problem, ...]:
+    children: Sequence[Manifest], events: Sequence[Manifest], absent: Sequence[PoolProblem], now_s: float
+) -> tuple[PoolProblem, ...]:
     """Return all problems, root causes first, one per cause and component.
 
     events: Warnings about the pool's StatefulSet and pods. absent: problems of references.
@@ -112,18 +112,18 @@ def diagnose(
     found = [*absent, *_of_workloads(children), *_of_events(children, events)]
     for pod in pods_of(children):
         found += of_pod(pod, now_s)
-    firsts: dict[tuple[Cause, Component | None], Problem] = {}
+    firsts: dict[tuple[Cause, Component | None], PoolProblem] = {}
     for problem in found:
         firsts.setdefault((problem.cause, problem.component), problem)
     return tuple(sorted(firsts.values(), key=lambda problem: ROOTS_FIRST[problem.cause]))
 
 
-def of_pod(pod: Manifest, now_s: float) -> list[Problem]:
+def of_pod(pod: Manifest, now_s: float) -> list[PoolProblem]:
     """Return the problems in one pod's status."""
     status, name, component = pod.get("status", {}), pod["metadata"]["name"], component_of(pod)
     if status.get("phase") == "Failed":
         words = f"{name}: {status.get('reason', 'failed')}: {status.get('message', 'no message')}"
-        return [Problem(Cause.EVICTED, words, component)]
+        return [PoolProblem(Cause.EVICTED, words, component)]
     unscheduled = [
         condition
         for condition in status.get("conditions", ())
@@ -136,29 +136,31 @@ def of_pod(pod: Manifest, now_s: float) -> list[Problem]:
     return [problem for problem in found if problem is not None]
 
 
-def _unscheduled(name: str, said: str, component: Component | None) -> Problem:
+def _unscheduled(name: str, said: str, component: Component | None) -> PoolProblem:
     if "unbound immediate PersistentVolumeClaims" in said:
-        return Problem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
+        return PoolProblem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
     if "persistentvolumeclaim" in said.lower() and "not found" in said:
-        return Problem(Cause.CLAIM_MISSING, f"{name}: {said}", component)
+        return PoolProblem(Cause.CLAIM_MISSING, f"{name}: {said}", component)
     if "Insufficient" in said and "/gpu" in said:
-        return Problem(Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {said}", component)
-    return Problem(Cause.UNSCHEDULABLE, f"{name}: {said}", component)
+        return PoolProblem(
+            Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {said}", component
+        )
+    return PoolProblem(Cause.UNSCHEDULABLE, f"{name}: {said}", component)
 
 
 def _of_container(
     pod: str, container: dict[str, Any], component: Component | None, now_s: float
-) -> Problem | None:
+) -> PoolProblem | None:
     name, state = container["name"], container.get("state", {})
     waiting = state.get("waiting", {})
     reason, where = waiting.get("reason", ""), f"{pod}, container {name}"
     if reason in _IMAGE:
         said = waiting.get("message", "no message")
-        return Problem(
+        return PoolProblem(
             Cause.IMAGE_MISSING, f"{where}: image {container['image']}: {reason}: {said}", component
         )
     if reason in _REFUSED:
-        return _named_absence(where, waiting.get("message", reason), component) or Problem(
+        return _named_absence(where, waiting.get("message", reason), component) or PoolProblem(
             Cause.CONTAINER_REFUSED, f"{where}: {reason}: {waiting.get('message', 'no message')}", component
         )
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
@@ -169,14 +171,14 @@ def _of_container(
 
 def _crashed(
     where: str, container: dict[str, Any], ended: dict[str, Any], component: Component | None
-) -> Problem:
+) -> PoolProblem:
     times = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
         said = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
-        return Problem(Cause.OUT_OF_MEMORY, said, component)
+        return PoolProblem(Cause.OUT_OF_MEMORY, said, component)
     last = telling_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
     cause = _CRASHING.get(container["name"]) or _of_engine(last)
-    return Problem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
+    return PoolProblem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
 
 
 def _of_engine(last: str) -> Cause:
@@ -190,17 +192,17 @@ def _slow(
     running: dict[str, Any] | None,
     component: Component | None,
     now_s: float,
-) -> Problem | None:
+) -> PoolProblem | None:
     if running is None or container["name"] != "engine" or container.get("started", True):
         return None
     ran_s = now_s - unix_s(running.get("startedAt", ""), now_s)
     if ran_s < SLOW_START_S and not container.get("restartCount", 0):
         return None
     said = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
-    return Problem(Cause.ENGINE_NOT_READY, said, component)
+    return PoolProblem(Cause.ENGINE_NOT_READY, said, component)
 
 
-def _of_workloads(children: Iterable[Manifest]) -> list[Problem]:
+def _of_workloads(children: Iterable[Manifest]) -> list[PoolProblem]:
     """Return the problems in the conditions of Deployments.
 
     StatefulSets report rejected pods only in Events.
@@ -214,19 +216,19 @@ def _of_workloads(children: Iterable[Manifest]) -> list[Problem]:
     ]
 
 
-def _refused(said: str, component: Component | None) -> Problem:
+def _refused(said: str, component: Component | None) -> PoolProblem:
     cause = Cause.QUOTA_EXCEEDED if "exceeded quota" in said else Cause.PODS_REFUSED
-    return Problem(cause, said, component)
+    return PoolProblem(cause, said, component)
 
 
-def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[Problem]:
+def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[PoolProblem]:
     """Return the problems that only Events report, if they still exist. Events last for an hour and can
     outlive their cause and their pod, whose successor in a StatefulSet has the same name.
     """
     newest_last = sorted(events, key=event_time)
     waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _mounted(pod)}
     short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
-    found: list[Problem] = []
+    found: list[PoolProblem] = []
     for event in reversed(newest_last):
         about, said = event["involvedObject"]["name"], event.get("message", "")
         if event.get("reason") == "FailedCreate" and about in short:
@@ -234,7 +236,7 @@ def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list
         elif event.get("reason") in _UNMOUNTED and _is_about(event, waiting.get(about)):
             component = component_of(waiting[about])
             absence = _named_absence(about, said, component)
-            found.append(absence or Problem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {said}", component))
+            found.append(absence or PoolProblem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {said}", component))
     return found
 
 
@@ -248,7 +250,7 @@ def event_time(event: Manifest) -> str:
     return str(when)
 
 
-def _named_absence(where: str, said: str, component: Component | None) -> Problem | None:
+def _named_absence(where: str, said: str, component: Component | None) -> PoolProblem | None:
     """Return the problem in a message like the kubelet's `secret "x" not found`; None in any other."""
     if "not found" not in said:
         return None
@@ -258,7 +260,7 @@ def _named_absence(where: str, said: str, component: Component | None) -> Proble
         ("secret", Cause.SECRET_MISSING),
     ):
         if word in said.lower():
-            return Problem(cause, f"{where}: {said}", component)
+            return PoolProblem(cause, f"{where}: {said}", component)
     return None
 
 
@@ -284,7 +286,7 @@ def _lacks_pods(child: Manifest) -> bool:
     return child["kind"] == "StatefulSet" and bool(made < wanted)
 
 
-def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Problem:
+def absence(ref: Ref, needed_for: str, component: Component | None = None) -> PoolProblem:
     """Return the problem of a missing object. needed_for: the field of the pool that names it."""
     causes = {
         "Secret": Cause.SECRET_MISSING,
@@ -292,4 +294,4 @@ def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Pr
         "PersistentVolumeClaim": Cause.CLAIM_MISSING,
     }
     said = f"{needed_for}: there is no {ref} in namespace {ref.namespace}; create it, or name another"
-    return Problem(causes[ref.kind], said, component)
+    return PoolProblem(causes[ref.kind], said, component)

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock_operator.manifests.manifest import Manifest, ref_of
-from penstock_operator.status.diagnosis import Cause, Problem
+from penstock_operator.status.diagnosis import Cause, PoolProblem
 
 DECIDING = ("Accepted", "ResolvedRefs")
 """Conditions of a parent that block traffic if they are False."""
 
 
-def rejected_routes(children: Iterable[Manifest]) -> Iterator[Problem]:
+def rejected_routes(children: Iterable[Manifest]) -> Iterator[PoolProblem]:
     """Yield a problem for each reason for which a Gateway rejects a route."""
     for route in _routes(children):
         for condition in _answers(route):
             if condition["type"] in DECIDING and condition["status"] == "False":
                 said = f"{condition.get('reason', 'refused')}: {condition.get('message', 'no message')}"
-                yield Problem(
+                yield PoolProblem(
                     Cause.ROUTE_REJECTED,
                     f"{ref_of(route)}: Gateway {_parent(route)}: {condition['type']} is False, {said}",
                 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 from penstock_core.domain.policy import Policy
-from penstock_core.external_engine.capacity import Window
+from penstock_core.external_engine.capacity import ReleaseWindow
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 
 from penstock_sidecar.bounds import Bounds
@@ -47,7 +47,7 @@ class ReleaseGate:
         self._faults = Faults(metrics.faults)
         self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
-        self._window = Window(lead_s=bounds.lead_s)
+        self._window = ReleaseWindow(lead_s=bounds.lead_s)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._together: dict[str, tuple[str, ...]] = {}  # all keys of a held request, by each of them
         self._asking: asyncio.Handle | None = None

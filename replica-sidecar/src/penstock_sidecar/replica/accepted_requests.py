@@ -23,7 +23,13 @@ class AcceptedRequests:
     """
 
     def __init__(
-        self, mirror: ReplicaMirror, learned: Learned, gate: Gate, *, metrics: Metrics, faults: Faults
+        self,
+        mirror: ReplicaMirror,
+        learned: Learned,
+        gate: Gate,
+        *,
+        metrics: Metrics,
+        faults: Faults,
     ) -> None:
         self._mirror, self._learned, self._gate = mirror, learned, gate
         self._metrics, self._faults = metrics, faults

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 from penstock_core.domain.policy import Policy
-from penstock_core.domain.replica_admission import Standing, decide, for_all
+from penstock_core.domain.replica_admission import AdmissionState, decide, for_all
 from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
 
 from penstock_sidecar.bounds import Bounds
@@ -103,7 +103,7 @@ class Admission:
         """Return a verdict for each of several requests for one answer, or for one request for several."""
         jobs = [job for request in candidates for job in request.jobs]
         state, held = self._state, self._accepted
-        standing = Standing(state.draining, state.engine_ready, held.sequences, held.best_effort)
+        standing = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
         began_s = perf_counter()
         view = self._mirror.view(monotonic(), self._learned.model)
         verdicts = decide(self._policy, view, jobs, standing, self._bounds.holds)

@@ -8,7 +8,7 @@ from penstock_proto import replica_pb2_grpc
 from penstock_runtime.grpc_options import SERVER_OPTIONS
 from penstock_runtime.serving import StartError, listen
 
-from penstock_sidecar.options import Address, Tls
+from penstock_sidecar.options import Address, SidecarTls
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.renewed_certificate import server_credentials
 from penstock_sidecar.service.replica_service import ReplicaService
@@ -19,7 +19,7 @@ GOODBYE_S = 1.0
 
 @contextlib.asynccontextmanager
 async def grpc_serving(
-    service: ReplicaService, health: Health, wanted: Address, tls: Tls | None
+    service: ReplicaService, health: Health, wanted: Address, tls: SidecarTls | None
 ) -> AsyncIterator[Address]:
     """Serve within the block. Yields the address. Raises StartError."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -33,7 +33,7 @@ async def grpc_serving(
         await server.stop(GOODBYE_S)
 
 
-def _bind(server: "grpc.aio.Server", wanted: Address, tls: Tls | None) -> Address:
+def _bind(server: "grpc.aio.Server", wanted: Address, tls: SidecarTls | None) -> Address:
     """Bind the server. The address is tried first, because gRPC's error has no cause."""
     listen(wanted.host, wanted.port).close()
     try:

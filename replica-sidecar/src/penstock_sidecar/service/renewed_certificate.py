@@ -6,10 +6,10 @@ gRPC asks for it at every handshake, from threads of its own. Open connections k
 import grpc
 from penstock_runtime.renewed_files import RenewedFiles
 
-from penstock_sidecar.options import Tls
+from penstock_sidecar.options import SidecarTls
 
 
-def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+def server_credentials(tls: SidecarTls) -> grpc.ServerCredentials:
     """Return credentials that follow the files. Raises OSError where they cannot be read now."""
     parts = (tls.cert, tls.key, *([tls.client_ca] if tls.client_ca else []))
     files = RenewedFiles(parts, lambda: _read(tls))
@@ -20,7 +20,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     )
 
 
-def _read(tls: Tls) -> grpc.ServerCertificateConfiguration:
+def _read(tls: SidecarTls) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(tls.key.read_bytes(), tls.cert.read_bytes())],
         root_certificates=tls.client_ca.read_bytes() if tls.client_ca else None,

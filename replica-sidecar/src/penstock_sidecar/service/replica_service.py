@@ -42,7 +42,12 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     """`penstock.v1.Replica` over one replica."""
 
     def __init__(
-        self, identity: Identity, replica: Replica, mirror: ReplicaMirror, learned: Learned, metrics: Metrics
+        self,
+        identity: Identity,
+        replica: Replica,
+        mirror: ReplicaMirror,
+        learned: Learned,
+        metrics: Metrics,
     ) -> None:
         self._identity, self._replica, self._mirror = identity, replica, mirror
         self._learned, self._metrics = learned, metrics

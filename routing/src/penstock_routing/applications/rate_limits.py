@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock_pool import Application
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -92,7 +92,10 @@ class RateLimits:
     """One router's. shared: limits over all routers, where routers share them."""
 
     def __init__(
-        self, applications: Mapping[str, Limits], metrics: LimitMetrics, shared: PoolLimits | None = None
+        self,
+        applications: Mapping[str, ApplicationLimits],
+        metrics: LimitMetrics,
+        shared: PoolLimits | None = None,
     ) -> None:
         self._limits = applications
         self._ledgers = {name: Ledger(limits) for name, limits in applications.items()}
@@ -154,12 +157,14 @@ class RateLimits:
         return refusal(application, self._limits[application], refused, usage, tokens)
 
 
-def limits_of(applications: tuple[Application, ...]) -> dict[str, Limits]:
+def limits_of(applications: tuple[Application, ...]) -> dict[str, ApplicationLimits]:
     """Return the limits of the applications that have any, by name."""
-    return {each.name: each.limits for each in applications if each.limits != Limits()}
+    return {each.name: each.limits for each in applications if each.limits != ApplicationLimits()}
 
 
-def refusal(application: str, limits: Limits, refused: Refused, usage: LimitUsage, tokens: int) -> ApiError:
+def refusal(
+    application: str, limits: ApplicationLimits, refused: Refused, usage: LimitUsage, tokens: int
+) -> ApiError:
     """Return the answer to a request that is over a limit."""
     kind, words = WORDS[refused.limit]
     said = f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
@@ -174,7 +179,7 @@ def refusal(application: str, limits: Limits, refused: Refused, usage: LimitUsag
     return ApiError(429, said, type=kind, code="rate_limit_exceeded", headers=(advice, *headers))
 
 
-def headers_of(limits: Limits, usage: LimitUsage) -> list[Header]:
+def headers_of(limits: ApplicationLimits, usage: LimitUsage) -> list[Header]:
     """Return OpenAI's headers about the minute's limits."""
     rows = (
         ("requests", limits.requests_per_minute, usage.requests, usage.requests_reset_s),

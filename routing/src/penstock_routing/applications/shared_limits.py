@@ -23,7 +23,7 @@ from secrets import token_hex
 from time import monotonic
 
 import structlog
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -64,7 +64,7 @@ class _Use:
     told: requests under way as last said, at `told_s`. corrections: of tokens, by slot.
     """
 
-    limits: Limits
+    limits: ApplicationLimits
     open: int = 0
     told: int = 0
     told_s: float = 0.0
@@ -85,7 +85,7 @@ class SharedLimits:
     """
 
     def __init__(
-        self, url: Callable[[], str], prefix: str, limits: Mapping[str, Limits], backoff: Backoff
+        self, url: Callable[[], str], prefix: str, limits: Mapping[str, ApplicationLimits], backoff: Backoff
     ) -> None:
         self.connected = False
         self._url, self._prefix, self._backoff = url, prefix, backoff
@@ -210,7 +210,7 @@ class SharedLimits:
 def script_arguments(
     router: str,
     open_requests: int,
-    limits: Limits,
+    limits: ApplicationLimits,
     corrections: Mapping[int, int],
     asks: Sequence[int],
     *,

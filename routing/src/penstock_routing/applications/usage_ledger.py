@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
-from penstock_pool.application_spec import Limits
+from penstock_pool.application_spec import ApplicationLimits
 
 from penstock_routing.applications.rate_window import Window
 
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 class Ledger:
     """One application's, on one router."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ApplicationLimits) -> None:
         self._at_once = limits.concurrent_requests or inf
         self._requests = Window(limits.requests_per_minute or inf)
         self._tokens = Window(limits.tokens_per_minute or inf)

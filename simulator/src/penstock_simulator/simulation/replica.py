@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock_core.domain.policy import Policy
-from penstock_core.domain.replica_admission import DECIDED_TOGETHER, Holds, Standing, decide
+from penstock_core.domain.replica_admission import DECIDED_TOGETHER, AdmissionState, Holds, decide
 from penstock_core.domain.replica_view import ReplicaView, at_iteration_end
 from penstock_core.domain.request import Job, RequestId, new_job
 from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
@@ -124,7 +124,7 @@ class SimulatedReplica:
         return new_job(request, predicted, simulated.sent_as_best_effort, sure)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
-        standing = Standing(
+        standing = AdmissionState(
             draining=self.draining,
             engine_ready=True,
             carried=len(self.requests),

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from penstock_core.autoscaling.demand import Demand
+from penstock_core.autoscaling.demand import DemandObservation
 from penstock_core.domain.policy import Knobs, Policy
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
 from penstock_core.routing.walk import Try
@@ -256,7 +256,7 @@ class _Simulation:
         """Apply the autoscaler's decision, and schedule the next while there are requests."""
         autoscaler, replicas = self._autoscaler, self._replicas
         assert autoscaler is not None, "decisions are scheduled only with an autoscaler"
-        demand = Demand(
+        demand = DemandObservation(
             elapsed_s=now_s - self._decided_s,
             desired=replicas.desired,
             tiers=self._counts.read(),

@@ -30,7 +30,7 @@ from penstock_core.policies.accelgen.remaining_time import Claim
 from penstock_core.policies.accelgen.token_budget import Budget
 
 
-class Demand(NamedTuple):
+class ResourceDemand(NamedTuple):
     """Tokens and blocks of a prompt in an iteration."""
 
     tokens: int
@@ -41,7 +41,7 @@ class Prompt(NamedTuple):
     """A prompt in the group. whole: demand of all of it."""
 
     job: Job
-    whole: Demand
+    whole: ResourceDemand
 
 
 def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_effort: Sequence[Job]) -> None:
@@ -96,12 +96,12 @@ def _fill_with_nearest(
 ) -> None:
     """Add the prompt nearest to the remaining resources, until none fits [Algorithm 2]. Updates `owed`."""
     while group:
-        left = Demand(_left_tokens(batch, room), batch.free_blocks)
+        left = ResourceDemand(_left_tokens(batch, room), batch.free_blocks)
         unowed = left.blocks - sum(owed.values())
         demands = {
             i: demand
             for i, prompt in enumerate(group)
-            if (demand := _demand(batch, prompt, Demand(left.tokens, unowed), owed))
+            if (demand := _demand(batch, prompt, ResourceDemand(left.tokens, unowed), owed))
         }
         if not demands:
             return
@@ -116,28 +116,30 @@ def _fill_with_nearest(
 
 
 def _wasted(
-    batch: OpenBatch, prompt: Prompt, demand: Demand, left: Demand, all_tokens: int
+    batch: OpenBatch, prompt: Prompt, demand: ResourceDemand, left: ResourceDemand, all_tokens: int
 ) -> tuple[float, int]:
     """Return the sort key: smallest distance first; of equal ones a prompt that is not cut."""
     unused = distance(demand, left, all_tokens, batch.view.kv.total_blocks)
     return unused, prompt.whole.tokens - demand.tokens
 
 
-def distance(demand: Demand, left: Demand, all_tokens: int, all_blocks: int) -> float:
+def distance(demand: ResourceDemand, left: ResourceDemand, all_tokens: int, all_blocks: int) -> float:
     """Return the unused share of both resources after this demand."""
     return hypot((left.tokens - demand.tokens) / all_tokens, (left.blocks - demand.blocks) / all_blocks)
 
 
 def _prompt(batch: OpenBatch, job: Job) -> Prompt:
     pending = job.pending_tokens
-    return Prompt(job, Demand(pending, batch.blocks_wanted(job, pending)))
+    return Prompt(job, ResourceDemand(pending, batch.blocks_wanted(job, pending)))
 
 
 def _left_tokens(batch: OpenBatch, room: Budget) -> int:
     return min(room.tokens - batch.work.tokens, batch.left_tokens)
 
 
-def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[RequestId, int]) -> Demand | None:
+def _demand(
+    batch: OpenBatch, prompt: Prompt, unowed: ResourceDemand, owed: dict[RequestId, int]
+) -> ResourceDemand | None:
     """Return the prompt's demand, cut to the remaining resources if allowed; None if it does not fit.
 
     unowed: resources beside the blocks that running prompts still need, its own included.
@@ -151,7 +153,7 @@ def _demand(batch: OpenBatch, prompt: Prompt, unowed: Demand, owed: dict[Request
     if not _may_be_cut(job, owed):
         return None
     tokens = min(whole.tokens, unowed.tokens, batch.room_tokens(job))
-    return Demand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None
+    return ResourceDemand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None
 
 
 def _may_be_cut(job: Job, owed: dict[RequestId, int]) -> bool:

@@ -39,7 +39,7 @@ from penstock_core.policies.accelgen.token_budget import READING_TBT_S, budget
 from penstock_core.policies.unconditional_admission import admit_everyone
 
 
-class Remembered(NamedTuple):
+class AccelGenState(NamedTuple):
     """State between steps: mean tokens of a prompt's chunk, 0 before the first; preemptions."""
 
     chunk_tokens: float = 0.0
@@ -54,15 +54,15 @@ class AccelGen:
     reading_tbt_s: float = READING_TBT_S
     aging_s: float = Knobs().aging_s
 
-    def start(self) -> Remembered:
+    def start(self) -> AccelGenState:
         """Return the initial state."""
-        return Remembered()
+        return AccelGenState()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
         return admit_everyone(view, new)
 
-    def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
+    def step(self, view: ReplicaView, memory: AccelGenState) -> tuple[Step, AccelGenState]:
         """Apply token budget, order, then both algorithms; best effort uses the rest."""
         served, best_effort = self._sorted_out(view)
         decodes = [job for job in served if job.decoding]
@@ -77,7 +77,7 @@ class AccelGen:
         select(batch, prompts, room, self.gamma_s)
         fill_surplus(batch, best_effort, min(room.longest_s, room.limit_s))
         let_oldest_move(batch)
-        return batch.step(), Remembered(_mean_chunk(memory.chunk_tokens, batch), pauses)
+        return batch.step(), AccelGenState(_mean_chunk(memory.chunk_tokens, batch), pauses)
 
     def _claim(self, job: Job, view: ReplicaView, tempo: Tempo) -> Claim:
         return claim(job, view.now_s, tempo, self.reading_tbt_s, self.aging_s)

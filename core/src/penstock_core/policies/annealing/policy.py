@@ -29,7 +29,7 @@ from penstock_core.policies.annealing.capacity import Room, fitting, room
 from penstock_core.policies.annealing.latency import latency_of
 from penstock_core.policies.annealing.plan_tables import Ask, prospects
 from penstock_core.policies.annealing.search import best_plan, first_turn_s
-from penstock_core.policies.annealing.state import Remembered, seen
+from penstock_core.policies.annealing.state import AnnealingState, seen
 from penstock_core.policies.annealing.window import ask, overdue, window
 from penstock_core.policies.unconditional_admission import admit_everyone
 
@@ -42,15 +42,15 @@ class Annealing:
     spread: float = 0.0
     aging_s: float = Knobs().aging_s
 
-    def start(self) -> Remembered:
+    def start(self) -> AnnealingState:
         """Return the initial state."""
-        return Remembered()
+        return AnnealingState()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
         return admit_everyone(view, new)
 
-    def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
+    def step(self, view: ReplicaView, memory: AnnealingState) -> tuple[Step, AnnealingState]:
         """Continue running requests, start the plan's first batch, and add best effort in the rest."""
         memory = seen(memory, view)
         batch = OpenBatch(view)
@@ -66,7 +66,7 @@ class Annealing:
             start(batch, fitting(view.kv, view.running, offline[: self.window]))
         return batch.step(), memory
 
-    def _planned(self, view: ReplicaView, memory: Remembered, promised: list[Job]) -> Remembered:
+    def _planned(self, view: ReplicaView, memory: AnnealingState, promised: list[Job]) -> AnnealingState:
         """Return the state with the jobs that start now: the plan's first batch, and an overdue job."""
         moving = memory.moving or _id_of(overdue(view.waiting, view.now_s, self.aging_s))
         jobs = [job for job in window(view.waiting, self.window, view.now_s) if job.request.id != moving]
@@ -81,7 +81,7 @@ class Annealing:
         )
 
     def _first_batch(
-        self, view: ReplicaView, memory: Remembered, promised: list[Job], jobs: list[Job]
+        self, view: ReplicaView, memory: AnnealingState, promised: list[Job], jobs: list[Job]
     ) -> tuple[list[Job], float]:
         """Return the waiting jobs that start now, in order, and the time of the next batch's start."""
         latency = latency_of(view.model)
@@ -98,7 +98,7 @@ class Annealing:
         first = [jobs[at] for at in plan.order[: plan.sizes[0]]]
         return fitting(view.kv, promised, first), first_turn_s(tables, plan)
 
-    def _asks(self, view: ReplicaView, memory: Remembered, jobs: Sequence[Job]) -> list[Ask]:
+    def _asks(self, view: ReplicaView, memory: AnnealingState, jobs: Sequence[Job]) -> list[Ask]:
         return [
             ask(job, view.now_s, memory.share(job.request.tier).draw(memory.plans * 1024 + at, self.spread))
             for at, job in enumerate(jobs)
@@ -121,7 +121,7 @@ def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Iterator[Job]) -> Non
         batch.add(job, tokens)
 
 
-def _in_turn(waiting: Sequence[Job], memory: Remembered) -> Iterator[Job]:
+def _in_turn(waiting: Sequence[Job], memory: AnnealingState) -> Iterator[Job]:
     """Yield the jobs to start, in order: the overdue job, then those of the plan."""
     jobs = {job.request.id: job for job in waiting}
     turns = (memory.moving, *memory.starting)

@@ -41,7 +41,7 @@ LOW_BITS = 0xFFFFFFFF
 ALL_BITS = 2.0**32
 
 
-class Plan(NamedTuple):
+class BatchSequence(NamedTuple):
     """An order of requests in batches.
 
     order: requests by column, first served first. sizes: of the batches, in the same order.
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     moves: int
 
 
-def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQUESTS) -> Plan:
+def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQUESTS) -> BatchSequence:
     """Return the best plan found for at least one request, the same for the same seed.
 
     proved_requests: up to this many requests it is the optimum; with 0 annealing always decides.
@@ -63,10 +63,10 @@ def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQ
     order = np.argsort(prospects.exec_s[-1], kind="stable")
     ends = np.zeros(count + 2, dtype=np.int64)
     value, batches, moves = search(prospects, order, ends, seeded(seed), int(count <= proved_requests))
-    return Plan(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
+    return BatchSequence(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
 
 
-def first_turn_s(prospects: Prospects, plan: Plan) -> float:
+def first_turn_s(prospects: Prospects, plan: BatchSequence) -> float:
     """Return the seconds from the start of a plan's first batch to the start of the next one."""
     row = plan.sizes[0] - 1
     return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())

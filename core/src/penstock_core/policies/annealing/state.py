@@ -14,7 +14,7 @@ from penstock_core.policies.annealing.lengths import AS_PREDICTED, Gaussian, Kin
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class AnnealingState:
     """State between two steps.
 
     jobs: jobs of the last view, by id. predicted: their predicted lengths at arrival.
@@ -39,7 +39,7 @@ class Remembered:
         return self.shares.get(tier, AS_PREDICTED)
 
 
-def seen(memory: Remembered, view: ReplicaView) -> Remembered:
+def seen(memory: AnnealingState, view: ReplicaView) -> AnnealingState:
     """Return the state after this view.
 
     `open` is set if a job has arrived, ended, or been preempted since.

@@ -22,7 +22,7 @@ from penstock_core.domain.request import Job
 from penstock_core.policies.sola.cost import Costs
 from penstock_core.policies.sola.decode_order import worst_first
 from penstock_core.policies.sola.monitor import Pressure, latency_ratios, pressure
-from penstock_core.policies.sola.workload import Prompts, fewest_prompts, most_tokens
+from penstock_core.policies.sola.workload import PromptQueue, fewest_prompts, most_tokens
 from penstock_core.timing.time_model import BatchWork
 
 
@@ -65,7 +65,9 @@ def pressure_of(people: Phases, now_s: float) -> Pressure:
     return pressure(latency_ratios(new, now_s), latency_ratios([*resumed, *people.decodes], now_s))
 
 
-def minimise_ttft(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs, loosened: bool) -> None:
+def minimise_ttft(
+    batch: OpenBatch, people: Phases, prompts: PromptQueue, costs: Costs, loosened: bool
+) -> None:
     """Add prompts by eq. 1, then decodes up to the same number of tokens."""
     limit_s = to_spare_s(people.decodes, batch.view.now_s, loosened)
     tokens = most_tokens(prompts, costs, limit_s, batch.left_tokens)
@@ -74,7 +76,7 @@ def minimise_ttft(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Cos
     _add_decodes(batch, people, tokens if batch.tokens else batch.left_tokens, costs)
 
 
-def minimise_tpot(batch: OpenBatch, people: Phases, prompts: Prompts, costs: Costs) -> None:
+def minimise_tpot(batch: OpenBatch, people: Phases, prompts: PromptQueue, costs: Costs) -> None:
     """Add all decodes, then prompts by eq. 2."""
     _add_decodes(batch, people, batch.left_tokens, costs)
     first = fewest_prompts(prompts, costs, batch.work)

@@ -29,7 +29,7 @@ LEAST_S = 1e-9
 """Smallest target, which replaces a target of zero."""
 
 
-class Problem(Enum):
+class LatencyGoal(Enum):
     """The latency that the next iteration minimises, under the other's target."""
 
     TTFT = auto()
@@ -75,7 +75,7 @@ def level(ratios: Sequence[float]) -> float:
     return max([ratio for ratio in ratios if ratio <= 1], default=max(ratios))
 
 
-def problem(window: Sequence[Pressure]) -> Problem:
+def problem(window: Sequence[Pressure]) -> LatencyGoal:
     """Return the latency with the worse ratio over the window [Table 2]; TTFT if they are equal."""
     ttft, tpot = max([seen.ttft for seen in window]), max([seen.tpot for seen in window])
-    return Problem.TTFT if ttft >= tpot else Problem.TPOT
+    return LatencyGoal.TTFT if ttft >= tpot else LatencyGoal.TPOT

@@ -35,12 +35,12 @@ from penstock_core.policies.sola.iteration import (
     to_spare_s,
 )
 from penstock_core.policies.sola.kv_admission import startable
-from penstock_core.policies.sola.monitor import Pressure, Problem, problem
-from penstock_core.policies.sola.workload import Prompts, in_order
+from penstock_core.policies.sola.monitor import LatencyGoal, Pressure, problem
+from penstock_core.policies.sola.workload import PromptQueue, in_order
 from penstock_core.policies.unconditional_admission import admit_everyone
 
 
-class Remembered(NamedTuple):
+class SolaState(NamedTuple):
     """State between two steps: pressure of the last iterations, cost correction, step in progress."""
 
     window: tuple[Pressure, ...] = ()
@@ -57,15 +57,15 @@ class Sola:
     surplus_s: float = 0.060
     aging_s: float = Knobs().aging_s
 
-    def start(self) -> Remembered:
+    def start(self) -> SolaState:
         """Return the initial state."""
-        return Remembered()
+        return SolaState()
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
         return admit_everyone(view, new)
 
-    def step(self, view: ReplicaView, memory: Remembered) -> tuple[Step, Remembered]:
+    def step(self, view: ReplicaView, memory: SolaState) -> tuple[Step, SolaState]:
         """Apply monitor, choice of problem, order and workload; then add requests without targets."""
         gammas = learned(memory.gammas, memory.last, view)
         costs, people = Costs(view.model, gammas), phases(view, self.aging_s)
@@ -80,15 +80,15 @@ class Sola:
         )
         prompts = prompts.of(startable(view, prompts.jobs, self.aging_s))
         batch = OpenBatch(view)
-        if people.decodes and (not prompts.jobs or problem(window) is Problem.TPOT):
+        if people.decodes and (not prompts.jobs or problem(window) is LatencyGoal.TPOT):
             minimise_tpot(batch, people, prompts, costs)
         else:
             minimise_ttft(batch, people, prompts, costs, state.loosened)
         self._fill(batch, people, prompts)
         let_oldest_move(batch)
-        return batch.step(), Remembered(window, gammas, sent(batch))
+        return batch.step(), SolaState(window, gammas, sent(batch))
 
-    def _fill(self, batch: OpenBatch, people: Phases, prompts: Prompts) -> None:
+    def _fill(self, batch: OpenBatch, people: Phases, prompts: PromptQueue) -> None:
         """Add requests without targets, as far as all others stay in time."""
         others = [
             job for job in (*people.unhurried, *people.best_effort) if job.request.id not in batch.tokens

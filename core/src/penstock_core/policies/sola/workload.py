@@ -24,7 +24,7 @@ TILE_TOKENS = 128
 """Tile of matrix products: on an A100 a part of a tile takes as long as all of it [§4.4.3]."""
 
 
-class Prompts(NamedTuple):
+class PromptQueue(NamedTuple):
     """Prompts to compute, most urgent first. Columns have one element per prompt.
 
     tokens, done, work: pending and computed tokens, attention of the pending ones (`chunk_work`).
@@ -38,18 +38,18 @@ class Prompts(NamedTuple):
     work: Floats
     slack_s: Floats
 
-    def of(self, places: Sequence[int]) -> "Prompts":
+    def of(self, places: Sequence[int]) -> "PromptQueue":
         """Return some of the prompts, in this order."""
         chosen = np.asarray(places, np.int64)
         tokens, done, work, slack_s = (self.tokens, self.done, self.work, self.slack_s)
-        return Prompts(
+        return PromptQueue(
             [self.jobs[i] for i in places], tokens[chosen], done[chosen], work[chosen], slack_s[chosen]
         )
 
 
 def in_order(
     jobs: Sequence[Job], now_s: float, costs: Costs, *, loosened: bool = False, patience: float = 1.0
-) -> Prompts:
+) -> PromptQueue:
     """Return prompts by descending predicted TTFT over target. If loosened, late ones do not count."""
     count = len(jobs)
     tokens = np.fromiter([job.pending_tokens for job in jobs], np.int64, count)
@@ -61,10 +61,10 @@ def in_order(
     target_s = np.maximum(due_s - start_s, LEAST_S)
     slack_s = np.where((due_s < now_s) & loosened, np.inf, start_s + patience * target_s - out_s)
     ratio = (out_s - start_s) / target_s
-    return Prompts(jobs, tokens, done, work, slack_s).of(np.argsort(-ratio, kind="stable").tolist())
+    return PromptQueue(jobs, tokens, done, work, slack_s).of(np.argsort(-ratio, kind="stable").tolist())
 
 
-def most_tokens(prompts: Prompts, costs: Costs, limit_s: float, bound_tokens: int) -> int:
+def most_tokens(prompts: PromptQueue, costs: Costs, limit_s: float, bound_tokens: int) -> int:
     """Return k: the largest multiple of a tile, within a bound, whose prefill takes at most `limit_s` [eq.
     1].
 
@@ -76,7 +76,7 @@ def most_tokens(prompts: Prompts, costs: Costs, limit_s: float, bound_tokens: in
     return int(sizes[fits][-1]) if fits.any() else 0
 
 
-def _work_of_first(prompts: Prompts, sizes: Ints) -> Floats:
+def _work_of_first(prompts: PromptQueue, sizes: Ints) -> Floats:
     """Return the attention of the first tokens of the prompts, for every size."""
     ends = np.concatenate(([0], np.cumsum(prompts.tokens)))
     works = np.concatenate(([0.0], np.cumsum(prompts.work)))
@@ -87,7 +87,7 @@ def _work_of_first(prompts: Prompts, sizes: Ints) -> Floats:
     return np.where(cut, works[whole] + chunk_works(rest, done), works[whole])
 
 
-def fewest_prompts(prompts: Prompts, costs: Costs, decodes: BatchWork) -> int:
+def fewest_prompts(prompts: PromptQueue, costs: Costs, decodes: BatchWork) -> int:
     """Return n: fewest prompts, from the first, beside these decodes, so the rest can wait [eq. 2]."""
     others_s = np.append(np.minimum.accumulate(prompts.slack_s[::-1])[::-1], np.inf)
     batches_s = costs.mixed_s(np.cumsum(prompts.tokens), np.cumsum(prompts.work), decodes)

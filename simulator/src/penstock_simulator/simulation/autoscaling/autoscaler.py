@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock_core.autoscaling.demand import Demand
+from penstock_core.autoscaling.demand import DemandObservation
 
 
 class ReplicaCounts(NamedTuple):
@@ -39,7 +39,7 @@ class FleetAutoscaler:
     on_change: called whenever the numbers of replicas have changed.
     """
 
-    decide: Callable[[Demand, float], int]
+    decide: Callable[[DemandObservation, float], int]
     period_s: float = 15.0
     startup_s: float = 90.0
     on_change: Callable[[ReplicaCounts], None] = _ignore

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from penstock_core.autoscaling.demand import Demand, ReplicaState
+from penstock_core.autoscaling.demand import DemandObservation, ReplicaState
 from penstock_core.forecast.snapshot import Snapshot
 
 TOLERANCE = 0.1
@@ -61,7 +61,7 @@ class QueueLengthAutoscaler:
         self._totals: deque[TimedFigure] = deque()
         self._recommended: deque[TimedFigure] = deque()
 
-    def decide(self, demand: Demand, now_s: float) -> int:
+    def decide(self, demand: DemandObservation, now_s: float) -> int:
         """Return the desired number of replicas."""
         target = self._target
         recommended = min(max(self._recommend(demand, now_s), target.min_replicas), target.max_replicas)
@@ -72,7 +72,7 @@ class QueueLengthAutoscaler:
         stabilized = int(max(timed.figure for timed in self._recommended))
         return min(max(recommended, min(stabilized, demand.desired)), most)
 
-    def _recommend(self, demand: Demand, now_s: float) -> int:
+    def _recommend(self, demand: DemandObservation, now_s: float) -> int:
         target, ready = self._target, demand.ready()
         starting = sum(replica.state is ReplicaState.STARTING for replica in demand.replicas)
         if not ready:
