@@ -1,6 +1,6 @@
-"""What a capacity search shows: every column of its table, for each kind of result."""
+"""What a search found, in a table for people and in JSON for programs."""
 
-from io import StringIO
+from typing import Any
 
 import pytest
 from penstock_cli.capacity.question import Question, SearchConditions
@@ -10,81 +10,118 @@ from penstock_cli.capacity.setting import PolicySetting
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import LengthKnowledge
 from penstock_simulator.simulation.disaggregated.distserve import Ratio
-from rich.console import Console
 
-ASKED = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 3, "round-robin")
-
-
-def result(
-    policy: str, low_rps: float, high_rps: float, missed: int = 100, promoted: int | None = None
-) -> CapacityResult:
-    setting = PolicySetting(2048, 3, Ratio(1, 2) if policy == "distserve" else None)
-    return CapacityResult(
-        Question("coder", policy, ASKED), setting, low_rps, high_rps, 1000, missed, promoted
-    )
+CONDITIONS = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
 
 
-def lines_of(*results: CapacityResult) -> list[list[str]]:
-    """The table's lines as cells; a cell has no two spaces in sequence."""
-    screen = StringIO()
-    Console(file=screen, width=250).print(table(results, ASKED))
-    return [
-        [cell.strip() for cell in line.split("  ") if cell.strip()]
-        for line in screen.getvalue().splitlines()
-        if line.startswith("coder")
+def answer(policy: str, low_rps: float, high_rps: float, **changed: Any) -> CapacityResult:
+    found = {"requests": 900, "missed": 81, "setting": PolicySetting(2048), "scenario": "coder", **changed}
+    question = Question(found.pop("scenario"), policy, CONDITIONS)
+    return CapacityResult(question, low_rps=low_rps, high_rps=high_rps, **found)
+
+
+TUNED = PolicySetting(2048, 3, Ratio(1, 2))
+ANSWERS = [
+    answer("annealing", 0.0, 0.02, promoted=30),
+    answer("vllm", 1.5, 1.53, promoted=45),
+    answer("slos-serve", 2.0, 2.04),
+    answer("distserve", 1.0, 1.02, setting=TUNED),
+    answer("oracle", 3.0, 3.06, missed=0),
+    answer("oracle", 5.0, 5.1, scenario="toolllm"),
+]
+
+
+def test_the_best_of_a_scenario_is_first_and_the_others_are_shares_of_the_best_policy() -> None:
+    columns = [list(column.cells) for column in table(ANSWERS, CONDITIONS).columns]
+    assert list(zip(*columns, strict=True)) == [
+        ("coder", "oracle", "3.060", "3.060", "100.0", "–", "99.6–100.0", "153", "–"),
+        ("coder", "slos-serve", "2.000", "2.040", "91.0", "–", "89.0–92.7", "100", "–"),
+        ("coder", "vllm", "1.500", "1.530", "91.0", "5.0", "89.0–92.7", "75", "2048 tokens a step"),
+        (*("coder", "distserve", "1.000", "1.020", "91.0", "–", "89.0–92.7", "50"), str(TUNED)),
+        ("coder", "annealing", "0.000", "0.020", "–", "–", "–", "0", "2048 tokens a step"),
+        ("toolllm", "oracle", "5.100", "5.100", "91.0", "–", "89.0–92.7", "100", "–"),
     ]
 
 
-def test_each_policy_is_compared_with_the_best_policy_and_not_with_the_bound() -> None:
-    bound, best, half = (
-        result("oracle", 7.9, 8.0),
-        result("sola", 4.0, 4.08, 100, 25),
-        result("vllm", 2.0, 2.04),
+def test_where_nothing_attains_there_is_no_best() -> None:
+    shown = table([answer("vllm", 0.0, 0.02)], CONDITIONS)
+    assert list(shown.columns[7].cells) == ["–"]
+
+
+def test_the_title_says_what_was_asked_of_how_many() -> None:
+    def title(replicas: int) -> str:
+        asked = SearchConditions(replicas, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
+        return str(table(ANSWERS, asked).title)
+
+    said = "Highest rates at which 90 % of requests keep every target: {}, known lengths, exact timing"
+    assert title(1) == said.format("1 replica")
+    assert title(2) == said.format("2 replicas")
+
+
+def test_the_summary_says_how_many_samples_confirmed_a_rate() -> None:
+    def samples(seeds: int) -> str:
+        asked = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
+        return (
+            summary_line(asked).removeprefix("Each rate was confirmed on ").partition(" of its scenario")[0]
+        )
+
+    assert [samples(1), samples(2)] == ["1 sample", "2 samples"]
+
+
+def test_a_row_is_the_answer_in_figures_of_four_digits() -> None:
+    (row,) = as_json([answer("vllm", 1.5, 1.53, requests=907, promoted=45)])
+    assert row == {
+        "scenario": "coder",
+        "policy": "vllm",
+        "replicas": 1,
+        "attainment_target": 0.9,
+        "capacity_rps_per_replica": 1.5,
+        "bracket_rps": [1.5, 1.53],
+        "attainment": 0.9107,
+        "attained_promoted": 0.0496,
+        "attainment_95": [0.8904, 0.9276],
+        "requests": 907,
+        "seeds": 1,
+        "lengths": "known",
+        "truth": "exact",
+        "order": "round-robin",
+        "batch_tokens": 2048,
+        "drafts": 0,
+    }
+
+
+def test_a_row_has_the_split_and_the_slots_of_settings_that_have_some() -> None:
+    split, slotted = as_json(
+        [
+            answer("distserve", 1.0, 1.02, setting=PolicySetting(2048, ratio=Ratio(2, 1))),
+            answer("orca", 1.0, 1.02, setting=PolicySetting(2048, slots=16)),
+        ]
     )
-    assert [[line[1], line[2], line[3], line[-2]] for line in lines_of(half, bound, best)] == [
-        ["oracle", "8.000", "8.000", "200"],
-        ["sola", "4.000", "4.080", "100"],
-        ["vllm", "2.000", "2.040", "50"],
-    ]
-    assert [line[4:6] for line in lines_of(best, half)] == [["90.0", "2.5"], ["90.0", "–"]]
-    assert capacity_rps(bound) == 8.0
-
-
-def test_a_policy_that_attains_at_no_rate_has_dashes() -> None:
-    (line,) = lines_of(result("vllm", 0.0, 0.02, promoted=10))
-    assert line == ["coder", "vllm", "0.000", "0.020", "–", "–", "–", "–", line[-1]]
-
-
-def test_attainment_has_its_interval() -> None:
-    (line,) = lines_of(result("sola", 4.0, 4.08))
-    assert line[6] == "88.0–91.7"
-
-
-def test_only_what_was_tuned_says_to_what() -> None:
-    bound, tuned, split = lines_of(result("oracle", 7, 8), result("sola", 4, 5), result("distserve", 2, 3))
-    assert bound[-1] == "–"
-    assert "2048 tokens a step" in tuned[-1]
-    assert "1:2" in split[-1]
+    assert split["prefill_decode_ratio"] == "2:1" and "slots" not in split
+    assert slotted["slots"] == 16 and "prefill_decode_ratio" not in slotted
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "asked",
     [
-        result("sola", 4.0, 4.08, 77, 25),
-        result("distserve", 2.0, 2.04),
-        result("vllm", 0.0, 0.02, 0),
-        result("oracle", 7.9, 8.0, 0, 0),
+        answer("sola", 4.0, 4.08, missed=77, promoted=25),
+        answer("distserve", 2.0, 2.04, setting=TUNED),
+        answer("vllm", 0.0, 0.02, missed=0),
+        answer("oracle", 7.9, 8.0, missed=0, promoted=0),
     ],
-    ids=lambda answer: answer.question.policy,
+    ids=lambda asked: asked.question.policy,
 )
-def test_json_holds_the_whole_result(answer: CapacityResult) -> None:
-    (row,) = as_json([answer])
-    assert answer_of(row) == answer
-    assert (row["attainment_95"] is None) == (answer.low_rps == 0)
-    assert ("prefill_decode_ratio" in row) == (answer.question.policy == "distserve")
+def test_a_row_holds_the_whole_result(asked: CapacityResult) -> None:
+    (row,) = as_json([asked])
+    assert answer_of(row) == asked
 
 
-@pytest.mark.parametrize(("seeds", "samples"), [(1, "1 sample of"), (3, "3 samples of")])
-def test_the_summary_says_on_how_many_samples_a_rate_was_confirmed(seeds: int, samples: str) -> None:
-    asked = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
-    assert samples in summary_line(asked)
+def test_a_row_of_no_capacity_has_no_shares() -> None:
+    (row,) = as_json([answer("vllm", 0.0, 0.02, promoted=3)])
+    assert (row["attainment"], row["attained_promoted"], row["attainment_95"]) == (None, None, None)
+    assert answer_of(row).missed == 0
+
+
+def test_the_bounds_capacity_is_the_rate_that_it_rules_out() -> None:
+    assert capacity_rps(answer("oracle", 3.0, 3.06)) == 3.06
+    assert capacity_rps(answer("vllm", 3.0, 3.06)) == 3.0

@@ -1,15 +1,27 @@
-"""What one simulation of a capacity search counts, beside the outcomes that it is counted from."""
+"""One simulation of a capacity search: what is simulated, and how its outcomes are counted."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
 
 import pytest
-from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, requests_in, run_trial
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_cli.capacity.setting import PolicySetting
+from penstock_cli.capacity.trial import (
+    Trial,
+    TrialResult,
+    arrivals_of,
+    fleet_of,
+    requests_in,
+    run_trial,
+    trial_of,
+)
+from penstock_core.domain.replica_view import Limits
+from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import scenario
-from penstock_simulator.simulation import SimulatedOutcome, simulate
+from penstock_simulator.simulation import FirstVerdict, LengthKnowledge, SimulatedOutcome, simulate
 from penstock_simulator.simulation.disaggregated.distserve import Ratio
-from penstock_simulator.simulation.outcome import FirstVerdict
 
 PRESSED = Trial("coder", "slos-serve", 2048, 0, 1, "round-robin", "known", "exact", 3.0, 0, most_misses=10**9)
 """Beyond what one replica can carry: some miss, some are served best effort, some of those in time."""
@@ -75,3 +87,139 @@ def test_a_split_fleet_gets_the_load_of_all_its_gpus() -> None:
     span_s = arrivals[-1].arrival_s - arrivals[0].arrival_s
     assert requests_in(arrivals) / span_s == pytest.approx(0.5 * 6, rel=0.15)
     assert run_trial(split).complete
+
+
+TRIAL = Trial(
+    scenario="coder",
+    policy="vllm",
+    batch_tokens=512,
+    drafts=0,
+    replicas=1,
+    order="round-robin",
+    lengths="known",
+    truth="exact",
+    rate_rps=2.0,
+    seed=0,
+    most_misses=10_000,
+)
+CODER = scenario("coder")
+REQUESTS = 905
+TIER = CODER.tiers["coder"].slo
+PROMPT_TOKENS = 1000
+
+Counted = Callable[..., TrialResult]
+
+
+def outcome(number: int, **changed: object) -> SimulatedOutcome:
+    """A request that met its targets: served in half of them."""
+    whole = SimulatedOutcome(
+        str(number), "coder", 0.0, PROMPT_TOKENS, 5, FirstVerdict.ADMITTED, "r0", 1, None, None, None, True
+    )
+    return whole._replace(**changed)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Run a trial whose simulation has these outcomes."""
+
+    def run(outcomes: Sequence[SimulatedOutcome], most_misses: int = 10_000) -> TrialResult:
+        monkeypatch.setattr("penstock_cli.capacity.trial.simulate", lambda *_: iter(outcomes))
+        return run_trial(replace(TRIAL, most_misses=most_misses))
+
+    return run
+
+
+def test_a_session_misses_once_however_many_of_its_requests_do(counted: Counted) -> None:
+    missed = [outcome(number, session="s", met=False) for number in range(3)]
+    alone = [outcome(3, met=False), outcome(4, met=False), outcome(5)]
+    assert counted([*missed, *alone]) == TrialResult(REQUESTS, 3, complete=True)
+
+
+def test_a_trial_ends_with_the_miss_that_is_one_too_many(counted: Counted) -> None:
+    missed = [outcome(number, met=False) for number in range(9)]
+    assert counted(missed, most_misses=9) == TrialResult(REQUESTS, 9, complete=True)
+    assert counted(missed, most_misses=8) == TrialResult(REQUESTS, 9, complete=False)
+    assert counted(missed, most_misses=3) == TrialResult(REQUESTS, 4, complete=False)
+
+
+def test_best_effort_that_met_its_targets_was_promoted_a_session_once(counted: Counted) -> None:
+    late = FirstVerdict.BEST_EFFORT
+    outcomes = [
+        outcome(0, verdict=late),
+        outcome(1, verdict=late, met=False),
+        outcome(2, verdict=late, session="s"),
+        outcome(3, verdict=late, session="s"),
+        outcome(4, verdict=late, session="t"),
+        outcome(5, session="t", met=False),
+        outcome(6),
+    ]
+    found = counted(outcomes)
+    assert (found.missed, found.promoted) == (2, 2)
+
+
+def test_a_tiers_place_is_what_nine_of_ten_stay_within_for_each_target_alone(counted: Counted) -> None:
+    assert TIER.tpot_s is not None
+    idle_s = fleet_of(TRIAL, CODER).model.prefill_seconds(PROMPT_TOKENS)
+    ttft_s = TIER.targets(idle_s).ttft_s
+    assert ttft_s is not None
+    shares = [place / 7 for place in range(1, 11)]
+    served = [
+        outcome(number, ttft_s=share * ttft_s, tpot_s=(11 / 7 - share) * TIER.tpot_s)
+        for number, share in enumerate(shares)
+    ]
+    assert counted([*served, outcome(10)]).spots == (("coder", 1.2857, 1.2857),)
+    assert counted([*served, served[9]]).spots == (("coder", 1.4286, 1.2857),)
+
+
+def test_a_trial_is_of_its_questions_conditions() -> None:
+    conditions = SearchConditions(
+        2, 0.9, LengthKnowledge.PREDICTED, TruthKind.MEASURED, seeds=3, order="best-fit"
+    )
+    setting = PolicySetting(512, 3, None, 16)
+    trial = trial_of(Question("coder", "orca-spec", conditions), setting, 1.5, 2, 7)
+    assert trial.as_json() == {
+        "scenario": "coder",
+        "policy": "orca",
+        "batch_tokens": 512,
+        "drafts": 3,
+        "replicas": 2,
+        "order": "best-fit",
+        "lengths": "predicted",
+        "truth": "measured",
+        "rate_rps": 1.5,
+        "seed": 2,
+        "most_misses": 7,
+        "ratio": None,
+        "slots": 16,
+    }
+
+
+def test_a_fleet_is_the_scenarios_with_the_trials_setting() -> None:
+    fleet = fleet_of(replace(TRIAL, replicas=3, drafts=3), CODER)
+    assert (fleet.policy, fleet.replicas, fleet.order) == ("vllm", 3, "round-robin")
+    assert (fleet.truth, fleet.lengths) == (TruthKind.EXACT, LengthKnowledge.KNOWN)
+    assert (fleet.default_tier, fleet.kv_tokens) == ("coder", CODER.kv_tokens)
+    assert fleet.limits == Limits(512, CODER.limits.running)
+    assert fleet_of(replace(TRIAL, slots=16), CODER).limits == Limits(512, 16)
+
+
+def test_only_a_trial_with_drafts_speculates_and_only_where_there_is_a_drafter() -> None:
+    assert CODER.speculation is not None
+    assert fleet_of(TRIAL, CODER).speculation is None
+    assert fleet_of(replace(TRIAL, drafts=3), CODER).speculation == replace(CODER.speculation, max_tokens=3)
+    toolllm = scenario("toolllm")
+    assert fleet_of(replace(TRIAL, scenario="toolllm", drafts=3), toolllm).speculation is None
+
+
+def test_replicas_share_the_load_of_as_many_laps_at_as_many_times_the_rate() -> None:
+    coming = arrivals_of(replace(TRIAL, replicas=3), CODER)
+    assert len(coming) == 3 * REQUESTS
+    assert coming[-1].arrival_s == pytest.approx(REQUESTS / TRIAL.rate_rps, rel=0.05)
+
+
+@pytest.mark.parametrize(("share", "missed"), [(1.0, 0), (1 - 90 / 905, 90), (0.9, 91), (0.0, 905)])
+def test_the_bound_misses_as_few_whole_requests_as_its_share_allows(
+    monkeypatch: pytest.MonkeyPatch, share: float, missed: int
+) -> None:
+    monkeypatch.setattr("penstock_simulator.bounds.bound", lambda coming, setting: share)
+    assert run_trial(replace(TRIAL, policy="oracle")) == TrialResult(REQUESTS, missed, complete=True)

@@ -31,7 +31,11 @@ from penstock_cli.capacity.setting import Grid, PolicySetting, grid_of, laps_of
 from penstock_cli.capacity.trial import Trial, TrialResult, requests_in, trial_of
 
 GROWTH = 1.5
+"""Factor between the rates of a bracket that is wide."""
+
 COARSE, FINE = 1.1, 1.02
+"""Factors that a bracket is narrowed to: while settings are compared, and at the end."""
+
 LOOK_AHEAD = (1.05, 1.1, 1.2, 1.4)
 """Rates above one that attains that are also tried, as multiples of it."""
 
@@ -43,6 +47,9 @@ NO_MISS_LIMIT = 1 << 30
 
 MOST_STEPS = 12
 """Most steps of the bracket: rates from 1/130 of the guess to 130 times the guess."""
+
+ANY_RATE_RPS = 1.0
+"""A rate at which a scenario is sampled to count its requests: their number and lengths are those of any."""
 
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine computes at full speed without limits."""
@@ -113,7 +120,7 @@ def capacity(question: Question, before: RateProbe | None = None) -> Trials[Capa
     """
     here, asked = scenario(question.scenario), question.conditions
     samples = (
-        arrivals(here, 1.0, seed, laps=laps_of(question.policy, asked.replicas))
+        arrivals(here, ANY_RATE_RPS, seed, laps=laps_of(question.policy, asked.replicas))
         for seed in range(asked.seeds)
     )
     sampled = SampledQuestion(question, tuple(requests_in(list(sample)) for sample in samples))
@@ -141,7 +148,7 @@ def _roughly(first: SampledQuestion, grid: Grid, start_rps: float) -> Trials[tup
 
 def guess_rps(here: Scenario) -> float:
     """Return the first rate to try: a share of the engine's rate at full speed without memory or targets."""
-    asked = list(arrivals(here, 1.0, seed=0))
+    asked = list(arrivals(here, ANY_RATE_RPS, seed=0))
     tokens = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in asked) / requests_in(asked)
     token_s = min(term.token_s for term in time_model(here.time_model).terms)
     return _rounded(FULL_SPEED_SHARE / (tokens * token_s))
@@ -168,8 +175,6 @@ def _narrow(
     """Return the bracket narrowed to a factor of `step`."""
     while low > 0 and high > low * step:
         middle = _rounded(sqrt(low * high))
-        if not low < middle < high:
-            break
         if (yield from _attains(sampled, setting, middle)):
             low = middle
         else:
@@ -197,10 +202,8 @@ def _tune(
                 rejected.update(candidate for candidate in candidates if candidate not in better)
                 if not better:
                     break
-                best, changed = (
-                    min(better, key=lambda candidate: (better[candidate], candidate.batch_tokens)),
-                    True,
-                )
+                best = min(better, key=lambda candidate: (better[candidate], candidate.batch_tokens))
+                changed = True
                 candidates = [candidate for candidate in better if candidate != best]
                 low, high = yield from _climb(sampled, best, bar_rps, step)
     return best, low, high

@@ -28,6 +28,9 @@ from penstock_cli.plots.series import Spot
 MOST = 0.9
 """The quantile of requests that a tier's point in the plane shows."""
 
+WHOLE = 1e-6
+"""A bound this little above a whole number of requests is that number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -146,7 +149,7 @@ def _bound(coming: Sequence[Arrival], here: Scenario, replicas: int) -> TrialRes
 
     total = requests_in(coming)
     at_most = bound(coming, bound_setting(here, replicas))
-    return TrialResult(total, ceil(total * (1 - at_most) - 1e-6), complete=True)
+    return TrialResult(total, ceil(total * (1 - at_most) - WHOLE), complete=True)
 
 
 def arrivals_of(trial: Trial, here: Scenario) -> list[Arrival]:

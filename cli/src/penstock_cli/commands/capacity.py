@@ -42,7 +42,6 @@ ScenarioNames = Annotated[
         "--scenario",
         metavar="S[,S]",
         help=f"Of {', '.join(SCENARIOS)}; NAME@ENGINE on another built-in engine.",
-        show_default=False,
     ),
 ]
 PolicyNames = Annotated[
@@ -51,7 +50,6 @@ PolicyNames = Annotated[
         "--policy",
         metavar="P[,P]",
         help="Schedulers; NAME-spec for one with fixed drafts, tuned; oracle for the bound on all.",
-        show_default=False,
     ),
 ]
 Replicas = Annotated[int, typer.Option(min=1, max=MOST_REPLICAS, help="The rate is given for each of them.")]
@@ -67,10 +65,10 @@ Truth = Annotated[
     typer.Option(help="What iterations take: measured, with noise and drift; or exactly what is planned."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.", show_default=False)]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.")]
 ResumeFile = Annotated[
     Path | None,
-    typer.Option("--resume", help="Remember simulations here, and go on from it.", show_default=False),
+    typer.Option("--resume", help="Remember simulations here, and go on from it."),
 ]
 Order = Annotated[str, typer.Option(help=f"How routers try replicas: {', '.join(ORDERS)}.")]
 

@@ -27,6 +27,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from penstock_cli.failure import Failure
 from penstock_cli.replay.report import aligned
 
+TICK_S = 0.5
+"""Interval at which the bar moves."""
+
 
 def profile_engine(
     engine: Annotated[str, typer.Option(metavar="URL", help="The engine, like http://127.0.0.1:8000.")],
@@ -82,8 +85,8 @@ async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Con
 
 async def _tick(progress: Progress, task: "object", seconds: float) -> None:
     while True:
-        await asyncio.sleep(0.5)
-        progress.advance(task, 0.5)  # type: ignore[arg-type]
+        await asyncio.sleep(TICK_S)
+        progress.advance(task, TICK_S)  # type: ignore[arg-type]
 
 
 def _progress(console: Console) -> Progress:

@@ -19,55 +19,41 @@ from penstock_cli.replay.slo_options import slos_from_options
 STANDARD_OUTPUT = Path("-")
 
 
-TraceFile = Annotated[
-    Path, typer.Option(help="CSV (ours or Azure's) or Mooncake JSONL, plain or gzip.", show_default=False)
-]
-Url = Annotated[str, typer.Option(help="The server, without /v1.", show_default=False)]
+TraceFile = Annotated[Path, typer.Option(help="CSV (ours or Azure's) or Mooncake JSONL, plain or gzip.")]
+Url = Annotated[str, typer.Option(help="The server, without /v1.")]
 AdminUrl = Annotated[
     str | None,
     typer.Option(
-        help="Admin URL of the pool's router, which reports its tiers; detected for a pool on this machine.",
-        show_default=False,
+        help="Admin URL of the pool's router, which reports its tiers; detected for a pool on this machine."
     ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(help="Stretch the trace to this mean rate, requests/s.", show_default=False),
+    typer.Option(help="Stretch the trace to this mean rate, requests/s."),
 ]
-Duration = Annotated[
-    float | None, typer.Option(help="Only the first seconds of the trace.", show_default=False)
-]
+Duration = Annotated[float | None, typer.Option(help="Only the first seconds of the trace.")]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts' contents.")]
 JsonFile = Annotated[
     Path | None,
-    typer.Option(help="Write the result as JSON; - for standard output.", show_default=False),
+    typer.Option(help="Write the result as JSON; - for standard output."),
 ]
-RequestsFile = Annotated[
-    Path | None, typer.Option(help="Write a CSV line for each request.", show_default=False)
-]
-TierName = Annotated[str, typer.Option(help="Tier of requests whose trace names none.", show_default=False)]
+RequestsFile = Annotated[Path | None, typer.Option(help="Write a CSV line for each request.")]
+TierName = Annotated[str, typer.Option(help="Tier of requests whose trace names none.")]
 TierMap = Annotated[
     list[str] | None,
-    typer.Option(metavar="TRACE=POOL", help="Rename a tier of the trace. Repeatable.", show_default=False),
+    typer.Option(metavar="TRACE=POOL", help="Rename a tier of the trace. Repeatable."),
 ]
 EndpointName = Annotated[
     ReplayEndpoint, typer.Option(help="completions sends exact token counts, chat text of about that length.")
 ]
-Model = Annotated[
-    str | None, typer.Option(help="Model name; the server's first by default.", show_default=False)
-]
-ApiKey = Annotated[
-    str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Sent as a bearer token.", show_default=False)
-]
-JudgeFile = Annotated[
-    Path | None, typer.Option("-f", "--file", help="Judge by this pool file's tiers.", show_default=False)
-]
+Model = Annotated[str | None, typer.Option(help="Model name; the server's first by default.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Sent as a bearer token.")]
+JudgeFile = Annotated[Path | None, typer.Option("-f", "--file", help="Judge by this pool file's tiers.")]
 SloTargets = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TIER:TARGETS",
         help="Judge a tier by targets like ttft=800ms,tpot=50ms,answer_tpot=90ms,e2e=30s,judge=window.",
-        show_default=False,
     ),
 ]
 MaxInflight = Annotated[int, typer.Option(min=1, help="Most requests in flight; more count as failed.")]

@@ -41,16 +41,12 @@ from penstock_cli.traces import TraceSummary, summarise
 PolicyName = Annotated[
     str | None,
     typer.Option(
-        "--policy",
-        help="Overrides the file's policy; vllm-real is vLLM's own scheduler (make vllm-env).",
-        show_default=False,
+        "--policy", help="Overrides the file's policy; vllm-real is vLLM's own scheduler (make vllm-env)."
     ),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=MOST_REPLICAS, help="Overrides the file's number of replicas.", show_default=False
-    ),
+    typer.Option(min=1, max=MOST_REPLICAS, help="Overrides the file's number of replicas."),
 ]
 LengthsKind = Annotated[
     LengthKnowledge,

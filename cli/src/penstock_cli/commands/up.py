@@ -37,13 +37,12 @@ AdminPort = Annotated[
         max=65535,
         help="Port of metrics and the pool's state, on loopback only; 0 for any free one. By default "
         f"{ADMIN_STEP} above --port, or any free one if that is taken.",
-        show_default=False,
     ),
 ]
 Host = Annotated[str, typer.Option(help="Address on which the router listens.")]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="Overrides the file's number of replicas.", show_default=False),
+    typer.Option(min=1, max=64, help="Overrides the file's number of replicas."),
 ]
 Engine = Annotated[
     str | None,
@@ -51,25 +50,21 @@ Engine = Annotated[
         metavar="simulated|vllm|URL[,URL…]",
         help="Simulated engines, vLLM with Penstock's scheduler, or running engines, one URL per replica. "
         "Overrides the file's engine type.",
-        show_default=False,
     ),
 ]
-Policy = Annotated[str | None, typer.Option(help="Overrides the file's policy.", show_default=False)]
+Policy = Annotated[str | None, typer.Option(help="Overrides the file's policy.")]
 TruthName = Annotated[
     Truth, typer.Option(help="Ground truth of simulated engines: measured kernel times, or the time model.")
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(
-        help="vLLM: folder of the model. By default it is downloaded by its hub id.", show_default=False
-    ),
+    typer.Option(help="vLLM: folder of the model. By default it is downloaded by its hub id."),
 ]
 VllmPython = Annotated[
     Path | None,
     typer.Option(
         help=f"Python with vLLM and penstock-vllm-plugin; by default ${PYTHON_VARIABLE}, this one, or "
-        "that of the vllm on PATH.",
-        show_default=False,
+        "that of the vllm on PATH."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of simulated engines.")]
@@ -78,12 +73,9 @@ TlsCert = Annotated[
     typer.Option(
         metavar="PEM",
         help="Serve the API over TLS with this certificate; it is reloaded when the file changes.",
-        show_default=False,
     ),
 ]
-TlsKey = Annotated[
-    Path | None, typer.Option(metavar="PEM", help="Key of the certificate.", show_default=False)
-]
+TlsKey = Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")]
 
 
 def up(

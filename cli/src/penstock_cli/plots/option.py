@@ -7,5 +7,5 @@ import typer
 
 PlotFile = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="OUT.svg|png", help="Write a figure of the results.", show_default=False),
+    typer.Option("--plot", metavar="OUT.svg|png", help="Write a figure of the results."),
 ]

@@ -1,0 +1,174 @@
+"""`penstock profile` as a user meets it, with an engine whose measurements are known."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+import pytest
+from penstock_cli.commands import profile as command
+from penstock_cli.main import app, run
+from penstock_core.timing.fit import Fit, Point, Quality
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, from_json
+from penstock_profiler import EngineError, ProbeReading, Profile, ProfileLimits
+from penstock_profiler.plan import PrefillProbe
+from rich.console import Console
+
+MODEL = TimeModel(
+    "m", (Term(token_s=0.0001, fixed_s=0.010),), context_token_s=2e-9, prefill_work_s=3e-10, overhead_s=0.0
+)
+QUALITY = Quality(points=8, mean_error=0.0123, worst_error=0.0456, r_squared=0.98765)
+HELD_OUT = Quality(points=7, mean_error=0.0234, worst_error=0.0567, r_squared=0.87654)
+
+
+def reading(tokens: int, seconds: float, times: int = 3, context_tokens: int = 0) -> ProbeReading:
+    point = Point(BatchWork(tokens, context_tokens), seconds)
+    return ProbeReading(PrefillProbe(tokens), point, times, spread=0.0149)
+
+
+def measured(*readings: ProbeReading, model: TimeModel = MODEL) -> Profile:
+    return Profile(readings, overhead_s=0.00234, noise=0.0345, fit=Fit(model, QUALITY, HELD_OUT))
+
+
+FOUND = measured(reading(400, 0.040), reading(100, 0.025, context_tokens=500))
+
+
+@dataclass
+class Engine:
+    """An engine, and what it was asked."""
+
+    context_tokens: int = 0
+    model: str = "tiny"
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    profiled: list[tuple[ProfileLimits, float]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def connected(self, url: str, headers: dict[str, str]) -> AsyncIterator[Self]:
+        self.asked.append((url, headers))
+        yield self
+
+    async def profile(
+        self, engine: Self, limits: ProfileLimits, seconds: float, *, on_reading: Callable[..., None]
+    ) -> Profile:
+        assert engine is self
+        self.profiled.append((limits, seconds))
+        for number in range(2):
+            on_reading(PrefillProbe(64), number)
+        return FOUND
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+    engine = Engine()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_ENGINE_API_KEY", "sk-engine")
+    monkeypatch.setattr(command, "connected", engine.connected)
+    monkeypatch.setattr(command, "profile", engine.profile)
+    return engine
+
+
+def penstock(*arguments: object) -> int:
+    flags = ["--engine", "http://e:8000", "--out", "tiny.json", *map(str, arguments)]
+    return run(lambda: app(["profile", *flags]))
+
+
+def test_the_file_is_a_time_model_with_its_accuracy(engine: Engine) -> None:
+    assert penstock() == 0
+    page = orjson.loads(Path("tiny.json").read_bytes())
+    assert from_json(page.pop("time_model")) == MODEL
+    assert page == {
+        "format": "penstock-time-model/1",
+        "model": "tiny",
+        "held_out": {"points": 7, "mean_error": 0.0234, "r_squared": 0.87654},
+        "noise": 0.0345,
+    }
+    assert Path("tiny.json").read_bytes().endswith(b"}\n")
+    assert engine.asked == [("http://e:8000", {"authorization": "Bearer sk-engine"})]
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "limits"),
+    [
+        (0, ProfileLimits(4096, 8, kv_tokens=9000)),
+        (4096, ProfileLimits(4095, 8, 4096, 9000)),
+        (32768, ProfileLimits(4096, 8, 32768, 9000)),
+    ],
+    ids=["unknown", "shorter", "longer"],
+)
+def test_probes_stay_within_the_flags_and_the_engines_context(
+    engine: Engine, context_tokens: int, limits: ProfileLimits
+) -> None:
+    engine.context_tokens = context_tokens
+    flags = ("--seconds", 7, "--longest-prompt", 4096, "--most-requests", 8, "--kv-tokens", 9000)
+    assert penstock(*flags) == 0
+    assert engine.profiled == [(limits, 7.0)]
+
+
+class Bar:
+    """A progress bar that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.told.append("end")
+
+    def add_task(self, description: str, total: float) -> int:
+        self.told.append(total)
+        return 5
+
+    def update(self, task: int, description: str) -> None:
+        self.told.append((task, description))
+
+
+def test_the_bar_counts_readings_from_one_on_standard_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, consoles = Bar(), []
+
+    def progress(console: Console) -> Bar:
+        consoles.append(console)
+        return bar
+
+    monkeypatch.setattr(command, "_progress", progress)
+    assert penstock("--seconds", 7) == 0
+    assert bar.told == [7.0, (5, "reading 1: prefill of 64"), (5, "reading 2: prefill of 64"), "end"]
+    assert [console.stderr for console in consoles] == [True]
+
+
+def test_an_engine_that_cannot_be_measured_is_one_line(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def gone(url: str, headers: object) -> None:
+        raise EngineError("no engine answers there")
+
+    monkeypatch.setattr(command, "connected", gone)
+    assert penstock() == 1
+    assert capfd.readouterr().err == "--engine: no engine answers there\n"
+
+
+def test_a_folder_that_is_missing_is_told_before_anything_is_measured(
+    engine: Engine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert penstock("--out", "no/tiny.json") == 2
+    assert capfd.readouterr().err == "--out no/tiny.json: there is no folder no\n"
+    assert engine.asked == []
+
+
+def said(found: Profile) -> list[str]:
+    console = Console(file=StringIO(), width=200)
+    command.show(console, found)
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_of_single_measurements_the_noise_is_unknown() -> None:
+    unknown = "Each point was measured once, so the noise is unknown: increase --seconds."
+    assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=1)))[-1] == unknown
+    assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=2)))[-1] != unknown
