@@ -1,0 +1,128 @@
+"""`penstock up` as a user meets it: which pool its flags ask for, and what is shown of it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from penstock_cli.local.certificate import CertificateFiles
+from penstock_cli.local.layout import Layout, LocalPoolOptions
+from penstock_cli.local.log_sinks import ConsoleSink
+from penstock_cli.local.vllm_engine import VllmEngine
+from penstock_cli.main import app, run
+from penstock_pool import Pool
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
+
+
+@dataclass
+class Pools:
+    """What was started, each told to stop as soon as it runs."""
+
+    started: list[tuple[LocalPoolOptions, float, Pool]] = field(default_factory=list)
+    stopped: int = 0
+
+    @asynccontextmanager
+    async def local_pool(
+        self,
+        options: LocalPoolOptions,
+        sink: ConsoleSink,
+        drain_s: float,
+        on_progress: Callable[[int, int], None],
+        pool: Pool,
+    ) -> AsyncIterator[Layout]:
+        self.started.append((options, drain_s, pool))
+        on_progress(1, 5)
+        sink.line("sidecar-r0", "one line")
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        try:
+            yield Layout((), "http://127.0.0.1:8080", "http://127.0.0.1:9080", (), ())
+        finally:
+            self.stopped += 1
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    pools = Pools()
+    monkeypatch.setattr("penstock_cli.commands.up.local_pool", pools.local_pool)
+    return pools
+
+
+def penstock(*flags: object, file: Path = DEMO) -> int:
+    return run(lambda: app(["up", "-f", str(file), *map(str, flags)]))
+
+
+def options(pools: Pools) -> LocalPoolOptions:
+    ((options, *_),) = pools.started
+    return options
+
+
+def test_without_flags_the_file_is_run_as_it_is(pools: Pools) -> None:
+    assert penstock() == 0
+    assert options(pools) == LocalPoolOptions(
+        DEMO, 2, "127.0.0.1", 8080, engines=(), truth="measured", seed=0, admin_port=None
+    )
+    assert pools.stopped == 1
+
+
+def test_every_flag_reaches_the_pool(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = CertificateFiles(Path("tls.crt"), Path("tls.key"))
+    monkeypatch.setattr("penstock_cli.commands.up.certificate_files", CertificateFiles)
+    flags = "--port 1234 --admin-port 2345 --host 0.0.0.0 --replicas 5 --truth exact --seed 7 --policy vllm"
+    assert penstock(*flags.split(), "--tls-cert", pair.cert, "--tls-key", pair.key) == 0
+    found = options(pools)
+    assert found.pool_file.name == DEMO.name and found.pool_file != DEMO
+    assert found == LocalPoolOptions(
+        found.pool_file,
+        5,
+        "0.0.0.0",
+        1234,
+        truth="exact",
+        seed=7,
+        admin_port=2345,
+        certificate=pair,
+    )
+    assert pools.started[0][2].spec.scheduling.policy == "vllm"
+
+
+def test_engines_that_run_are_one_replica_each(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_cli.commands.up.check_engines", lambda *_: None)
+    assert penstock("--engine", "http://a:1/v1/, http://b:2/,https://c:3") == 0
+    found = options(pools)
+    assert found.engines == ("http://a:1", "http://b:2", "https://c:3")
+    assert (found.replicas, found.vllm) == (3, None)
+
+
+def test_vllm_is_started_where_it_is_asked_for(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = VllmEngine(Path("python"), "model")
+    monkeypatch.setattr("penstock_cli.commands.up.vllm_engine", lambda *_: engine)
+    assert penstock("--engine", "vllm") == 0
+    assert options(pools).vllm == engine
+    assert pools.started[0][2].spec.engine.type == "vllm"
+
+
+def test_a_pool_drains_as_long_as_its_slower_part_may(pools: Pools, tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    for router, sidecar in (("40s", "30s"), ("20s", "40s")):
+        text = DEMO.read_text().replace(
+            "scheduling: {", f"router: {{drainTimeout: {router}}}\n  scheduling: {{drainTimeout: {sidecar}, "
+        )
+        path.write_text(text)
+        assert penstock(file=path) == 0
+    assert [drain_s for _, drain_s, _ in pools.started] == [40.0, 40.0]
+
+
+def test_what_runs_is_shown_and_that_it_stops(pools: Pools, capfd: pytest.CaptureFixture[str]) -> None:
+    assert penstock("--replicas", 11) == 0
+    lines = [line.rstrip() for line in capfd.readouterr().err.splitlines()]
+    assert lines[0] == "sidecar-r0  | one line"
+    shown = "\n".join(lines)
+    assert "on 11 replicas" in shown
+    assert "serving at http://127.0.0.1:8080/v1 — Ctrl-C stops it" in lines
+    assert "metrics and the pool's state at http://127.0.0.1:9080" in lines
+    assert any(line.startswith("coder") for line in lines)
+    assert lines[-1] == "stopping: the router first, engines last"
