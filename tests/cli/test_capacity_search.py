@@ -12,7 +12,7 @@ from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import answer_of, as_json
 from penstock_cli.capacity.run import SearchProgress, run_all
-from penstock_cli.capacity.search import CapacityResult, RateProbe, UnboundedCapacity, capacity
+from penstock_cli.capacity.search import CapacityResult, RateProbe, UnboundedCapacity, capacity, guess_rps
 from penstock_cli.capacity.setting import PolicySetting, grid_of, laps_of
 from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, run_trial, trial_of
 from penstock_cli.capacity.trial_log import TrialLog
@@ -76,6 +76,40 @@ def test_the_capacity_is_found_within_two_percent(true_rps: float) -> None:
     assert answer.low_rps <= true_rps * 1.003 < answer.high_rps * 1.006
     assert answer.high_rps <= answer.low_rps * 1.0205
     assert len(ran) <= 24
+
+
+def test_a_search_takes_the_steps_that_it_documents() -> None:
+    _, ran = found(question(seeds=2), wall(lambda trial: 1.0))
+    start = guess_rps(scenario("coder"))
+    assert start == 4.154
+    bracket, narrow = [start, 2.769, 1.846, 1.231, 0.8207], [1.005, 0.9082, 0.9554]
+    again, finer, ahead = [1.051], [1.002, 0.9784, 0.9901], [1.04, 1.089, 1.188, 1.386]
+    first = [trial.rate_rps for trial in ran if trial.seed == 0]
+    assert first == [*bracket, *narrow, *again, *finer, *ahead]
+    second = [trial.rate_rps for trial in ran if trial.seed == 1]
+    assert second == [narrow[-1], *again, *finer, ahead[0]]
+
+
+def test_a_trial_ends_where_its_misses_decide_alone_or_with_the_other_samples() -> None:
+    _, ran = found(question(seeds=2), wall(lambda trial: 1.0))
+    limits = {(trial.rate_rps, trial.seed): trial.most_misses for trial in ran}
+    assert limits[4.154, 0] == 90  # a tenth of 905, while the first sample is the only one
+    assert limits[1.002, 0] == 90 + 27  # and 3 % of it, which the second sample may make up for
+    missed = floor(REQUESTS * 0.1 * 1.002**4)
+    assert limits[1.002, 1] == 2 * REQUESTS // 10 - missed
+
+
+def test_beside_an_earlier_answer_the_bracket_widens_from_two_percent() -> None:
+    beside = RateProbe(grid_of("slos-serve", scenario("coder")).start, 0.8)
+    _, ran = found(question(seeds=2), wall(lambda trial: 1.0), before=beside)
+    assert [trial.rate_rps for trial in ran if trial.seed == 0][:6] == [
+        0.8,
+        0.816,
+        0.849,
+        0.919,
+        1.077,
+        0.9949,
+    ]
 
 
 @pytest.mark.parametrize("before_rps", [0.05, 0.97, 1.0, 1.3, 20.0])
@@ -273,10 +307,44 @@ def test_the_settings_of_a_policy() -> None:
     assert grid_of("vllm-spec", toolllm).drafts == (0,)
     assert grid_of("annealing-spec", coder).budgets_tokens == (512, 2048, 8192)
     assert grid_of("orca", coder).slots == (8, 16, 32, 64)
-    assert not grid_of("orca", coder).has(PolicySetting(2048))
+    assert grid_of("vllm", coder).budgets_tokens == (128, 256, 512, 1024, 2048, 4096, 8192)
+    assert grid_of("slos-serve", coder).budgets_tokens == (coder.limits.batch_tokens,)
     for name in ("nonsense", "slos-serve-spec"):
         with pytest.raises(UnknownPolicy):
             grid_of(name, coder)
+
+
+def test_a_grid_has_the_settings_of_its_axes_alone() -> None:
+    grid = grid_of("orca-spec", scenario("coder"))
+    inside = PolicySetting(2048, 3, None, 16)
+    assert grid.has(inside) and grid.has(grid.start)
+    for outside in (
+        replace(inside, batch_tokens=4096),
+        replace(inside, drafts=0),
+        replace(inside, ratio=Ratio(1, 1)),
+        replace(inside, slots=None),
+    ):
+        assert not grid.has(outside)
+
+
+def test_a_search_begins_in_the_middle_of_every_axis() -> None:
+    assert grid_of("vllm-spec", scenario("coder")).start == PolicySetting(1024, 3)
+    assert grid_of("orca", scenario("coder")).start == PolicySetting(2048, 0, None, 32)
+    assert str(grid_of("distserve", scenario("coder")).start.ratio) == "1:2"
+
+
+def test_a_setting_is_named_by_what_differs() -> None:
+    assert str(PolicySetting(512)) == "512 tokens a step"
+    assert str(PolicySetting(512, 3, Ratio(1, 2), 16)) == "512 tokens a step, 3 drafts, GPUs 1:2, 16 slots"
+
+
+def test_a_fleet_split_by_phase_takes_laps_for_the_gpus_of_its_largest_group() -> None:
+    assert (laps_of("vllm", 2), laps_of("distserve", 2)) == (2, 6)
+
+
+def test_an_unknown_policy_is_told_those_that_can_be_searched() -> None:
+    with pytest.raises(UnknownPolicy, match=r"vllm.*distserve, oracle, vllm-spec, sarathi-spec"):
+        grid_of("nonsense", scenario("coder"))
 
 
 def test_wilsons_interval_is_the_published_one() -> None:

@@ -24,8 +24,13 @@ DISTSERVE = "distserve"
 
 SPECULATING = "-spec"
 ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Token budgets of policies that depend on theirs."""
+
 SOME_BUDGETS_TOKENS = (512, 2048, 8192)
+"""Token budgets of policies that depend little on theirs."""
+
 FIXED_DRAFTS = (2, 3, 4)
+"""Draft tokens of `NAME-spec`."""
 
 BUDGETS_TOKENS: Mapping[str, tuple[int, ...]] = {
     "vllm": ALL_BUDGETS_TOKENS,

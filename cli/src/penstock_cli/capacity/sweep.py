@@ -9,7 +9,10 @@ from penstock_cli.capacity.trial import TrialResult, trial_of
 from penstock_cli.plots.series import Curve, Spot
 
 SHARES_OF_CAPACITY = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+"""Rates of a curve, as shares of the capacity."""
+
 SEED = 0
+"""The sample of a curve."""
 
 
 @dataclass(frozen=True, slots=True)
