@@ -8,8 +8,11 @@ import pytest
 from penstock_cli.capacity import progress
 from penstock_cli.capacity.progress import share_done, show_progress
 from penstock_cli.capacity.run import SearchProgress
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.main import app, run
+from penstock_simulator.real_vllm.location import VllmMissing
+from penstock_simulator.simulation.replica import StuckPolicy
 from rich.console import Console
 
 FIXED_KEYS = ["scenario", "policy", "replicas", "attainment_target", "capacity_rps_per_replica"]
@@ -125,6 +128,91 @@ def test_a_table_that_cannot_be_written_is_one_line(
 ) -> None:
     assert penstock("--scenario", "coder", "--policy", "sola", "--json", "no/where.json") == 1
     assert capfd.readouterr().err.splitlines()[-1] == "--json no/where.json: No such file or directory"
+
+
+def test_names_may_stand_apart_and_count_once(penstock: Call) -> None:
+    assert penstock("--scenario", " coder ,, coder", "--policy", "sola, oracle", "--json", "o.json") == 0
+    rows = orjson.loads(Path("o.json").read_bytes())
+    assert [(row["scenario"], row["policy"]) for row in rows] == [("coder", "sola"), ("coder", "oracle")]
+    assert (rows[0]["order"], rows[0]["seeds"], rows[0]["lengths"]) == ("round-robin", 3, "predicted")
+    assert rows[0]["truth"] == "measured"
+
+
+def test_json_on_standard_output_is_alone_there(penstock: Call, capfd: pytest.CaptureFixture[str]) -> None:
+    assert penstock("--scenario", "coder", "--policy", "oracle", "--json", "-") == 0
+    shown = capfd.readouterr()
+    assert len(orjson.loads(shown.out)) == 1
+    assert shown.out.startswith("[\n  {") and shown.out.endswith("]\n") and not shown.out.endswith("\n\n")
+    assert "90 % of requests keep every target" in shown.err
+
+
+def test_beside_a_file_the_table_and_what_its_figures_are_stay_on_standard_output(
+    penstock: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert penstock("--scenario", "coder", "--policy", "oracle", "--json", "o.json") == 0
+    assert Path("o.json").read_bytes().endswith(b"]\n")
+    out = " ".join(capfd.readouterr().out.split())
+    assert "90 % of requests keep every target" in out
+    assert "Each rate was confirmed on 3 samples of its scenario" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (StuckPolicy("no batch"), 1, "no batch"),
+        (VllmMissing(), 2, "policy vllm-real needs vLLM in"),
+    ],
+    ids=["a policy that is stuck", "vLLM is missing"],
+)
+def test_a_simulation_that_cannot_be_run_is_one_line(
+    *,
+    penstock: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    said: str,
+) -> None:
+    def failing(trial: Trial) -> TrialResult:
+        raise error
+
+    monkeypatch.setattr("penstock_cli.commands.capacity.run_trial", failing)
+    assert penstock("--scenario", "coder", "--policy", "sola") == code
+    assert capfd.readouterr().err.splitlines()[-1].startswith(said)
+
+
+def test_a_policy_that_attains_at_every_rate_is_a_failure(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock_cli.commands.capacity.run_trial", lambda _: TrialResult(905, 0, True))
+    assert penstock("--scenario", "coder", "--policy", "sola") == 1
+    assert "requests/s still attain" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "jobs", "used"), [(4, None, 4), (None, None, 1), (4, 2, 2)])
+def test_a_search_takes_all_cores_or_as_many_as_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, jobs: int | None, used: int
+) -> None:
+    asked: list[int] = []
+
+    def run_all(searches: object, work: object, jobs: int, *_: object, **__: object) -> list[CapacityResult]:
+        asked.append(jobs)
+        raise StuckPolicy
+
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("penstock_cli.commands.capacity.run_all", run_all)
+    flags = ["capacity", "--scenario", "coder", "--policy", "sola"]
+    assert run(lambda: app([*flags, *(["--jobs", str(jobs)] if jobs else [])])) == 1
+    assert asked == [used]
+
+
+def test_how_far_a_search_is_is_told_on_standard_error(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    assert penstock("--scenario", "coder", "--policy", "oracle") == 0
+    shown = capfd.readouterr()
+    assert "of 1 capacities," in shown.err and "simulations" not in shown.out
 
 
 def test_the_share_that_is_done_grows_to_one() -> None:

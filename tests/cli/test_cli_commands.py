@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import typer
 from penstock_cli.commands.validate import headline
-from penstock_cli.main import app, run
+from penstock_cli.main import app, main, run
 from penstock_pool import load_pool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +56,40 @@ def test_an_interrupt_is_a_failure_and_says_so(capfd: pytest.CaptureFixture[str]
     command.command()(interrupted)
     assert run(lambda: command([])) == 1
     assert capfd.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+def test_a_command_that_is_done_exits_with_its_code(capfd: pytest.CaptureFixture[str]) -> None:
+    command = typer.Typer()
+    command.command()(lambda: None)
+    assert run(lambda: command([])) == 0
+    assert run(lambda: sys.exit(5)) == 5
+    assert run(lambda: sys.exit(None)) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_main_exits_with_the_commands_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", "validate", "-f", "none.yaml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+
+
+def test_without_a_command_there_is_help_and_no_shell_is_touched(penstock: Penstock) -> None:
+    done = penstock()
+    assert "A first look:" in done.out + done.err
+    assert "completion" not in penstock("--help").out
+
+
+def test_a_defect_is_shown_as_python_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr("penstock_cli.commands.validate.load_pool", lambda file: 1 // 0)
+    try:
+        app(["validate", "-f", "pool.yaml"])
+    except ZeroDivisionError as defect:
+        sys.excepthook(type(defect), defect, defect.__traceback__)
+    assert capfd.readouterr().err.startswith("Traceback (most recent call last):\n")
 
 
 def test_a_good_pool_is_summarised(penstock: Penstock) -> None:

@@ -1,5 +1,6 @@
 """Figures hold the series that they were given, in files of the kind that their names say."""
 
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,10 +11,12 @@ from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import PolicySetting
 from penstock_cli.capacity.sweep import Sweep
 from penstock_cli.failure import Failure
-from penstock_cli.plots.figure import check_suffix
-from penstock_cli.plots.plane import panel_titles, spot
-from penstock_cli.plots.request_plot import RequestPlot
-from penstock_cli.plots.series import Curve, Spot
+from penstock_cli.plots import figure as style
+from penstock_cli.plots.attainment import draw_attainment, draw_bound
+from penstock_cli.plots.figure import check_suffix, panels
+from penstock_cli.plots.plane import draw_plane, panel_titles, spot
+from penstock_cli.plots.request_plot import MET, MISSED, MOST_SPOTS, RequestPlot
+from penstock_cli.plots.series import Cloud, Curve, Spot
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.engine_timing.ground_truth import TruthKind
@@ -128,3 +131,108 @@ def test_panels_say_what_was_promised() -> None:
         "b": Tier("b", best_effort=True),
     }
     assert panel_titles(tiers, tiers) == ["a: TTFT 800 ms, TPOT 50 ms / 100 ms", "b: no targets"]
+
+
+@pytest.mark.parametrize(("titles", "columns", "rows"), [(1, 1, 1), (3, 3, 1), (4, 3, 2), (7, 3, 3)])
+def test_panels_stand_three_in_a_row_within_the_margins(titles: int, columns: int, rows: int) -> None:
+    figure, axes = panels([f"panel {number}" for number in range(titles)])
+    width, height = style.PANEL_INCHES
+    assert figure.get_size_inches() == pytest.approx((width * columns, height * rows))
+    assert [panel.get_title(loc="left") for panel in axes] == [f"panel {number}" for number in range(titles)]
+    whole = figure.get_size_inches()
+    boxes = [panel.get_position() for panel in axes]
+    assert boxes[0].x0 * whole[0] == pytest.approx(style.LEFT_INCHES)
+    assert (1 - boxes[columns - 1].x1) * whole[0] == pytest.approx(style.RIGHT_INCHES)
+    assert (1 - boxes[0].y1) * whole[1] == pytest.approx(style.TOP_INCHES)
+    assert boxes[-1].y0 * whole[1] == pytest.approx(style.BOTTOM_INCHES)
+    for left, right in pairwise(boxes[:columns]):
+        gap, panel = (right.x0 - left.x1) * whole[0], left.width * whole[0]
+        assert gap / panel == pytest.approx(style.GAP_INCHES / (width - style.GAP_INCHES))
+    for upper, lower in zip(boxes, boxes[columns:], strict=False):
+        gap, panel = (upper.y0 - lower.y1) * whole[1], upper.height * whole[1]
+        assert gap / panel == pytest.approx(style.GAP_INCHES / (height - style.GAP_INCHES))
+
+
+def test_a_panel_has_its_grid_beneath_its_lines_and_is_open_above_and_on_the_right() -> None:
+    _, (panel,) = panels(["one"])
+    assert panel.get_axisbelow() is True
+    assert {side: spine.get_visible() for side, spine in panel.spines.items()} == {
+        "left": True,
+        "bottom": True,
+        "top": False,
+        "right": False,
+    }
+
+
+def test_each_policy_has_its_colour_and_marker_in_every_panel() -> None:
+    policies = [f"policy {number}" for number in range(len(style.COLOURS) + 1)]
+    curves = [Curve("a", policy, (1.0, 2.0), (0.9, 0.5)) for policy in policies]
+    _, axes = panels(["a", "b"])
+    draw_attainment(axes, [*curves, Curve("b", policies[1], (1.0,), (1.0,))], target=0.9)
+    *drawn, target = axes[0].lines
+    colours = [*style.COLOURS, style.COLOURS[0]]
+    assert [(line.get_color(), line.get_marker()) for line in drawn] == list(
+        zip(colours, [*style.MARKERS, style.MARKERS[0]], strict=True)
+    )
+    assert list(drawn[0].get_ydata()) == [90.0, 50.0]
+    assert list(target.get_ydata()) == [90.0, 90.0]
+    assert axes[1].lines[0].get_color() == style.COLOURS[1]
+    assert axes[0].get_xlim()[0] == 0 and axes[0].get_ylim() == (0, 103)
+    draw_bound(axes[1], "b", 4.0)
+    assert list(axes[1].lines[-1].get_xdata()) == [4.0, 4.0]
+    for panel in axes:
+        legend = panel.get_legend()
+        assert legend is not None and not legend.get_frame_on()
+    legend = axes[1].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [policies[1], "bound"]
+
+
+def test_the_plane_has_paths_and_single_requests_within_its_edges() -> None:
+    spots = (Spot(0.001, 0.5), Spot(0.2, 1000.0))
+    clouds = [Cloud("chat", f"policy {number}", spots, path=True) for number in range(9)]
+    _, axes = panels(["chat", "coder"])
+    draw_plane(axes, [*clouds, Cloud("coder", "policy 1", spots)], of=", mean")
+    *paths, across, along = axes[0].lines
+    single = axes[1].lines[0]
+    assert [line.get_color() for line in paths] == [*style.COLOURS, style.COLOURS[0]]
+    assert [line.get_marker() for line in paths] == [*style.MARKERS, style.MARKERS[0]]
+    assert (list(paths[0].get_xdata()), list(paths[0].get_ydata())) == ([0.01, 0.2], [0.5, 100.0])
+    assert (list(across.get_xdata()), list(along.get_ydata())) == ([1.0, 1.0], [1.0, 1.0])
+    assert (paths[0].get_linestyle(), single.get_linestyle()) == ("-", "None")
+    assert (paths[0].get_markersize(), single.get_markersize()) == (style.MARKER_POINTS, style.SPOT_POINTS)
+    assert (paths[0].get_alpha(), single.get_alpha()) == (None, style.SPOT_OPACITY)
+    assert paths[0].get_markeredgewidth() == 0
+    assert single.get_color() == style.COLOURS[1]
+    for panel in axes:
+        assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+        assert (panel.get_xlabel(), panel.get_ylabel()) == (
+            "TTFT, mean / its target",
+            "TPOT, mean / its target",
+        )
+        legend = panel.get_legend()
+        assert legend is not None and not legend.get_frame_on()
+
+
+def test_a_panel_of_many_requests_shows_the_first_of_each_kind(tmp_path: Path) -> None:
+    tiers = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1))}
+    seen = RequestPlot(Fleet("vllm", time_model("llama-3-8b-a100"), 4096, tiers, "chat"))
+    many = [outcome(str(number), 0.5 + number / 100_000) for number in range(MOST_SPOTS + 1)]
+    assert len(list(seen.observe(iter([*many, outcome("late", 3.0)])))) == MOST_SPOTS + 2
+    met, missed = seen._of("chat")
+    assert (met.label, len(met.spots), met.spots[0]) == (MET, MOST_SPOTS, Spot(0.5, 0.5))
+    assert (missed.label, missed.spots, missed.path) == (MISSED, (Spot(3.0, 0.5),), False)
+
+
+def test_a_capacity_figure_draws_the_bound_where_it_was_found_to_end(tmp_path: Path) -> None:
+    text = drawn(tmp_path / "a.svg").read_text()
+    assert "TTFT, 90 % within / its target" in text
+
+
+def test_what_an_svg_says_stays_text_and_a_png_has_its_resolution(tmp_path: Path) -> None:
+    assert "<text" in drawn(tmp_path / "a.svg").read_text()
+    assert "<dc:date>" not in drawn(tmp_path / "a.svg").read_text()
+    width, height = (size * style.DOTS_PER_INCH for size in style.PANEL_INCHES)
+    header = drawn(tmp_path / "a.png").read_bytes()[16:24]
+    assert int.from_bytes(header[:4], "big") == 3 * width
+    assert int.from_bytes(header[4:], "big") % height == 0

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock_cli.plots.figure import COLOURS, MARKERS
+from penstock_cli.plots.figure import (
+    BOUND_POINTS,
+    COLOURS,
+    CURVE_POINTS,
+    LEGEND_POINTS,
+    MARKER_POINTS,
+    MARKERS,
+    TARGET_POINTS,
+)
 from penstock_cli.plots.series import Curve
 
 if TYPE_CHECKING:
@@ -22,20 +30,27 @@ def draw_attainment(panels: Sequence["Axes"], curves: Sequence[Curve], target: f
                 [100 * share for share in curve.attained],
                 color=COLOURS[style % len(COLOURS)],
                 marker=MARKERS[style % len(MARKERS)],
-                markersize=4,
-                linewidth=1.4,
+                markersize=MARKER_POINTS,
+                linewidth=CURVE_POINTS,
                 label=curve.policy,
                 gid=f"attainment-{scenario}-{curve.policy}",
             )
-        panel.axhline(100 * target, color="#444444", linestyle="--", linewidth=0.9, gid=f"target-{scenario}")
+        panel.axhline(
+            100 * target, color="#444444", linestyle="--", linewidth=TARGET_POINTS, gid=f"target-{scenario}"
+        )
         panel.set(xlabel="requests/s per replica", ylabel="attained, %", ylim=(0, 103))
         panel.set_xlim(left=0)
-        panel.legend(fontsize=7, frameon=False)
+        panel.legend(fontsize=LEGEND_POINTS, frameon=False)
 
 
 def draw_bound(panel: "Axes", scenario: str, rate_rps: float) -> None:
     """Draw the upper bound on the rate of any policy."""
     panel.axvline(
-        rate_rps, color="#444444", linestyle=":", linewidth=1.2, label="bound", gid=f"bound-{scenario}"
+        rate_rps,
+        color="#444444",
+        linestyle=":",
+        linewidth=BOUND_POINTS,
+        label="bound",
+        gid=f"bound-{scenario}",
     )
-    panel.legend(fontsize=7, frameon=False)
+    panel.legend(fontsize=LEGEND_POINTS, frameon=False)

@@ -12,10 +12,31 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png")
 PANEL_INCHES = (4.2, 3.4)
-MARGIN_INCHES = 0.7
+"""Width and height of a panel with its share of the margins."""
+
+LEFT_INCHES, RIGHT_INCHES, BOTTOM_INCHES, TOP_INCHES = 0.7, 0.175, 0.7, 0.41
+"""Margins around all panels."""
+
 GAP_INCHES = 0.85
+"""Distance of two panels whose margins are as wide as the gap: the larger the margins, the smaller it is."""
+
 DOTS_PER_INCH = 150
+"""Resolution of a PNG."""
+
 MOST_IN_A_ROW = 3
+"""Most panels beside each other."""
+
+TITLE_POINTS, LEGEND_POINTS = 10, 7
+"""Sizes of text."""
+
+CURVE_POINTS, PATH_POINTS, TARGET_POINTS, BOUND_POINTS, GRID_POINTS = 1.4, 1.0, 0.9, 1.2, 0.6
+"""Widths of lines."""
+
+MARKER_POINTS, SPOT_POINTS = 4, 2.5
+"""Sizes of markers: on a line, and of a single request."""
+
+SPOT_OPACITY = 0.6
+"""Opacity of a single request, so that a crowd is darker than one."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 """Okabe and Ito's palette, which is safe for colour blindness."""
@@ -37,19 +58,18 @@ def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
     rows = -(-len(titles) // columns)
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows))
-    left, bottom = MARGIN_INCHES / (width * columns), MARGIN_INCHES / (height * rows)
     figure.subplots_adjust(
-        left=left,
-        bottom=bottom,
-        right=1 - left / 4,
-        top=1 - bottom / 1.7,
+        left=LEFT_INCHES / (width * columns),
+        right=1 - RIGHT_INCHES / (width * columns),
+        bottom=BOTTOM_INCHES / (height * rows),
+        top=1 - TOP_INCHES / (height * rows),
         wspace=GAP_INCHES / (width - GAP_INCHES),
         hspace=GAP_INCHES / (height - GAP_INCHES),
     )
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(titles) + 1)]
     for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=10, loc="left")
-        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.set_title(title, fontsize=TITLE_POINTS, loc="left")
+        panel.grid(color="#dddddd", linewidth=GRID_POINTS)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -9,17 +9,29 @@ from typing import TYPE_CHECKING
 
 from penstock_core.domain.slo import Slo, Tier
 
-from penstock_cli.plots.figure import COLOURS, MARKERS
+from penstock_cli.plots.figure import (
+    COLOURS,
+    LEGEND_POINTS,
+    MARKER_POINTS,
+    MARKERS,
+    PATH_POINTS,
+    SPOT_OPACITY,
+    SPOT_POINTS,
+    TARGET_POINTS,
+)
 from penstock_cli.plots.series import Cloud, Spot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HIGHEST = 100.0
-LOWEST = 0.01
+LOWEST, HIGHEST = 0.01, 100.0
 """Points beyond these shares are drawn at the edge."""
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+"""Shares that the axes name."""
+
+MET = 1.0
+"""The share at which a target is just met."""
 
 
 def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") -> None:
@@ -36,16 +48,20 @@ def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") 
                 [_clamped(spot.tpot_share) for spot in cloud.spots],
                 color=COLOURS[style % len(COLOURS)],
                 marker=MARKERS[style % len(MARKERS)],
-                markersize=4 if cloud.path else 2.5,
+                markersize=MARKER_POINTS if cloud.path else SPOT_POINTS,
                 markeredgewidth=0,
-                alpha=1.0 if cloud.path else 0.6,
+                alpha=None if cloud.path else SPOT_OPACITY,
                 linestyle="-" if cloud.path else "",
-                linewidth=1.0,
+                linewidth=PATH_POINTS,
                 label=cloud.label,
                 gid=f"plane-{name}-{cloud.label}",
             )
-        panel.axvline(1.0, color="#444444", linestyle="--", linewidth=0.9, gid=f"ttft-target-{name}")
-        panel.axhline(1.0, color="#444444", linestyle="--", linewidth=0.9, gid=f"tpot-target-{name}")
+        panel.axvline(
+            MET, color="#444444", linestyle="--", linewidth=TARGET_POINTS, gid=f"ttft-target-{name}"
+        )
+        panel.axhline(
+            MET, color="#444444", linestyle="--", linewidth=TARGET_POINTS, gid=f"tpot-target-{name}"
+        )
         panel.set(
             xscale="log", yscale="log", xlabel=f"TTFT{of} / its target", ylabel=f"TPOT{of} / its target"
         )
@@ -53,7 +69,7 @@ def draw_plane(panels: Sequence["Axes"], clouds: Sequence[Cloud], of: str = "") 
             axis.set_major_locator(FixedLocator(TICKS))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())
-        panel.legend(fontsize=7, frameon=False)
+        panel.legend(fontsize=LEGEND_POINTS, frameon=False)
 
 
 def panel_titles(names: Iterable[str], tiers: dict[str, Tier]) -> list[str]:
