@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -100,6 +101,17 @@ def test_a_simulation_figure_parts_kept_from_broken(tmp_path: Path) -> None:
     assert not any("batch" in name for name in drawn_ids)
 
 
+class Data(NamedTuple):
+    """A line's points."""
+
+    x: list[float]
+    y: list[float]
+
+
+def data(line: Any) -> Data:
+    return Data(list(line.get_xdata()), list(line.get_ydata()))
+
+
 def uses(element: ElementTree.Element) -> int:
     """Markers in a group."""
     return sum(e.tag.endswith("use") for e in element.iter())
@@ -174,12 +186,12 @@ def test_each_policy_has_its_colour_and_marker_in_every_panel() -> None:
     assert [(line.get_color(), line.get_marker()) for line in drawn] == list(
         zip(colours, [*style.MARKERS, style.MARKERS[0]], strict=True)
     )
-    assert list(drawn[0].get_ydata()) == [90.0, 50.0]
-    assert list(target.get_ydata()) == [90.0, 90.0]
+    assert data(drawn[0]).y == [90.0, 50.0]
+    assert data(target).y == [90.0, 90.0]
     assert axes[1].lines[0].get_color() == style.COLOURS[1]
     assert axes[0].get_xlim()[0] == 0 and axes[0].get_ylim() == (0, 103)
     draw_bound(axes[1], "b", 4.0)
-    assert list(axes[1].lines[-1].get_xdata()) == [4.0, 4.0]
+    assert data(axes[1].lines[-1]).x == [4.0, 4.0]
     for panel in axes:
         legend = panel.get_legend()
         assert legend is not None and not legend.get_frame_on()
@@ -197,8 +209,8 @@ def test_the_plane_has_paths_and_single_requests_within_its_edges() -> None:
     single = axes[1].lines[0]
     assert [line.get_color() for line in paths] == [*style.COLOURS, style.COLOURS[0]]
     assert [line.get_marker() for line in paths] == [*style.MARKERS, style.MARKERS[0]]
-    assert (list(paths[0].get_xdata()), list(paths[0].get_ydata())) == ([0.01, 0.2], [0.5, 100.0])
-    assert (list(across.get_xdata()), list(along.get_ydata())) == ([1.0, 1.0], [1.0, 1.0])
+    assert (data(paths[0]).x, data(paths[0]).y) == ([0.01, 0.2], [0.5, 100.0])
+    assert (data(across).x, data(along).y) == ([1.0, 1.0], [1.0, 1.0])
     assert (paths[0].get_linestyle(), single.get_linestyle()) == ("-", "None")
     assert (paths[0].get_markersize(), single.get_markersize()) == (style.MARKER_POINTS, style.SPOT_POINTS)
     assert (paths[0].get_alpha(), single.get_alpha()) == (None, style.SPOT_OPACITY)
