@@ -9,7 +9,7 @@ and has nothing computed, so it resumes with one prefill over prompt and generat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock_core.domain.slo import (
     Anchor,
@@ -107,22 +107,10 @@ def advance(job: Job, computed_tokens: int, new_tokens: int, now_s: float) -> Jo
     """Return the job after an iteration that ended at `now_s` with `new_tokens` (0 during a prefill)."""
     if new_tokens == 0:
         return job._replace(computed_tokens=job.computed_tokens + computed_tokens)
-    request, computed, generated, output, _, pace_s, anchor, best_effort, sure, _ = job
-    generated += new_tokens
-    if anchor is None or request.targets.judge is not Judge.MEAN:  # a mean's anchor is its first token
-        anchor = anchor_after(request.targets.judge, anchor, generated, now_s)
-    return Job(
-        request,
-        computed + computed_tokens,
-        generated,
-        output if output > generated else generated + 1,
-        next_token_due_s(anchor, generated, pace_s),
-        pace_s,
-        anchor,
-        best_effort,
-        sure,
-        inf if request.targets.answer_tpot_s is None else now_s,
-    )
+    anchor, judge = job.anchor, job.request.targets.judge
+    if anchor is None or judge is not Judge.MEAN:  # a mean's anchor is its first token
+        anchor = anchor_after(judge, anchor, job.generated_tokens + new_tokens, now_s)
+    return _grown(job, computed_tokens, new_tokens, anchor, now_s)
 
 
 def after_each(jobs: Sequence[Job], ends_s: Sequence[float]) -> list[Job]:
@@ -134,22 +122,30 @@ def after_each(jobs: Sequence[Job], ends_s: Sequence[float]) -> list[Job]:
 
 
 def _after(job: Job, ends_s: Sequence[float]) -> Job:
-    request, computed, generated, output, _, pace_s, anchor, best_effort, sure, _ = job
-    steps, judge = len(ends_s), request.targets.judge
-    generated += steps
+    steps, anchor, judge = len(ends_s), job.anchor, job.request.targets.judge
     if anchor is None or judge is not Judge.MEAN:
-        anchor = anchor_after_each(judge, anchor, generated, ends_s)
+        anchor = anchor_after_each(judge, anchor, job.generated_tokens + steps, ends_s)
+    return _grown(job, steps, steps, anchor, ends_s[-1])
+
+
+def _grown(job: Job, computed_tokens: int, new_tokens: int, anchor: Anchor, now_s: float) -> Job:
+    """Return the job with tokens of which the last was generated at `now_s`.
+
+    Called for every token: all fields in their order, since `_replace` and keywords take twice as long.
+    """
+    request, pace_s, output_tokens = job.request, job.pace_s, job.output_tokens
+    generated_tokens = job.generated_tokens + new_tokens
     return Job(
         request,
-        computed + steps,
-        generated,
-        output if output > generated else generated + 1,
-        next_token_due_s(anchor, generated, pace_s),
+        job.computed_tokens + computed_tokens,
+        generated_tokens,
+        output_tokens if output_tokens > generated_tokens else generated_tokens + 1,
+        next_token_due_s(anchor, generated_tokens, pace_s),
         pace_s,
         anchor,
-        best_effort,
-        sure,
-        inf if request.targets.answer_tpot_s is None else ends_s[-1],
+        job.best_effort,
+        job.sure_tokens,
+        inf if request.targets.answer_tpot_s is None else now_s,
     )
 
 
@@ -181,6 +177,14 @@ def promoted(job: Job) -> Job:
 def preempted(job: Job) -> Job:
     """Return the job after its KV has been freed. It keeps its tokens and its deadline."""
     return job._replace(computed_tokens=0)
+
+
+def transposed(jobs: Sequence[Job]) -> Any:
+    """Return a `Job` whose every field is a tuple: that field of all these jobs.
+
+    Several times faster than reading each job's attributes.
+    """
+    return Job._make(zip(*jobs, strict=True) if jobs else len(Job._fields) * [()])
 
 
 def deadline_order(job: Job) -> tuple[float, float, str]:

@@ -41,9 +41,8 @@ import numpy as np
 
 from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job, RequestId
+from penstock_core.domain.request import Job, RequestId, transposed
 from penstock_core.domain.slo import NO_ANCHOR
-from penstock_core.forecast.job_columns import transposed
 from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.overload_margin import MARGIN, overload_margin
 from penstock_core.policies.slos_serve.speculation import (
