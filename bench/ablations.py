@@ -23,7 +23,6 @@ from penstock_core.domain.request import Job
 from penstock_core.policies.slos_serve import (
     admission,
     batch_plan,
-    feasibility,
     policy,
     price,
     promotion,
@@ -67,9 +66,9 @@ def _only(cost: price.Cost) -> Callable[..., bool]:
     return lambda admitted, asked, *rest: asked is not cost or affordable(admitted, asked, *rest)
 
 
-def _speculating(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
+def _speculating(view: ReplicaView, jobs: Sequence[Job], rejected: int) -> list[BatchingRule]:
     """The rules with speculation alone, where there is any."""
-    found = rules(view, jobs)
+    found = rules(view, jobs, rejected)
     return [rule for rule in found if rule.speculation] or found
 
 
@@ -78,15 +77,15 @@ def _in_both(modules: Sequence[Any], name: str, instead: Any) -> list[Part]:
 
 
 PARTS: Mapping[str, Sequence[Part]] = {
-    "dynamic program (greedy instead)": _in_both((admission, promotion), "propose", lambda *asked: []),
+    "dynamic program (greedy instead)": _in_both(
+        (admission, promotion), "propose", lambda *asked, **more: []
+    ),
     "candidates tried beside its set": [Part(admission, "MOST_TRIED", 0)],
     "longer batches": [Part(batch_plan, "LENGTHS", (1.0,))],
     "plans without speculation": [
         Part(batch_plan, "rules", _speculating),
-        Part(feasibility, "rules", _speculating),
     ],
     "margin beside long answers": [
-        Part(batch_plan, "overload_margin", lambda view, admitted: 0.0),
         Part(batch_plan, "MARGIN", 0.0),
     ],
     "decodes that wait": [Part(batch_plan, "_may_wait", lambda view, jobs: False)],
@@ -96,7 +95,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
     "prices from the first request": [Part(price, "FEW_REQUESTS", 1)],
     "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
     "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],
-    "promotion": [Part(policy, "to_promote", lambda view: None)],
+    "promotion": [Part(policy, "to_promote", lambda view, workload: None)],
 }
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from penstock_core.batch.best_effort import oldest_waiting_too_long
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.policies.slos_serve.choose import MOST_CANDIDATES
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
 from penstock_core.policies.slos_serve.policy import SlosServe
+from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
@@ -258,14 +258,12 @@ def test_newcomers_fit_around_best_effort_that_has_waited_too_long() -> None:
 
 def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
     offline = asks("offline", 3000, 10, best_effort=True, ttft_s=None, tpot_s=None)
-    view = replica(waiting=(offline,), now_s=100.0)
-    protected = oldest_waiting_too_long(view, 30.0)
-    assert protected is not None
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
     for waiting, kv_tokens, first in ((loose, 43296, True), (tight, 43296, False), (loose, 3200, False)):
         crowded = replica(waiting=(offline, waiting), now_s=100.0, kv_tokens=kv_tokens)
-        assert isinstance(feasible(crowded, AdmittedSet.of(crowded, protected), []), Feasible) is first
+        together = Workload.of(crowded, 30.0).protecting().admitted
+        assert isinstance(feasible(crowded, together, []), Feasible) is first
 
 
 def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:

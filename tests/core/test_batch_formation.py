@@ -1,6 +1,7 @@
 """Batches: who is in, how long they are, who gives way."""
 
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.slos_serve.batch_formation import form_batch
+from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
@@ -68,7 +70,8 @@ def replica(
 
 
 def batch(running: list[Job], waiting: list[Job], **bounds: object) -> Step:
-    return form_batch(replica(running, waiting, **bounds))  # type: ignore[arg-type]
+    view = replica(running, waiting, **bounds)  # type: ignore[arg-type]
+    return form_batch(view, Workload.of(view, inf))
 
 
 def test_nothing_to_do_is_an_empty_step() -> None:
@@ -173,7 +176,7 @@ def test_a_window_lends_the_time_of_its_tokens_where_the_answer_surely_lasts() -
 
 
 def drafted(view: ReplicaView) -> dict[str, int]:
-    return dict(form_batch(replace(view, speculation=Speculation(4, 0.9))).drafts)
+    return dict(form_batch(replace(view, speculation=Speculation(4, 0.9)), Workload.of(view, inf)).drafts)
 
 
 def test_decodes_draft_as_far_as_tokens_blocks_and_time_allow() -> None:
@@ -305,7 +308,7 @@ def blocks_after(view: ReplicaView, step: Step) -> int:
 def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view)
+        step = form_batch(view, Workload.of(view, inf))
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
         assert sum((*step.tokens.values(), *step.drafts.values())) <= view.limits.batch_tokens, seed
         assert step.drafts.keys() <= step.tokens.keys(), seed
@@ -322,7 +325,7 @@ def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
 def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view)
+        step = form_batch(view, Workload.of(view, inf))
         left_out = [
             job
             for job in view.running
@@ -341,7 +344,7 @@ def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
         has_decode = any(job.decoding and not job.best_effort for job in view.running)
         fits = view.kv.free_blocks > 0 or (has_decode and len(view.running) > 1)
         if fits and any(not job.best_effort for job in view.running):
-            assert form_batch(view).tokens, seed
+            assert form_batch(view, Workload.of(view, inf)).tokens, seed
 
 
 def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:

@@ -15,17 +15,17 @@ from penstock_core.domain.slo import Judge, Targets
 from penstock_core.domain.token_window import WINDOW_TOKENS
 from penstock_core.policies.slos_serve.batch_plan import (
     LENGTHS,
+    MARGIN,
     BatchingRule,
     BatchPlan,
     InitialState,
     best_plan,
-    engine_rules,
     ordinary_batch_s,
     plan,
     rules,
 )
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rule, simulate
-from penstock_core.policies.slos_serve.overload_margin import MARGIN
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
@@ -85,7 +85,8 @@ def foreseen(
 
 
 def test_nothing_to_do_is_kept() -> None:
-    assert foreseen([], []) == BatchPlan(ORDINARY, True, True, 0.1, frozenset(), [], [])
+    told = foreseen([], [])
+    assert told._replace(rows=None) == BatchPlan(ORDINARY, None, True, True, 0.1, frozenset(), [], [])  # type: ignore[arg-type]
 
 
 def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
@@ -369,7 +370,7 @@ def holding(blocks: int, speculation: Speculation | None = None) -> ReplicaView:
 
 
 def best(view: ReplicaView, decodes: list[Job], prompts: list[Job]) -> BatchPlan:
-    return best_plan(InitialState.of(view, decodes, prompts), rules(view, [*decodes, *prompts]))
+    return best_plan(view, AdmittedSet(decodes, prompts))
 
 
 def test_an_ordinary_batch_is_four_shortest_ones_and_not_below_60_ms() -> None:
@@ -410,15 +411,9 @@ def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> Non
     assert (told.rule.longest_s, told.rule.skips) == (LENGTHS[-1] * ordinary_batch_s(OPT), False)
 
 
-def overloaded(count: int) -> ReplicaView:
-    """Beside so many rejected requests that are served best effort."""
-    rejected = [prompt(f"r{i}", 100, 1.0)._replace(best_effort=True) for i in range(count)]
-    return replace(replica(), waiting=tuple(rejected))
-
-
 def test_rules_have_a_margin_while_more_were_rejected_than_admitted() -> None:
     jobs = [TIGHT, prompt("p", 900, 3.0)]
-    margins = [{rule.margin for rule in rules(overloaded(count), jobs)} for count in (0, 2, 3)]
+    margins = [{rule.margin for rule in rules(replica(), jobs, rejected)} for rejected in (0, 2, 3)]
     assert margins == [{0.0}, {0.0}, {MARGIN}]
 
 
@@ -426,10 +421,9 @@ def test_what_was_admitted_without_the_margin_the_engine_plans_without_it() -> N
     """A long answer 0.4 s ahead, and a prompt that takes nearly all of that and is due then."""
     ahead = decode("ahead", due_in_s=0.4, output=5000)
     hurried = prompt("p", 4700, OPT.seconds(BatchWork(4701, 301, chunk_work(4700, 0))) + 0.005)
-    view = overloaded(3)
     assert best(replica(), [ahead], [hurried]).feasible
-    assert not best(view, [ahead], [hurried]).feasible
-    state = InitialState.of(view, [ahead], [hurried])
-    told = best_plan(state, engine_rules(view, [ahead, hurried]))
+    overloaded = AdmittedSet([ahead], [hurried], rejected=3)
+    assert not best_plan(replica(), overloaded).feasible
+    told = best_plan(replica(), overloaded, either_margin=True)
     assert told.feasible
     assert told.rule.margin == 0.0

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Reason
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, Infeasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.policies.slos_serve.price import FEW_REQUESTS
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 
@@ -33,7 +34,8 @@ def decodes(count: int, prompt: int = 300, output: int = 60) -> list[Job]:
 
 
 def admitted(jobs: list[Job]) -> AdmittedSet:
-    return AdmittedSet((), ()).beside(jobs)
+    prompts = sorted([job for job in jobs if not job.decoding], key=deadline_order)
+    return AdmittedSet([job for job in jobs if job.decoding], prompts)
 
 
 def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
@@ -161,9 +163,8 @@ def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet,
     """
     drafts = max(answer.plan.rule.speculation.values(), default=0)
     starts = [0] * len(together.decodes) + list(answer.plan.batches)
-    lives = [
-        [job.request.prompt_tokens + job.generated_tokens, job.output_tokens_left] for job in together.jobs
-    ]
+    jobs = [*together.decodes, *together.prompts]
+    lives = [[job.request.prompt_tokens + job.generated_tokens, job.output_tokens_left] for job in jobs]
     peak, batch = 0, 0
     while any(left > 0 for _, left in lives):
         batch += 1
@@ -182,6 +183,6 @@ def test_memory_suffices_for_whoever_fits_whatever_drafts_are_worth(seed: int) -
     promised = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
     view = replace(replica(random.randint(100, 900)), speculation=Speculation(random.choice((0, 3, 9)), 0.9))
-    answer = feasible(view, promised, new)
+    answer, together = feasible(view, promised, new), admitted([*promised.decodes, *new])
     if isinstance(answer, Feasible):
-        assert true_peak_blocks(view, answer, promised.beside(new), random) <= view.kv.total_blocks
+        assert true_peak_blocks(view, answer, together, random) <= view.kv.total_blocks

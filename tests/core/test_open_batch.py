@@ -96,7 +96,7 @@ def test_a_batch_knows_what_it_holds_and_how_long_it_takes(
 def test_decodes_added_together_are_as_if_added_one_by_one(contexts: list[int], drafts: int) -> None:
     decodes = [decode(f"d{i}", context) for i, context in enumerate(contexts)]
     together, apart = opened(*decodes), opened(*decodes)
-    together.add_decodes(decodes)
+    together.decode_all(decodes)
     assert together.draft_all([(job, drafts) for job in decodes], 1e9)
     for job in decodes:
         apart.add(job, 1)
@@ -113,7 +113,7 @@ def test_drafts_for_all_take_no_more_than_there_is_of_tokens_blocks_or_time() ->
 
     def fits(limit_s: float, free_blocks: int, batch_tokens: int) -> bool:
         batch = opened(*decodes, free_blocks=free_blocks, batch_tokens=batch_tokens)
-        batch.add_decodes(decodes)
+        batch.decode_all(decodes)
         return batch.draft_all(wanted, limit_s)
 
     limit_s = MODEL.seconds(BatchWork(8, 28, 0.0, 3))
@@ -180,18 +180,18 @@ def test_a_step_stands_until_the_blocks_of_its_tokens_may_run_out() -> None:
 
     batch = opened(*decodes)
     assert stands(batch) is None
-    batch.add_decodes(decodes)
+    batch.decode_all(decodes)
     assert stands(batch) == 3
     alone = opened(decodes[0])
-    alone.add_decodes(decodes[:1])
+    alone.decode_all(decodes[:1])
     assert stands(alone) == 1
     batch.view = replace(batch.view, speculation=Speculation(2, 0.7))
     assert stands(batch) is None
     waited_for = opened(*decodes, waiting=(prompt("w"),))
-    waited_for.add_decodes(decodes)
+    waited_for.decode_all(decodes)
     assert stands(waited_for) is None
     some = opened(*decodes)
-    some.add_decodes(decodes[:2])
+    some.decode_all(decodes[:2])
     assert stands(some) is None
     last_token = opened(prompt("a", 100, 99))
     last_token.add(prompt("a", 100, 99), 1)

@@ -12,9 +12,9 @@ from penstock_core.batch.ordered_batch import (
     run_on,
     start,
 )
-from penstock_core.batch.preemption import Victims
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.policies.slos_serve.batch_formation import Victims
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 

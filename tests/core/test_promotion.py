@@ -5,9 +5,10 @@ from dataclasses import replace
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
 from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.policies.slos_serve.promotion import to_promote, with_promoted
+from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
@@ -26,6 +27,10 @@ def replica(
 
 def promotes(view: ReplicaView) -> set[str]:
     return set(SlosServe().step(view, None)[0].promote)
+
+
+def chosen_of(view: ReplicaView) -> Job | None:
+    return to_promote(view, Workload.of(view, 30.0))
 
 
 def test_of_those_that_fit_the_cheapest_is_promoted() -> None:
@@ -56,15 +61,15 @@ def test_nobody_is_promoted_where_the_cheapest_does_not_fit() -> None:
 
 
 def test_nobody_is_promoted_who_has_no_targets_or_no_time_left_or_has_begun_to_answer() -> None:
-    assert to_promote(replica()) is None
-    assert to_promote(replica(asks("free", ttft_s=None))) is None
-    assert to_promote(replica(asks("late"), now_s=0.99)) is None
-    assert to_promote(replica(running=(advance(asks("begun"), 500, 1, 0.1),))) is None
-    assert to_promote(replica(asks("admitted", best_effort=False))) is None
+    assert chosen_of(replica()) is None
+    assert chosen_of(replica(asks("free", ttft_s=None))) is None
+    assert chosen_of(replica(asks("late"), now_s=0.99)) is None
+    assert chosen_of(replica(running=(advance(asks("begun"), 500, 1, 0.1),))) is None
+    assert chosen_of(replica(asks("admitted", best_effort=False))) is None
 
 
 def test_who_has_begun_its_prompt_can_still_be_promoted() -> None:
-    chosen = to_promote(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
+    chosen = chosen_of(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
     assert chosen is not None
     assert (chosen.computed_tokens, chosen.best_effort) == (200, False)
 
@@ -73,7 +78,7 @@ def test_nobody_is_promoted_past_what_fits() -> None:
     crowd = [asks(f"a{i}", 2500, best_effort=False) for i in range(4)]
     for count in range(5):
         view = replica(*crowd[:count], asks("b", 2500))
-        fits = isinstance(feasible(view, AdmittedSet.of(view), [asks("b", 2500)]), Feasible)
+        fits = isinstance(feasible(view, Workload.of(view, 30.0).admitted, [asks("b", 2500)]), Feasible)
         assert (promotes(view) == {"b"}) == fits
     assert promotes(replica(asks("b", 2500), blocks=100)) == set()
 
@@ -89,6 +94,6 @@ def test_the_step_says_whom_it_promotes_and_serves_it_as_admitted() -> None:
 
 def test_only_the_promoted_changes_in_the_view() -> None:
     view = replica(asks("b"), asks("c"), running=(advance(asks("r"), 500, 1, 0.1),))
-    chosen = to_promote(view)
+    chosen = chosen_of(view)
     assert chosen is not None
     assert with_promoted(view, chosen) == replace(view, waiting=(chosen, view.waiting[1]))

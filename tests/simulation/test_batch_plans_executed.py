@@ -11,7 +11,8 @@ from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Judge, Targets, judged_tpot_s
 from penstock_core.policies.slos_serve.batch_formation import form_batch
-from penstock_core.policies.slos_serve.batch_plan import InitialState, best_plan, rules
+from penstock_core.policies.slos_serve.batch_plan import best_plan
+from penstock_core.policies.slos_serve.workload import AdmittedSet, Workload
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
@@ -36,7 +37,8 @@ def is_feasible(view: ReplicaView, new: Job) -> bool:
     jobs = [job for job in (*view.running, *view.waiting) if not job.best_effort]
     decodes = [job for job in jobs if job.decoding]
     prompts = sorted([*(job for job in jobs if not job.decoding), new], key=lambda job: job.due_s)
-    plan = best_plan(InitialState.of(view, decodes, prompts), rules(view, [*decodes, *prompts]))
+    rejected = Workload.of(view, inf).admitted.rejected
+    plan = best_plan(view, AdmittedSet(decodes, prompts, rejected))
     alone_s = view.model.seconds(BatchWork(new.pending_tokens))
     return plan.feasible and view.now_s + alone_s <= new.due_s
 
@@ -71,7 +73,8 @@ class Served:
                     self.jobs[job.request.id] = job
                 elif self.refused:
                     engine.add(job._replace(best_effort=True), job.output_tokens)
-            step = form_batch(engine.view(now_s, now_s, OPT, self.speculation))
+            view = engine.view(now_s, now_s, OPT, self.speculation)
+            step = form_batch(view, Workload.of(view, inf))
             assert step.tokens or not (engine.running or engine.waiting) or come < 40
             now_s += step.duration_s or 0.01
             for name, tokens in engine.apply(step, now_s).tokens.items():

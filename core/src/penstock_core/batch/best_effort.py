@@ -46,10 +46,7 @@ def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
 
 def _add_decodes(batch: OpenBatch, decodes: Sequence[Job], jobs: Sequence[Job], limit_s: float) -> None:
     """Add a token of each decode that time and memory allow, the oldest first; of all at once if all fit."""
-    context = sum([job.computed_tokens + 1 for job in decodes])
-    room = min(batch.left_tokens, batch.free_blocks)
-    if len(decodes) <= room and batch.seconds(len(decodes), context) <= limit_s:
-        batch.add_decodes(decodes)
+    if batch.decode_all(decodes, limit_s):
         return
     for job in sorted(decodes, key=_age):
         if job.request.id not in batch.preempted:

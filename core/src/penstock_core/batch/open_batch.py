@@ -1,6 +1,7 @@
 """A batch under construction: its work, its duration so far, and the requests preempted for it."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
@@ -80,17 +81,41 @@ class OpenBatch:
         more = work._replace(tokens=work.tokens + drafts, spec_steps=max(work.spec_steps, drafts))
         return self.view.model.seconds(more)
 
-    def add_decodes(self, jobs: Sequence[Job]) -> None:
-        """Add one token of each job. The caller ensures that tokens and blocks suffice for all."""
-        self.tokens.update(dict.fromkeys([job.request.id for job in jobs], 1))
-        size = self.view.kv.block_tokens
+    def decode_all(self, jobs: Sequence[Job], limit_s: float = inf) -> bool:
+        """Add one token of each job if all fit. Returns whether they do."""
+        tokens, context, attention, spec_steps = self.work
         computed = [job.computed_tokens for job in jobs]
+        work = BatchWork(tokens + len(jobs), context + sum(computed) + len(jobs), attention, spec_steps)
+        if len(jobs) > self.free_blocks or work.tokens > self.view.limits.batch_tokens:
+            return False
+        if limit_s < inf and self.view.model.seconds(work) > limit_s:
+            return False
+        size = self.view.kv.block_tokens
+        self.tokens.update(dict.fromkeys([job.request.id for job in jobs], 1))
         self.free_blocks -= sum([tokens % size == 0 for tokens in computed])
-        context = sum(computed) + len(jobs)
-        work = self.work
-        self.work = work._replace(
-            tokens=work.tokens + len(jobs), context_tokens=work.context_tokens + context
-        )
+        self.work = work
+        return True
+
+    def add_prompt(self, job: Job, limit_s: float, victims: Iterable[Job]) -> float | None:
+        """Add the largest chunk of an admitted prompt. Returns how long the batch may be with it.
+
+        None: neither a token of it nor of any other prompt is in time. If it ends in this batch and is due
+        before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks for
+        all of it.
+        """
+        pending, done = job.pending_tokens, job.computed_tokens
+        in_time_s = min(limit_s, job.due_s - self.view.now_s)
+        if self.seconds(pending, 0, chunk_work(pending, done)) <= in_time_s:
+            limit_s = in_time_s
+        chunk = self.largest_chunk(job, limit_s)
+        if chunk == 0:
+            return None
+        blocks = self.blocks_wanted(job, chunk if done else pending)
+        if not self.make_room(blocks, 0 if done else 1, victims):
+            chunk = min(chunk, self.room_tokens(job)) if done else 0
+        if chunk > 0:
+            self.add(job, chunk)
+        return limit_s
 
     def blocks_wanted(self, job: Job, tokens: int) -> int:
         """Return the blocks that the job needs beyond those it holds to compute this many more tokens."""

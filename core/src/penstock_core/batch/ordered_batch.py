@@ -57,7 +57,7 @@ def add_all_decodes(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
     most_blocks = 1 + drafts // batch.view.kv.block_tokens
     if (1 + drafts) * len(decodes) > batch.left_tokens or most_blocks * len(decodes) > batch.free_blocks:
         return False
-    batch.add_decodes(decodes)
+    batch.decode_all(decodes)
     if drafts:
         for job in decodes:
             batch.draft(job, drafts)

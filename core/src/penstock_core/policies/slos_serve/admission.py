@@ -6,54 +6,38 @@ as often as it takes; then those left out are tried beside it, the cheapest firs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
 from penstock_core.policies.slos_serve.choose import propose
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, Infeasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.policies.slos_serve.price import work_left
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 
 MOST_TRIED = 4
 """Candidates tried by plans of their own, of those that the program left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was decided. plan: of everything admitted, with `jobs`; None where no candidate is."""
-
-    jobs: Sequence[Job] = ()
-    plan: Feasible | None = None
-    refused: dict[RequestId, Infeasible] = field(default_factory=dict)
-
-    def verdict(self, job: Job, now_s: float) -> Verdict:
-        """Return the verdict on a candidate."""
-        refused = self.refused.get(job.request.id)
-        if refused is not None:
-            return Rejected(refused.reason, refused.earliest_s)
-        assert self.plan is not None, "what is not refused is admitted"
-        ttft_s = min(self.plan.first_token_s[job.request.id], job.due_s) - now_s
-        return Admitted(ttft_s, min(self.plan.step_s, job.pace_s or self.plan.step_s))
-
-
-def choose_feasible(view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job]) -> Choice:
-    """Return the candidates (by deadline, none best effort) to admit beside the admitted requests."""
+def decide(view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, Verdict]:
+    """Return the verdicts on candidates (by deadline, none best effort) beside the admitted requests."""
+    if not candidates:
+        return {}
     everyone = feasible(view, admitted, candidates)
     if isinstance(everyone, Feasible):
-        return Choice(candidates, everyone)
+        return _admitted(view, candidates, everyone)
     if len(candidates) == 1:
-        return Choice(refused={candidates[0].request.id: everyone})
-    chosen, plan = _confirmed(view, admitted, propose(view, admitted.jobs, candidates))
-    refused: dict[RequestId, Infeasible] = {}
+        return {candidates[0].request.id: _rejected(everyone)}
+    chosen, plan = _confirmed(view, admitted, propose(view, admitted, candidates))
+    verdicts: dict[RequestId, Verdict] = {}
     left_out = [job for job in candidates if job not in chosen]
     for tried, job in enumerate(sorted(left_out, key=work_left)):
         answer = feasible(view, admitted, [*chosen, job]) if tried < MOST_TRIED else everyone
         if isinstance(answer, Feasible):
             chosen, plan = [*chosen, job], answer
         else:
-            refused[job.request.id] = answer
-    return Choice(chosen, plan, refused)
+            verdicts[job.request.id] = _rejected(answer)
+    return verdicts | _admitted(view, chosen, plan) if plan else verdicts
 
 
 def _confirmed(
@@ -66,3 +50,18 @@ def _confirmed(
             return proposed, answer
         proposed = sorted(sorted(proposed, key=work_left)[: len(proposed) // 2], key=deadline_order)
     return [], None
+
+
+def _admitted(view: ReplicaView, chosen: Sequence[Job], plan: Feasible) -> dict[RequestId, Verdict]:
+    """The verdicts on candidates of this plan."""
+    return {
+        job.request.id: Admitted(
+            min(plan.first_token_s[job.request.id], job.due_s) - view.now_s,
+            min(plan.step_s, job.pace_s or plan.step_s),
+        )
+        for job in chosen
+    }
+
+
+def _rejected(answer: Infeasible) -> Rejected:
+    return Rejected(answer.reason, answer.earliest_s)

@@ -7,55 +7,71 @@ that finishes in it and is due before its end shortens it to that deadline.
 Best effort may lengthen a batch only as far as memory is free: where it is scarce, decodes that take longer
 keep their blocks longer, and that costs admission.
 
-Where blocks or slots run out, other requests are preempted (`preemption`), best effort first. An admitted
-request is preempted only for one that runs already and is due earlier. That takes a wrong prediction, since
-admission has counted everybody's blocks.
+Where blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
+first. For a request that already runs, admitted ones with later deadlines follow, the latest deadline first.
+That takes a wrong prediction, since admission has counted everybody's blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import inf
 
 from penstock_core.batch.best_effort import fill_surplus
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.preemption import Victims
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
-from penstock_core.policies.slos_serve.batch_plan import BatchPlan, InitialState, best_plan, engine_rules
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet
+from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.speculation import SpeculationLengths, speculation_lengths
-from penstock_core.timing.time_model import chunk_work
+from penstock_core.policies.slos_serve.workload import Workload
 
 SCARCE = 0.5
 """Share of the KV cache, held by admitted requests, from which best effort only runs where they do not."""
 
 
-def form_batch(view: ReplicaView, protected: Job | None = None, plan: BatchPlan | None = None) -> Step:
+class Victims:
+    """The jobs of one step that may be preempted; each is offered once (`OpenBatch.make_room`)."""
+
+    def __init__(self, best_effort: Sequence[Job], admitted: Sequence[Job]) -> None:
+        """Take the best-effort jobs in the order they were started."""
+        self._best_effort = [job for job in best_effort if job.computed_tokens]
+        self._all_admitted = admitted
+
+    @cached_property
+    def _admitted(self) -> list[Job]:
+        """Admitted jobs by deadline, sorted on first use."""
+        return sorted([job for job in self._all_admitted if job.computed_tokens], key=deadline_order)
+
+    def of(self, job: Job) -> Iterator[Job]:
+        """Yield jobs to preempt for this one.
+
+        A running job is itself admitted, so `_admitted` is never empty.
+        """
+        while self._best_effort:
+            yield self._best_effort.pop()
+        while job.computed_tokens and deadline_order(self._admitted[-1]) > deadline_order(job):
+            yield self._admitted.pop()
+
+
+def form_batch(view: ReplicaView, workload: Workload, plan: BatchPlan | None = None) -> Step:
     """Return the largest batch that makes no token of an admitted request late.
 
-    protected: a best-effort request that counts as admitted. plan: of all these, where one is known.
+    plan: of the admitted requests, where it is known: with the protected one among them.
     """
-    admitted, surplus = AdmittedSet.of(view, protected), _surplus(view, protected)
+    admitted, surplus = workload.admitted, workload.best_effort
     if not admitted.prompts and not surplus:
-        alone = _decodes_alone(view, admitted.decodes, all_admitted=protected is None)
+        alone = _decodes_alone(view, admitted.decodes, all_admitted=plan is None)
         if alone is not None:
             return alone
-    if plan is None:
-        state = InitialState.of(view, admitted.decodes, admitted.prompts)
-        plan = best_plan(state, engine_rules(view, admitted.jobs))
-    batch, victims = OpenBatch(view), Victims(surplus, admitted.jobs)
+    plan = plan or best_plan(view, admitted, either_margin=True)
+    batch, victims = OpenBatch(view), Victims(surplus, [*admitted.decodes, *admitted.prompts])
     decodes = [job for place, job in enumerate(admitted.decodes) if place not in plan.skipped]
     _decode(batch, decodes, victims)
     _draft(batch, decodes, plan.rule.speculation, plan.limit_s)
     limit_s = _prefill(batch, admitted.prompts, victims, plan.limit_s)
-    fill_surplus(batch, surplus, _surplus_limit_s(batch, limit_s))
+    if surplus:
+        fill_surplus(batch, surplus, _surplus_limit_s(batch, limit_s))
     return batch.step()
-
-
-def _surplus(view: ReplicaView, protected: Job | None) -> list[Job]:
-    """Best-effort requests, those that run in front."""
-    name = None if protected is None else protected.request.id
-    return [job for job in (*view.running, *view.waiting) if job.best_effort and job.request.id != name]
 
 
 def _decodes_alone(view: ReplicaView, decodes: Sequence[Job], *, all_admitted: bool) -> Step | None:
@@ -64,9 +80,8 @@ def _decodes_alone(view: ReplicaView, decodes: Sequence[Job], *, all_admitted: b
     all_admitted: none of them is best effort, whose turn comes and goes with time.
     """
     batch = OpenBatch(view)
-    if not _all_fit(batch, decodes):
+    if not batch.decode_all(decodes):
         return None
-    batch.add_decodes(decodes)
     speculation = speculation_lengths(view.speculation, view.model, decodes)
     if speculation:
         _draft(batch, decodes, speculation, inf)
@@ -106,14 +121,9 @@ def _draft(batch: OpenBatch, decodes: Sequence[Job], speculation: SpeculationLen
             batch.draft(job, drafts)
 
 
-def _all_fit(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
-    return len(decodes) <= min(batch.left_tokens, batch.free_blocks)
-
-
 def _decode(batch: OpenBatch, decodes: Sequence[Job], victims: Victims) -> None:
     """One token for each decode that has room, the most urgent first."""
-    if _all_fit(batch, decodes):
-        batch.add_decodes(decodes)
+    if batch.decode_all(decodes):
         return
     for job in sorted(decodes, key=deadline_order):
         if job.request.id in batch.preempted or not batch.left_tokens:
@@ -127,17 +137,8 @@ def _prefill(batch: OpenBatch, prompts: Sequence[Job], victims: Victims, limit_s
     for job in prompts:
         if job.request.id in batch.preempted:
             continue
-        due_in_s = job.due_s - batch.view.now_s
-        whole_s = batch.seconds(job.pending_tokens, 0, chunk_work(job.pending_tokens, job.computed_tokens))
-        if whole_s <= due_in_s:
-            limit_s = min(limit_s, due_in_s) if whole_s <= limit_s else limit_s
-        chunk = batch.largest_chunk(job, limit_s)
-        if chunk == 0:
+        shortened_s = batch.add_prompt(job, limit_s, victims.of(job))
+        if shortened_s is None:
             break
-        starts = job.computed_tokens == 0
-        blocks = batch.blocks_wanted(job, job.pending_tokens if starts else chunk)
-        if batch.make_room(blocks, int(starts), victims.of(job)):
-            batch.add(job, chunk)
-        elif not starts and batch.room_tokens(job) > 0:
-            batch.add(job, min(chunk, batch.room_tokens(job)))
+        limit_s = shortened_s
     return limit_s

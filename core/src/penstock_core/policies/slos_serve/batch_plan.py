@@ -44,12 +44,12 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, transposed
 from penstock_core.domain.slo import NO_ANCHOR
 from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
-from penstock_core.policies.slos_serve.overload_margin import MARGIN, overload_margin
 from penstock_core.policies.slos_serve.speculation import (
     NO_SPECULATION,
     SpeculationLengths,
     speculation_lengths,
 )
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.batch_length import ORDINARY_BATCH_S
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
@@ -59,6 +59,15 @@ SHORTEST_BATCHES = 4.0
 LENGTHS = (1.0, 4.0)
 """Batches tried, as multiples of that: longer ones waste less where ordinary ones would be late. Without them
 Summarizer attains 1.5 points less near capacity (`bench/results/ablations.md`)."""
+
+MARGIN = 0.2
+"""Safety margin of a batch beside an answer with a hundred windows or more to go.
+
+Such a batch lasts at most the slack that the answer leaves / (1 + margin): the end of every window is a
+chance to be late by one slow iteration, and a long answer meets many. Near capacity a margin costs more
+requests than it saves, so there is one only while a replica serves more rejected requests as best effort than
+admitted ones. At three times the capacity of Reasoning 98.3 % of admitted requests keep their SLO without it
+and 99.5 % with it (ADR 0014, `bench/results/ablations.md`)."""
 
 NO_TARGET_S = 1e9
 """The TPOT target of requests that have none, or one that by now not even a batch of one token meets."""
@@ -70,7 +79,7 @@ class BatchingRule(NamedTuple):
     longest_s: of a batch with prefill in it, unless its decodes allow more (`longest_batch_s`).
     speculation: draft tokens of decodes, by tier.
     skips: decodes that are in time without it may be left out of a batch, for the prefill in it.
-    margin: of batches beside long answers (`overload_margin`).
+    margin: of batches beside long answers (`MARGIN`).
     """
 
     longest_s: float
@@ -82,6 +91,7 @@ class BatchingRule(NamedTuple):
 class BatchPlan(NamedTuple):
     """What a simulation of the future found.
 
+    rows: the requests at its beginning.
     in_time: whether every deadline is met that still can be.
     sustainable: whether decodes then meet their TPOT targets.
     limit_s: longest that the first batch may be. skipped: places of decodes that it leaves out.
@@ -89,6 +99,7 @@ class BatchPlan(NamedTuple):
     """
 
     rule: BatchingRule
+    rows: Rows
     in_time: bool
     sustainable: bool
     limit_s: float
@@ -128,21 +139,36 @@ def ordinary_batch_s(model: TimeModel) -> float:
     return max(ORDINARY_BATCH_S, SHORTEST_BATCHES * model.seconds(BatchWork(1)))
 
 
-def rules(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
-    """Return the rules that admission tries: ordinary batches, longer ones, and some without all decodes."""
+def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:
+    """Return the first feasible plan by these rules; where none is, the last one in which no decode waits.
+
+    either_margin: the engine may plan with the other margin than admission: the load may have changed since.
+    """
+    jobs = [*admitted.decodes, *admitted.prompts]
+    state, tried = (
+        InitialState.of(view, admitted.decodes, admitted.prompts),
+        rules(view, jobs, admitted.rejected),
+    )
+    if either_margin:
+        tried += [rule._replace(margin=MARGIN - rule.margin) for rule in tried]
+    for rule in tried:
+        found = plan(state, rule)
+        if found.in_time and found.sustainable:
+            return found
+        if not rule.skips:
+            last = found
+    return last
+
+
+def rules(view: ReplicaView, jobs: Sequence[Job], rejected: int = 0) -> list[BatchingRule]:
+    """Return the rules that are tried: ordinary batches, longer ones, and some without all decodes."""
     fastest = speculation_lengths(view.speculation, view.model, jobs)
-    ordinary_s, margin = ordinary_batch_s(view.model), overload_margin(view, len(jobs))
+    ordinary_s, margin = ordinary_batch_s(view.model), MARGIN if rejected > len(jobs) else 0.0
     lengths = [BatchingRule(ordinary_s * factor, margin=margin) for factor in LENGTHS]
     if _may_wait(view, jobs):
         lengths.append(BatchingRule(ordinary_s, skips=True, margin=margin))
     speculations = (fastest, NO_SPECULATION) if fastest else (NO_SPECULATION,)
     return [rule._replace(speculation=speculation) for rule in lengths for speculation in speculations]
-
-
-def engine_rules(view: ReplicaView, jobs: Sequence[Job]) -> list[BatchingRule]:
-    """Return those that the engine tries: the margin may have changed since requests were admitted."""
-    tried = rules(view, jobs)
-    return [*tried, *[rule._replace(margin=MARGIN - rule.margin) for rule in tried]]
 
 
 def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
@@ -160,17 +186,6 @@ def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
     return sum(peaks) <= view.kv.total_blocks
 
 
-def best_plan(state: InitialState, tried: Sequence[BatchingRule]) -> BatchPlan:
-    """Return the first feasible plan by these rules; where none is, the last one in which no decode waits."""
-    for rule in tried:
-        found = plan(state, rule)
-        if found.feasible:
-            return found
-        if not rule.skips:
-            last = found
-    return last
-
-
 def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     """Simulate batches from this state by this rule."""
     drafts = np.array([rule.speculation.get(tier, 0) for tier in state.tiers], np.float64)
@@ -180,7 +195,7 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     )
     skipped = frozenset(np.flatnonzero(rows.decoding > chosen).tolist() if rule.skips else ())
     first_s, after = first_token_s.tolist(), batches.tolist()
-    return BatchPlan(rule, bool(in_time), bool(sustainable), limit_s, skipped, first_s, after)
+    return BatchPlan(rule, rows, bool(in_time), bool(sustainable), limit_s, skipped, first_s, after)
 
 
 def _engine(model: TimeModel, batch_tokens: int) -> Engine:

@@ -32,6 +32,7 @@ from penstock_core.forecast.job_columns import columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import prefill_rate
 from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import BatchWork, chunk_work
 
 EXACT_CANDIDATES = 10
@@ -102,10 +103,15 @@ class Sets(NamedTuple):
         return Sets._make([np.concatenate(both) for both in zip(self, more, strict=True)])
 
 
-def propose(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[Job]) -> list[Job]:
-    """Return the candidates (by deadline) worth most together beside the admitted requests, as a fluid."""
-    among = candidates[:MOST_CANDIDATES]
-    return [among[i] for i in best_set(program_of(view, admitted, among))]
+def propose(
+    view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job], chosen: Sequence[Job] = ()
+) -> list[Job]:
+    """Return the candidates (by deadline) worth most together, beside those admitted and those chosen.
+
+    A fluid: a plan has to confirm it.
+    """
+    among, forced = candidates[:MOST_CANDIDATES], [*admitted.decodes, *admitted.prompts, *chosen]
+    return [among[i] for i in best_set(program_of(view, forced, among))]
 
 
 def best_set(program: Program) -> list[int]:

@@ -1,8 +1,6 @@
 """Whether candidates fit beside the admitted requests: a feasible plan, KV blocks, slots and the price."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import inf, isfinite
 from typing import NamedTuple
 
@@ -13,44 +11,10 @@ from penstock_core.domain.replica_view import KvCache, ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
 from penstock_core.forecast.kv_forecast import forecast
-from penstock_core.policies.slos_serve import price
-from penstock_core.policies.slos_serve.batch_plan import BatchPlan, InitialState, best_plan, rules
+from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
+from penstock_core.policies.slos_serve.price import Promised, too_dear
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import BatchWork, chunk_work
-
-
-@dataclass(frozen=True)
-class AdmittedSet:
-    """Requests whose SLO must be met. prompts: by deadline."""
-
-    decodes: tuple[Job, ...]
-    prompts: tuple[Job, ...]
-
-    @staticmethod
-    def of(view: ReplicaView, protected: Job | None = None) -> "AdmittedSet":
-        """Return the admitted requests of a replica, and the best-effort one that has waited too long."""
-        admitted = [job for job in (*view.running, *view.waiting) if not job.best_effort]
-        return AdmittedSet((), ()).beside([*admitted, *([] if protected is None else [protected])])
-
-    def beside(self, jobs: Sequence[Job]) -> "AdmittedSet":
-        """Return the set with these requests."""
-        decodes = tuple([job for job in jobs if job.decoding])
-        prompts = [*self.prompts, *[job for job in jobs if not job.decoding]]
-        return AdmittedSet(self.decodes + decodes, tuple(sorted(prompts, key=deadline_order)))
-
-    @cached_property
-    def jobs(self) -> tuple[Job, ...]:
-        """All of them."""
-        return self.decodes + self.prompts
-
-    @cached_property
-    def usual_memory(self) -> float:
-        """Their memory cost, on average."""
-        return price.usual(self.jobs, price.memory)
-
-    @cached_property
-    def usual_work(self) -> float:
-        """Their work, on average."""
-        return price.usual(self.jobs, price.work)
 
 
 class Feasible(NamedTuple):
@@ -73,29 +37,34 @@ class Infeasible(NamedTuple):
 
 
 def feasible(view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job]) -> Feasible | Infeasible:
-    """Return whether these candidates (none best effort) fit beside the admitted requests."""
-    together = admitted.beside(new)
+    """Return whether these candidates (prompts, none best effort) fit beside the admitted requests."""
+    prompts = sorted([*admitted.prompts, *new], key=deadline_order)
+    together = AdmittedSet(admitted.decodes, prompts, admitted.rejected)
     step_s = _step_s(view, together)
-    if len(together.jobs) > view.limits.running:
+    if len(together.decodes) + len(prompts) > view.limits.running:
         return Infeasible(Reason.DECODE_BUDGET, _until_ends_s(together, step_s))
-    state = InitialState.of(view, together.decodes, together.prompts)
-    if any(state.start_s + _alone_s(view, job) > job.due_s for job in new):
+    start_s = max(view.now_s, view.busy_until_s)
+    if any([start_s + _alone_s(view, job) > job.due_s for job in new]):
         return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
-    found = best_plan(state, rules(view, together.jobs))
-    if not found.sustainable:
+    plan = best_plan(view, together)
+    if not plan.sustainable:
         return Infeasible(Reason.DECODE_BUDGET, _until_ends_s(together, step_s))
-    if not found.in_time:
+    if not plan.in_time:
         return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
-    peak, first_token_s = _Peak.of(view.kv, state, found), _first_tokens_s(together, found)
-    promised = [(job, peak.share) for job in new]
-    if peak.share > 1.0 or not price.affordable(
-        admitted.usual_memory, price.memory, price.MEMORY_STEEPNESS, promised
-    ):
+    peak = _Peak.of(view.kv, plan)
+    if peak.share > 1.0:
         return Infeasible(Reason.KV_MEMORY, peak.over_in_steps * step_s)
-    spent = [(job, (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s)) for job in new]
-    if not price.affordable(admitted.usual_work, price.work, price.TIME_STEEPNESS, spent):
-        return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
-    return Feasible(found, first_token_s, step_s)
+    first_token_s = {job.request.id: at_s for job, at_s in zip(prompts, plan.first_token_s, strict=True)}
+    promised = [
+        Promised(job, peak.share, (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s))
+        for job in new
+    ]
+    resource = too_dear(admitted.usual, promised) if new else None
+    if resource is Reason.KV_MEMORY:
+        return Infeasible(resource, peak.over_in_steps * step_s)
+    if resource is Reason.PREFILL_BUDGET:
+        return Infeasible(resource, _until_computed_s(view, together, new, step_s))
+    return Feasible(plan, first_token_s, step_s)
 
 
 def possible_when_idle(job: Job, view: ReplicaView) -> bool:
@@ -124,20 +93,17 @@ class _Peak(NamedTuple):
     over_in_steps: int
 
     @staticmethod
-    def of(kv: KvCache, state: InitialState, found: BatchPlan) -> "_Peak":
-        rows, drafts = state.rows, max(found.rule.speculation.values(), default=0)
+    def of(kv: KvCache, plan: BatchPlan) -> "_Peak":
+        rows, drafts = plan.rows, max(plan.rule.speculation.values(), default=0)
         left = rows.left.astype(np.int64)
         delay: Ints = np.zeros(len(left), np.int64)
-        delay[len(left) - len(found.batches) :] = found.batches
+        delay[len(left) - len(plan.batches) :] = plan.batches
         delay *= 1 + drafts
         future = forecast(rows.context.astype(np.int64) + drafts, left, kv.block_tokens, delay)
-        crowded = np.flatnonzero(future.usage > kv.total_blocks)
+        usage = future.blocks.sum(axis=0)
+        crowded = np.flatnonzero(usage > kv.total_blocks)
         last = int(future.ends[crowded[-1]]) if len(crowded) else 0
-        return _Peak(future.peak_blocks / kv.total_blocks, last + 1)
-
-
-def _first_tokens_s(together: AdmittedSet, found: BatchPlan) -> dict[RequestId, float]:
-    return {job.request.id: at_s for job, at_s in zip(together.prompts, found.first_token_s, strict=True)}
+        return _Peak(int(usage.max()) / kv.total_blocks, last + 1)
 
 
 def _alone_s(view: ReplicaView, job: Job) -> float:
@@ -145,14 +111,14 @@ def _alone_s(view: ReplicaView, job: Job) -> float:
 
 
 def _step_s(view: ReplicaView, together: AdmittedSet) -> float:
-    jobs = together.jobs
+    jobs = [*together.decodes, *together.prompts]
     context = sum([job.request.prompt_tokens + job.generated_tokens for job in jobs])
     return view.model.seconds(BatchWork(max(len(jobs), 1), context))
 
 
 def _until_ends_s(together: AdmittedSet, step_s: float) -> float:
     """From now until one of them has ended."""
-    return min([job.output_tokens_left for job in together.jobs], default=1) * step_s
+    return min([job.output_tokens_left for job in (*together.decodes, *together.prompts)], default=1) * step_s
 
 
 def _until_computed_s(view: ReplicaView, together: AdmittedSet, new: Sequence[Job], step_s: float) -> float:

@@ -35,7 +35,7 @@ MOST_BATCHES = 256
 """A plan that needs more is infeasible: no first token can wait so long."""
 
 LONG_ANSWER_TOKENS = 100.0 * WINDOW_TOKENS
-"""Still to come of an answer that is long (`overload_margin`)."""
+"""Still to come of an answer that is long (`batch_plan.MARGIN`)."""
 
 MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
 """Batches in a row without a token of any prompt, after which there will never be one."""

@@ -9,8 +9,10 @@ share)` times that before.
 
 from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf
+from typing import NamedTuple
 
 from penstock_core.domain.request import Job
+from penstock_core.domain.verdict import Reason
 
 MEMORY_STEEPNESS, TIME_STEEPNESS = 9.0, 4.0
 """Without the prices attainment falls by up to 2 points near capacity and 4.5 at three times that
@@ -22,11 +24,38 @@ FEW_REQUESTS = 4
 Cost = Callable[[Job], float]
 
 
-def usual(admitted: Sequence[Job], cost: Cost) -> float:
-    """Return what admitted requests cost on average; infinite where there are too few to tell."""
+class UsualCosts(NamedTuple):
+    """What admitted requests cost on average; infinite where there are too few to tell."""
+
+    memory: float
+    work: float
+
+
+class Promised(NamedTuple):
+    """Shares of the resources that are promised with a candidate: of the KV cache, and of its time."""
+
+    job: Job
+    memory: float
+    time: float
+
+
+def usual_costs(admitted: Sequence[Job]) -> UsualCosts:
+    """Return what these requests cost on average."""
     if len(admitted) < FEW_REQUESTS:
-        return inf
-    return sum([cost(job) for job in admitted]) / len(admitted)
+        return UsualCosts(inf, inf)
+    memory_cost, work_cost = (sum([cost(job) for job in admitted]) for cost in (memory, work))
+    return UsualCosts(memory_cost / len(admitted), work_cost / len(admitted))
+
+
+def too_dear(usual: UsualCosts, promised: Sequence[Promised]) -> Reason | None:
+    """Return the resource of which a candidate costs too much, if there is one."""
+    spent = [(share.job, share.memory) for share in promised]
+    if not affordable(usual.memory, memory, MEMORY_STEEPNESS, spent):
+        return Reason.KV_MEMORY
+    spent = [(share.job, share.time) for share in promised]
+    if not affordable(usual.work, work, TIME_STEEPNESS, spent):
+        return Reason.PREFILL_BUDGET
+    return None
 
 
 def affordable(usual_cost: float, cost: Cost, steepness: float, spent: Iterable[tuple[Job, float]]) -> bool:

@@ -16,19 +16,20 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order, promoted
 from penstock_core.domain.slo import NO_DEADLINE_S
 from penstock_core.policies.slos_serve.choose import propose
-from penstock_core.policies.slos_serve.feasibility import AdmittedSet, Feasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
+from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.time_model import BatchWork
 
 
-def to_promote(view: ReplicaView) -> Job | None:
+def to_promote(view: ReplicaView, workload: Workload) -> Job | None:
     """Return the best-effort request to promote now, as it will be admitted, if there is one."""
-    candidates, admitted = _candidates(view), AdmittedSet.of(view)
+    candidates, admitted = _candidates(view, workload.best_effort), workload.admitted
     cheapest = min(candidates, key=_cost, default=None)
     if cheapest is None or not isinstance(feasible(view, admitted, [cheapest]), Feasible):
         return None
     others = [job for job in candidates if job is not cheapest]
-    with_it = propose(view, [*admitted.jobs, cheapest], others) if others else []
-    without = propose(view, admitted.jobs, others) if others else []
+    with_it = propose(view, admitted, others, chosen=[cheapest]) if others else []
+    without = propose(view, admitted, others) if others else []
     if _worth(without) <= _worth([cheapest, *with_it]):
         return cheapest
     best = min(without, key=_cost)
@@ -44,10 +45,9 @@ def with_promoted(view: ReplicaView, job: Job) -> ReplicaView:
     return replace(view, running=running, waiting=waiting)
 
 
-def _candidates(view: ReplicaView) -> list[Job]:
+def _candidates(view: ReplicaView, best_effort: Sequence[Job]) -> list[Job]:
     """Best-effort requests that may still meet their SLO, as they would be admitted, by deadline."""
-    hopeful = [job for job in (*view.running, *view.waiting) if job.best_effort and _hopeful(view, job)]
-    return sorted([promoted(job) for job in hopeful], key=deadline_order)
+    return sorted([promoted(job) for job in best_effort if _hopeful(view, job)], key=deadline_order)
 
 
 def _hopeful(view: ReplicaView, job: Job) -> bool:

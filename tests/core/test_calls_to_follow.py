@@ -1,0 +1,107 @@
+"""How far a reader of slos-serve goes to follow one admission and one step through the calls.
+
+A *stop* is a function of core that is entered; a *return* is the way back from a function to its caller in
+another file. Each is counted once for each function, and for each pair of caller and callee, however often
+they run: a reader follows a loop once. The vocabulary is not followed: properties of requests and views
+(`domain/`) and durations of batches (`timing/`) say by their names what they return. A compiled loop is one
+stop.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import penstock_core
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.policies.slos_serve.policy import SlosServe
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+
+CORE = str(Path(penstock_core.__file__).parent)
+VOCABULARY = ("domain", "timing")
+DOZEN = 12
+
+Function = tuple[str, str]
+"""File, relative to core, and name."""
+
+
+def function_of(frame: FrameType) -> Function | None:
+    """None where it is not core's, or none that a reader goes to: a comprehension."""
+    code = frame.f_code
+    if not code.co_filename.startswith(CORE) or code.co_name.startswith("<"):
+        return None
+    file = code.co_filename.removeprefix(CORE + "/")
+    return None if file.startswith(VOCABULARY) else (file, code.co_qualname)
+
+
+def caller_of(frame: FrameType) -> Function | None:
+    """The function of core from which a frame was reached."""
+    back = frame.f_back
+    while back is not None and function_of(back) is None:
+        back = back.f_back
+    return None if back is None else function_of(back)
+
+
+class Calls:
+    """Calls between functions of core."""
+
+    def __init__(self) -> None:
+        self.stops: set[Function] = set()
+        self.pairs: set[tuple[Function, Function]] = set()
+
+    @property
+    def returns(self) -> set[tuple[Function, Function]]:
+        return {(caller, callee) for caller, callee in self.pairs if caller[0] != callee[0]}
+
+    def see(self, frame: FrameType, event: str, _: Any) -> None:
+        entered = function_of(frame) if event == "call" else None
+        if entered is not None:
+            self.stops.add(entered)
+            if (caller := caller_of(frame)) is not None:
+                self.pairs.add((caller, entered))
+
+
+@contextmanager
+def followed() -> Iterator[Calls]:
+    calls, before = Calls(), sys.getprofile()
+    sys.setprofile(calls.see)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+def asks(name: str, ttft_s: float = 1.0) -> Job:
+    return new_job(Request(name, "tier", 10.0, 700, 4096, Targets(ttft_s, 0.1)), 50, best_effort=False)
+
+
+def replica() -> ReplicaView:
+    """Decodes and queued prompts, an engine with a drafter."""
+    running = tuple([advance(asks(f"d{i}"), 700, 1, 10.0) for i in range(20)])
+    waiting = (asks("w0"), asks("w1", 2.0))
+    kv, model = KvCache(5000, 4000, 16), time_model("llama-3-8b-a100")
+    return ReplicaView(10.0, 10.0, running, waiting, kv, Limits(), model, Speculation(4, 0.8))
+
+
+def calls_of(act: Callable[[ReplicaView], object]) -> Calls:
+    act(replica())  # what is compiled or cached at first use is no part of it
+    with followed() as calls:
+        act(replica())
+    return calls
+
+
+def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
+    calls = calls_of(lambda view: SlosServe().admit(view, [asks("new")]))
+    assert len(calls.returns) < DOZEN, sorted(calls.returns)
+    assert len(calls.stops) <= 35, sorted(calls.stops)
+
+
+def test_a_step_is_followed_with_fewer_than_a_dozen_returns() -> None:
+    calls = calls_of(lambda view: SlosServe().step(view, None))
+    assert len(calls.returns) < DOZEN, sorted(calls.returns)
+    assert len(calls.stops) <= 35, sorted(calls.stops)
