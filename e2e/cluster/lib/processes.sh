@@ -1,9 +1,10 @@
 # Processes in the background, by name: logs in $D/log/NAME, pids in $D/pid/NAME.
 #
 # A process is its pid and its start time, so that a pid which the kernel has given to somebody else since is
-# never signalled. A zombie counts as ended.
+# never signalled. A zombie counts as ended once its last thread has: a killed process whose first thread is a zombie
+# already holds its ports until the others are gone, tens of milliseconds later (field 18 counts them).
 
-born() { sed -n 's/.*) //; /^Z/d; p' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+born() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" || $18 > 1 { print $20 }'; }
 
 # start NAME COMMAND...
 start() {
