@@ -12,7 +12,8 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.verdict import Admitted
 from penstock_proto import replica_pb2 as wire
-from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
+from penstock_sidecar.engine.client import Answer, EngineClient
+from penstock_sidecar.engine.connection import EngineGone, Receive
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -52,13 +53,13 @@ class Engine:
         self.sent.append((endpoint, orjson.loads(body), request_id))
         said = next(self._answers)
 
-        async def pieces() -> AsyncIterator[bytes]:
+        async def each(receive: Receive) -> None:
             for piece in said.pieces:
                 if isinstance(piece, Exception):
                     raise piece
-                yield piece
+                receive(piece)
 
-        yield Answer(said.status, said.streamed, pieces())
+        yield Answer(said.status, said.streamed, each)
 
     @property
     def bodies(self) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import Answer, EngineClient, Probe
+from penstock_sidecar.engine.connection import Receive
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
@@ -37,12 +38,12 @@ class Engine:
     async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[Answer]:
         self.asked += 1
 
-        async def pieces() -> AsyncIterator[bytes]:
-            yield TOKEN
+        async def each(receive: Receive) -> None:
+            receive(TOKEN)
             await self.may_end.wait()
-            yield DONE
+            receive(DONE)
 
-        yield Answer(200, True, pieces())
+        yield Answer(200, True, each)
 
 
 class Rest(Learned):

@@ -16,7 +16,8 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import Answer, EngineClient, EngineGone
+from penstock_sidecar.engine.client import Answer, EngineClient
+from penstock_sidecar.engine.connection import EngineGone, Receive
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
@@ -211,14 +212,14 @@ class ScriptedClient:
     ) -> AsyncIterator[Answer]:
         pieces = self.answers[request_id] = asyncio.Queue()
 
-        async def stream() -> AsyncIterator[bytes]:
+        async def each(receive: Receive) -> None:
             while (piece := await pieces.get()) is not None:
                 if not piece:
                     raise EngineGone(ConnectionResetError())
-                yield piece
+                receive(piece)
 
         try:
-            yield Answer(200, True, cast(Any, stream()))
+            yield Answer(200, True, each)
         finally:
             self.closed.add(request_id)
 

@@ -150,7 +150,16 @@ def _seconds(text: str) -> float:
 
 
 def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_url(text):
         raise argparse.ArgumentTypeError(f"'{text}' is no URL, like http://127.0.0.1:8000")
     return text.rstrip("/")
+
+
+def _is_url(text: str) -> bool:
+    """Return whether this is a URL that fits into a request's head. One with a password would be logged."""
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:  # no port
+        return False
+    return bool(known and parts.hostname and parts.username is None and text.isascii() and text.isprintable())

@@ -3,19 +3,21 @@
 Every way in which an engine can be missing becomes `EngineGone`; an error status is an answer like any other.
 """
 
+import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
 import orjson
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine_key import VARIABLE, bearer
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine.connection import EngineConnection, EngineGone, Receive
+from penstock_sidecar.engine.connections import EngineConnections
 from penstock_sidecar.engine.metrics import MOST_BYTES, EngineLoad, load_of
 
 PATHS: dict[wire.Endpoint.ValueType, str] = {
@@ -23,21 +25,13 @@ PATHS: dict[wire.Endpoint.ValueType, str] = {
     wire.ENDPOINT_COMPLETIONS: "/v1/completions",
 }
 
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = b"text/event-stream"
 
-
-HEADERS = {"accept-encoding": "identity", "user-agent": "penstock-sidecar"}
+HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "penstock-sidecar"}
 """Headers of every request. Answers are passed on untouched, so they must not be compressed."""
 
-UNANSWERED = (aiohttp.ClientError, TimeoutError)
+UNANSWERED = (EngineGone, TimeoutError)
 """What a probe raises without a whole answer in time."""
-
-
-class EngineGone(Exception):
-    """No connection to the engine, or it broke."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
 
 
 class AnswerTooLong(Exception):
@@ -46,18 +40,28 @@ class AnswerTooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The engine's response, its body still to come."""
+    """The engine's response, its body still to come.
+
+    each: passes each piece of the body to a function as it comes, and returns at its end.
+    """
 
     status: int
     streamed: bool
-    body: AsyncIterator[bytes]
+    each: Callable[[Receive], Awaitable[None]]
 
     async def whole(self, most_bytes: int) -> bytes:
         """Return the whole body. Raises AnswerTooLong."""
-        body = await _within(most_bytes, self.body)
-        if body is None:
-            raise AnswerTooLong(f"the engine's answer is over the bound of {most_bytes} bytes")
-        return body
+        parts, size = list[bytes](), 0
+
+        def receive(data: bytes) -> None:
+            nonlocal size
+            size += len(data)
+            if size > most_bytes:
+                raise AnswerTooLong(f"the engine's answer is over the bound of {most_bytes} bytes")
+            parts.append(data)
+
+        await self.each(receive)
+        return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +92,11 @@ class EngineClient:
     takes_stream_options = True
 
     def __init__(self, url: str, bounds: Bounds, served: str = "", api_key: str = "") -> None:
-        self._served, self._url = served, url.rstrip("/")
-        self._urls = {endpoint: self._url + path for endpoint, path in PATHS.items()}
-        headers = {**HEADERS, **bearer(api_key)}
-        self._answers = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=bounds.requests, keepalive_timeout=bounds.idle_connection_s),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=bounds.connect_s),
-            headers={**headers, "content-type": "application/json"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
-        self._probes = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),  # a connection may be to an engine that is gone
-            timeout=aiohttp.ClientTimeout(total=bounds.probe_timeout_s),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._served, self._bounds = served, bounds
+        self._connections = EngineConnections(url, bounds.connect_s, bounds.idle_connection_s)
+        headers = {"host": self._connections.authority, **HEADERS, **bearer(api_key)}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._heads = {endpoint: self._head("POST", path) for endpoint, path in PATHS.items()}
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,46 +104,62 @@ class EngineClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._answers.close()
-        await self._probes.close()
+        self._connections.close()
 
     @contextlib.asynccontextmanager
     async def answer(
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AsyncIterator[Answer]:
         """Send a body. The answer is closed with the block. Raises EngineGone, from within the block too."""
-        url, headers = self._urls[endpoint], {"x-request-id": request_id}
+        own = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}"
+        connection = await self._connections.take()
         try:
-            async with self._answers.post(url, data=body, headers=headers, allow_redirects=False) as response:
-                streamed = response.headers.get("content-type", "").startswith(EVENT_STREAM)
-                yield Answer(response.status, streamed, response.content.iter_any())
-        except aiohttp.ClientError as error:
-            raise EngineGone(error) from error
+            yield await _asked(connection, self._heads[endpoint] + own.encode() + b"\r\n\r\n", body)
+        finally:
+            self._connections.give_back(connection)
 
     async def load(self) -> EngineLoad | None:
         """Return the engine's load by its own metrics; None where it does not tell."""
         try:
-            async with self._page("/metrics") as response:
-                page = await _within(MOST_BYTES, response.content.iter_any())
+            async with asyncio.timeout(self._bounds.probe_timeout_s):
+                status, page = await self._page("/metrics")
         except UNANSWERED:
             return None
-        return load_of(page) if response.status == 200 and page is not None else None
+        return load_of(page) if status == 200 and page is not None else None
 
     async def probe(self) -> Probe:
         """Ask the engine for its health and its model."""
         try:
-            async with self._page("/health") as health:
-                if health.status != 200:
-                    return Probe(ready=False, cause=f"/health answers {health.status}")
-            async with self._page("/v1/models") as models:
-                return self._judged(models.status, await _within(MOST_BYTES, models.content.iter_any()))
+            async with asyncio.timeout(self._bounds.probe_timeout_s):
+                status, _ = await self._page("/health")
+            if status != 200:
+                return Probe(ready=False, cause=f"/health answers {status}")
+            async with asyncio.timeout(self._bounds.probe_timeout_s):
+                return self._judged(*await self._page("/v1/models"))
         except UNANSWERED as error:
-            refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
-            return Probe(ready=False, refused=refused, late=not refused, cause=str(EngineGone(error)))
+            cause = error.__cause__
+            refused = isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED
+            said = str(error) if isinstance(error, EngineGone) else str(EngineGone(error))
+            return Probe(ready=False, refused=refused, late=not refused, cause=said)
 
-    def _page(self, path: str) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return one of the engine's own pages. A redirect is not followed: it leads to somebody else's."""
-        return self._probes.get(self._url + path, allow_redirects=False)
+    async def _page(self, path: str) -> tuple[int, bytes | None]:
+        """Return the status and the body of one of the engine's own pages; None for a body over the bound.
+
+        Each has a connection of its own: one that was kept may be to an engine that is gone. A redirect is
+        not followed: it leads to somebody else's.
+        """
+        connection = await self._connections.open()
+        try:
+            answer = await _asked(connection, self._head("GET", path) + b"connection: close\r\n\r\n", b"")
+            return answer.status, await answer.whole(MOST_BYTES)
+        except AnswerTooLong:
+            return connection.status, None
+        finally:
+            connection.close()
+
+    def _head(self, method: str, path: str) -> bytes:
+        """Return the part of a head that all requests of a path share."""
+        return f"{method} {self._connections.path}{path} HTTP/1.1\r\n{self._headers}".encode("latin-1")
 
     def _judged(self, status: int, models: bytes | None) -> Probe:
         """Return the probe's result by the engine's list of models; None is one over the bound."""
@@ -166,15 +175,10 @@ class EngineClient:
         return Probe(ready=True, max_model_len=_max_model_len(cards))
 
 
-async def _within(most_bytes: int, body: AsyncIterator[bytes]) -> bytes | None:
-    """Return a whole body; None where it is longer."""
-    parts, size = [], 0
-    async for data in body:
-        parts.append(data)
-        size += len(data)
-        if size > most_bytes:
-            return None
-    return b"".join(parts)
+async def _asked(connection: EngineConnection, head: bytes, body: bytes) -> Answer:
+    """Send a request, and return its answer once its head has come. Raises EngineGone."""
+    await connection.ask(head, body)
+    return Answer(connection.status, connection.content_type.startswith(EVENT_STREAM), connection.each)
 
 
 def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:

@@ -1,7 +1,7 @@
 """Accepted requests on their way to the engine, and its answers on their way back.
 
 Each request has a task of its own. What the engine sends is counted, put into the session's outbox and noted
-in the mirror, in this order, within one turn of the event loop.
+in the mirror, in this order, within the turn of the event loop that reads it: the task is not woken for it.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
 
-from penstock_sidecar.engine.client import Answer, AnswerTooLong, EngineClient, EngineGone
+from penstock_sidecar.engine.client import Answer, AnswerTooLong, EngineClient
+from penstock_sidecar.engine.connection import EngineGone
 from penstock_sidecar.engine.sse import DONE, TokenCount, Usage, usage_of_body
 from penstock_sidecar.engine.usage_strip import UsageStrip
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -130,7 +131,9 @@ class Forwarder:
         self, request: ReplicaRequest, answer: Answer, strip: UsageStrip | None
     ) -> Usage | None:
         count, thinks = TokenCount(), True
-        async for data in answer.body:
+
+        def receive(data: bytes) -> None:
+            nonlocal thinks
             tokens = count.feed(data)
             passed = data if strip is None else strip.feed(data)
             if passed or tokens:
@@ -138,6 +141,8 @@ class Forwarder:
             if thinks and count.thinking_tokens:
                 thinks = False
                 self._mirror.thinking_over(request.key, count.thinking_tokens, request.last_s)
+
+        await answer.each(receive)
         if strip is not None and (rest := strip.end()):
             self._pass_on(request, rest, 0)
         if not count.done:

@@ -1,0 +1,191 @@
+"""One HTTP/1.1 connection to an engine: an asyncio protocol around httptools' parser, with bounds.
+
+    ask ─▶ transport ─▶ engine ─▶ transport ─▶ httptools ─▶ receive, once per read
+
+A connection carries one exchange at a time. What a read brings of an answer is passed on in the turn of the
+event loop that reads it: no task is woken for it, and nothing is copied unless a read brings several chunks.
+An engine is not trusted: bytes that no answer's body accounts for are bounded, and an answer that cannot be
+parsed, breaks off, or comes unasked ends the connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+HEAD_BYTES = 64 << 10
+"""Longest head of an answer; also the longest framing (chunk sizes, trailers) between parts of a body."""
+
+Receive = Callable[[bytes], None]
+
+
+class EngineGone(Exception):
+    """No connection to the engine, or it broke."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+
+
+class Malformed(Exception):
+    """The engine sends what no answer may hold."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection. on_lost: called when it is closed, by either side.
+
+    status, content_type: of the answer, once `ask` has returned.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, on_lost: Callable[["EngineConnection"], None]) -> None:
+        self._on_lost = on_lost
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None  # of `ask`, then of `each`
+        self._receive: Receive | None = None
+        self._pieces: list[bytes] = []  # of the body, that have not been passed on
+        self._unaccounted_bytes = 0  # read since the last piece of a body
+        self._head_complete = self._complete = False
+        self._framed = self._keep_alive = False
+        self._error: EngineGone | None = None
+        self.status, self.content_type = 0, b""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow: the last one is whole on both sides."""
+        return (
+            self._complete
+            and self._keep_alive
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    async def ask(self, head: bytes, body: bytes) -> None:
+        """Send a request, and wait for the head of its answer. Raises EngineGone."""
+        self._head_complete = self._complete = self._framed = False
+        self._unaccounted_bytes, self._error, self._receive = 0, None, None
+        self.status, self.content_type = 0, b""
+        self._pieces.clear()
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self.transport.is_closing():
+            self._break_off(ConnectionError("the engine closed it before a request"))
+        else:
+            self.transport.writelines((head, body))
+        await self._waiter
+
+    async def each(self, receive: Receive) -> None:
+        """Pass each piece of the body to `receive` as it comes, until the answer is whole.
+
+        Raises EngineGone, and what `receive` raises.
+        """
+        self._receive = receive
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._pass_on()
+        if self._complete or self._error is not None:
+            self._settle(self._error)
+        await self._waiter
+
+    def close(self) -> None:
+        """Close it now. An engine takes that for the end of interest in its answer."""
+        self.transport.abort()
+
+    # The transport's events
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and pass on what is of the body."""
+        if self.transport.is_closing():
+            return
+        self._unaccounted_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._unaccounted_bytes > HEAD_BYTES:
+                raise Malformed(f"more than {HEAD_BYTES} bytes without a part of a body")
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, Malformed) as error:
+            self._break_off(error)
+            self.transport.abort()
+        self._pass_on()
+        if self._complete:
+            self._settle(None)
+
+    def eof_received(self) -> None:
+        """End an answer whose length is told by the end of the connection."""
+        if self._head_complete and not self._framed and not self._complete:
+            self._complete, self._keep_alive = True, False
+            self._settle(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Break off an answer that is not whole."""
+        self._break_off(exc or ConnectionError("the engine closed it before its answer was whole"))
+        self._on_lost(self)
+        del self._parser  # it refers to this object, and cycles wait for a full garbage collection
+
+    # The parser's events
+
+    def on_message_begin(self) -> None:
+        """Refuse what no request has asked for."""
+        if self._complete or self._waiter is None:
+            raise Malformed("an answer has come unasked")
+        self._framed, self.content_type = False, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take the headers that matter. Trailers do not."""
+        if self._head_complete:
+            return
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        """End the head, unless it is of an interim answer (1xx)."""
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status, self._head_complete = status, True
+            self._settle(None)
+
+    def on_body(self, piece: bytes) -> None:
+        """Take a piece of the body."""
+        self._unaccounted_bytes = 0
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """End the answer."""
+        if self._head_complete:
+            self._complete, self._keep_alive = True, self._parser.should_keep_alive()
+
+    def _pass_on(self) -> None:
+        """Pass on what has come of the body, unless nobody waits for it any more."""
+        pieces, waiter = self._pieces, self._waiter
+        if not pieces or self._receive is None or waiter is None or waiter.done():
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        try:
+            self._receive(data)
+        except Exception as error:
+            self._settle(error)
+            self.transport.abort()
+
+    def _break_off(self, cause: Exception) -> None:
+        """End the exchange, unless it is whole."""
+        if self._complete or self._error is not None:
+            return
+        self._error = EngineGone(cause)
+        self._error.__cause__ = cause
+        self._settle(self._error)
+
+    def _settle(self, error: Exception | None) -> None:
+        """Wake who waits, once."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -1,0 +1,92 @@
+"""Connections to one engine, kept for the next request after an answer is whole.
+
+How many there are is bounded by the requests that the sidecar holds: each has one at most, and one that is
+not used for `idle_s` is closed.
+"""
+
+import asyncio
+import socket
+import ssl
+from urllib.parse import quote, urlsplit
+
+from penstock_sidecar.engine.connection import EngineConnection, EngineGone
+
+PORTS = {"http": 80, "https": 443}
+
+
+class EngineConnections:
+    """Connections to the engine at `url`.
+
+    connect_s: timeout for a new one, with its name's resolution and its TLS handshake.
+    idle_s: an unused one is closed after it.
+    """
+
+    def __init__(self, url: str, connect_s: float, idle_s: float) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._connect_s, self._idle_s = connect_s, idle_s
+        self._idle: dict[EngineConnection, asyncio.TimerHandle] = {}
+        self._closed = False
+        self.authority, self.path = parts.netloc, quote(parts.path.rstrip("/"), safe="/%")
+
+    @property
+    def idle(self) -> int:
+        """How many are kept for later."""
+        return len(self._idle)
+
+    async def take(self) -> EngineConnection:
+        """Return the connection that was used last, or a new one. Raises EngineGone."""
+        while self._idle:
+            connection, timer = self._idle.popitem()
+            timer.cancel()
+            if connection.reusable:
+                return connection
+        return await self.open()
+
+    async def open(self) -> EngineConnection:
+        """Return a new connection. Raises EngineGone."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                return await self._open()
+        except (OSError, UnicodeError) as error:  # a name that is none is a UnicodeError
+            raise EngineGone(error) from error
+
+    def give_back(self, connection: EngineConnection) -> None:
+        """Keep a connection for later where another exchange may follow; else close it."""
+        if self._closed or not connection.reusable:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._idle[connection] = loop.call_later(self._idle_s, connection.close)
+
+    def close(self) -> None:
+        """Close those that are idle, and keep none any more."""
+        self._closed = True
+        while self._idle:
+            connection, timer = self._idle.popitem()
+            timer.cancel()
+            connection.close()
+
+    async def _open(self) -> EngineConnection:
+        """Connect to the first of the host's addresses that takes connections."""
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        failed: OSError = ConnectionError(f"{self._host} has no address")
+        for *_, address in await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: EngineConnection(self._forget),
+                    *address[:2],
+                    ssl=self._tls,
+                    server_hostname=name,
+                )
+                return connection
+            except OSError as error:
+                failed = error
+        raise failed
+
+    def _forget(self, connection: EngineConnection) -> None:
+        timer = self._idle.pop(connection, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,331 @@
+"""A connection to an engine that is slow, wrong or hostile; what is kept of connections, and for how long."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from penstock_sidecar.engine import connection as engine_connection
+from penstock_sidecar.engine.connection import EngineConnection, EngineGone
+from penstock_sidecar.engine.connections import EngineConnections
+
+from tests.runtime.test_tls import Identity
+from tests.sidecar.conftest import until
+
+ASKED = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
+WHOLE = OK + b"content-length: 2\r\n\r\nhi"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def engine(script: Script, idle_s: float = 60.0) -> AsyncIterator[EngineConnections]:
+    """Connections to an engine that does this on each of them, until the test is over."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await script(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    connections = EngineConnections(
+        f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_s=60.0, idle_s=idle_s
+    )
+    yield connections
+    connections.close()
+    server.close()
+
+
+def says(*parts: bytes, then_closes: bool = True) -> Script:
+    """An engine that answers one request with these parts, each in a segment of its own."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if not then_closes:
+            await reader.read(1)
+
+    return script
+
+
+async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer every request of the connection."""
+    while await reader.readuntil(b"\r\n\r\n"):
+        writer.write(WHOLE)
+
+
+async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineConnection]:
+    """Status and body of one answer, and the connection that it came by, given back."""
+    connection = await connections.take()
+    parts: list[bytes] = []
+    try:
+        await connection.ask(ASKED, b"")
+        await connection.each(parts.append)
+        return connection.status, b"".join(parts), connection
+    finally:
+        connections.give_back(connection)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "body"),
+    [
+        ([WHOLE], 200, b"hi"),
+        ([bytes([byte]) for byte in WHOLE], 200, b"hi"),
+        ([CHUNKED, b"2;hint=1\r\nhi\r\n1\r\n!\r\n", b"0\r\ntrailer: 1\r\n\r\n"], 200, b"hi!"),
+        ([OK + b"\r\n", b"until ", b"its end"], 200, b"until its end"),
+        ([b"HTTP/1.0 200 OK\r\n\r\nold"], 200, b"old"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", WHOLE], 200, b"hi"),
+        ([b"HTTP/1.1 103 Early Hints\r\ncontent-length: 9\r\n\r\n" + WHOLE], 200, b"hi"),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], 204, b""),
+        ([WHOLE + b"and more that no one has asked for"], 200, b"hi"),
+        ([WHOLE + WHOLE], 200, b"hi"),
+    ],
+    ids=["whole", "bytes", "chunks", "to the end", "1.0", "100", "103", "no body", "noise", "two answers"],
+)
+async def test_an_answer_is_read_however_it_comes(said: list[bytes], status: int, body: bytes) -> None:
+    async with engine(says(*said)) as connections:
+        assert (await exchanged(connections))[:2] == (status, body)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ([], "ConnectionError: the engine closed"),
+        ([OK], "ConnectionError: the engine closed"),
+        ([OK + b"content-length: 9\r\n\r\nhi"], "ConnectionError: the engine closed"),
+        ([CHUNKED + b"5\r\nhel"], "ConnectionError: the engine closed"),
+        ([CHUNKED + b"5\r\nhello\r\n"], "ConnectionError: the engine closed"),
+        ([CHUNKED + b"xyz\r\n"], "HttpParser"),
+        ([CHUNKED + b"-1\r\n"], "HttpParser"),
+        ([CHUNKED + b"fffffffffffffffffff\r\n"], "HttpParser"),
+        ([b"SSH-2.0-OpenSSH_9.6\r\n"], "HttpParser"),
+        ([OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\nhi"], "HttpParser"),
+        ([b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"], "HttpParser"),
+    ],
+    ids=[
+        "nothing",
+        "half a head",
+        "half a body",
+        "half a chunk",
+        "no last chunk",
+        "no chunk",
+        "a negative one",
+        "a huge one",
+        "no HTTP",
+        "two lengths",
+        "another protocol",
+    ],
+)
+async def test_an_answer_that_is_not_whole_or_not_http_is_an_engine_that_is_gone(
+    said: list[bytes], cause: str
+) -> None:
+    async with engine(says(*said)) as connections:
+        with pytest.raises(EngineGone, match=cause):
+            await exchanged(connections)
+        assert connections.idle == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OK + b"a: " + b"x" * 1000,
+        OK + b"a: b\r\n" * 200,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 50,
+        CHUNKED + b"0\r\n" + b"trailer: 1\r\n" * 100,
+        CHUNKED + b"1;" + b"x" * 1000,
+    ],
+    ids=["a long header", "many headers", "interim answers", "trailers", "a chunk's extension"],
+)
+async def test_what_is_no_part_of_a_body_has_a_bound(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "HEAD_BYTES", 500)
+    async with engine(says(said, then_closes=False)) as connections:
+        with pytest.raises(EngineGone, match="more than 500 bytes without a part of a body"):
+            await exchanged(connections)
+
+
+async def test_each_read_is_passed_on_before_the_answer_is_whole() -> None:
+    went_on = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"1\r\na\r\n1\r\nb\r\n")
+        await went_on.wait()
+        writer.write(b"1\r\nc\r\n0\r\n\r\n")
+
+    async with engine(script) as connections:
+        connection = await connections.take()
+        await connection.ask(ASKED, b"")
+        seen: list[bytes] = []
+        reading = asyncio.ensure_future(connection.each(seen.append))
+        await until(lambda: b"".join(seen) == b"ab")
+        assert not reading.done()
+        went_on.set()
+        await reading
+        assert b"".join(seen) == b"abc"
+        connection.close()
+
+
+async def test_what_the_receiver_raises_ends_the_exchange_with_it() -> None:
+    def raises(data: bytes) -> None:
+        raise RuntimeError(data.decode())
+
+    async with engine(says(CHUNKED, b"2\r\nhi\r\n", then_closes=False)) as connections:
+        connection = await connections.take()
+        await connection.ask(ASKED, b"")
+        with pytest.raises(RuntimeError, match="hi"):
+            await connection.each(raises)
+        assert not connection.reusable
+
+
+async def test_after_a_cancel_nothing_more_is_passed_on_and_the_engine_is_told() -> None:
+    went = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"1\r\na\r\n")
+        try:
+            await reader.read(1)
+        finally:
+            went.set()
+
+    async with engine(script) as connections:
+        seen: list[bytes] = []
+        connection = await connections.take()
+        await connection.ask(ASKED, b"")
+        reading = asyncio.ensure_future(connection.each(seen.append))
+        await until(lambda: seen == [b"a"])
+        reading.cancel()
+        connection.data_received(b"1\r\nb\r\n")  # read in the turn in which it was cancelled
+        connections.give_back(connection)
+        await went.wait()
+        assert (seen, connections.idle) == ([b"a"], 0)
+
+
+async def test_a_connection_is_kept_after_a_whole_answer_and_the_latest_is_used_first() -> None:
+    async with engine(answers) as connections:
+        first, second = await connections.take(), await connections.take()
+        for connection in (first, second):
+            await connection.ask(ASKED, b"")
+            await connection.each(lambda _: None)
+            connections.give_back(connection)
+        assert connections.idle == 2
+        assert (await exchanged(connections))[2] is second
+        used = [(await exchanged(connections))[2] for _ in range(3)]
+        assert all(one is other for one, other in pairwise(used))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OK + b"content-length: 2\r\nconnection: close\r\n\r\nhi",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        WHOLE + b"more",
+    ],
+)
+async def test_a_connection_that_cannot_be_used_again_is_closed(said: bytes) -> None:
+    async with engine(says(said, then_closes=False)) as connections:
+        assert (await exchanged(connections))[1] == b"hi"
+        assert connections.idle == 0
+
+
+async def test_a_kept_connection_is_closed_by_either_side_or_by_bytes_that_come_unasked() -> None:
+    speaks = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(WHOLE)
+        await speaks.wait()
+        writer.write(WHOLE)
+        await reader.read(1)
+
+    async with engine(script) as connections:
+        await exchanged(connections)
+        assert connections.idle == 1
+        speaks.set()
+        await until(lambda: connections.idle == 0)
+    async with engine(says(WHOLE)) as connections:  # the engine closes
+        await exchanged(connections)
+        await until(lambda: connections.idle == 0)
+    async with engine(answers, idle_s=0.01) as connections:  # nobody uses it
+        await exchanged(connections)
+        await until(lambda: connections.idle == 0)
+
+
+async def test_a_connection_that_closes_before_it_is_used_is_an_engine_that_is_gone() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Close."""
+
+    async with engine(script) as connections:
+        connection = await connections.open()
+        await until(connection.transport.is_closing)
+        with pytest.raises(EngineGone, match="the engine closed it before a request"):
+            await connection.ask(ASKED, b"")
+
+
+async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` may be `::1` first, where an engine listens on 127.0.0.1 only."""
+    async with engine(answers) as connections:
+        there = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", connections._port))
+        nowhere = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+
+        async def resolved(*_: object, **__: object) -> Sequence[object]:
+            return addresses
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        addresses = [nowhere, there]
+        assert (await exchanged(connections))[1] == b"hi"
+        addresses = [nowhere, nowhere]
+        with pytest.raises(EngineGone, match="ConnectionRefusedError"):
+            await connections.open()
+        addresses = []
+        with pytest.raises(EngineGone, match="has no address"):
+            await connections.open()
+
+
+async def test_an_engine_that_does_not_take_connections_in_time_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = EngineConnections("https://engine/v", connect_s=0.01, idle_s=1.0)
+    assert (connections.authority, connections.path) == ("engine", "/v")
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    with pytest.raises(EngineGone, match="TimeoutError"):
+        await connections.open()
+
+
+async def test_an_engine_under_tls_has_to_show_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+    identity = Identity(tmp_path)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await answers(reader, writer)
+        writer.close()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(identity.cert, identity.key)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connections = EngineConnections(url, connect_s=60.0, idle_s=60.0)
+    with pytest.raises(EngineGone, match="SSLCertVerificationError"):
+        await connections.open()
+    assert connections._tls is not None
+    connections._tls.check_hostname, connections._tls.verify_mode = False, ssl.CERT_NONE
+    assert (await exchanged(connections))[:2] == (200, b"hi")
+    assert connections.idle == 1
+    connections.close()
+    server.close()
