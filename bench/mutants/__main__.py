@@ -36,6 +36,7 @@ TESTS = {
     "profiler": ("tests/profiler",),
     "simulator": ("tests/simulator",),
     "router": ("tests/router",),
+    "routing": ("tests/router",),
     "replica-sidecar": ("tests/sidecar",),
     "operator": ("tests/operator",),
     "cli": ("tests/cli",),

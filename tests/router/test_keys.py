@@ -1,6 +1,7 @@
 """API keys that change while a router serves: in files, and in a cluster's Secrets."""
 
 import asyncio
+import contextlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from scripted.house import House, house, pool_with
 from scripted.replica import ScriptedReplica
 from structlog.testing import capture_logs
+from virtual_time import now_s, run
 
 APPLICATIONS = [
     {"name": "ide", "tier": "coder", "keys": {"file": "ide.txt"}},
@@ -151,6 +153,30 @@ async def test_reading_goes_on_until_it_is_cancelled(files: Path) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
+
+
+class Empty:
+    """A source that notes when it is read."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s, self.read_s = every_s, list[float]()
+
+    async def read(self) -> Mapping[str, str | Unreadable]:
+        self.read_s.append(now_s())
+        return {}
+
+
+@pytest.mark.parametrize("every_s", [1.0, 2.0])
+def test_a_source_is_read_at_once_and_then_as_often_as_it_says(every_s: float) -> None:
+    source = Empty(every_s)
+
+    async def program() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.5 * every_s):
+                await refresh_of(keys_of(), source)[0].run()
+
+    run(program())
+    assert source.read_s == [0.0, every_s, 2 * every_s]
 
 
 class Cluster:

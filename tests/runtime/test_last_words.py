@@ -59,6 +59,7 @@ def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str)
             "usage: api_server.py [-h]\napi_server.py: error: argument --port: invalid int value: 'x'\n",
             "api_server.py: error: argument --port: invalid int value: 'x'",
         ),
+        (BAD_LENGTH.splitlines()[0], BAD_LENGTH.splitlines()[0]),
         ("starting\nspec.routing.backup: wrong\n\n", "spec.routing.backup: wrong"),
         ("", ""),
     ],

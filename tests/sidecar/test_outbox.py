@@ -187,3 +187,11 @@ async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() 
     frame = await taking
     assert frame is not None
     assert [event.id for event in frame.events] == [1, 2, 3]
+
+
+async def test_a_closed_box_still_sends_the_snapshot_that_was_due_then() -> None:
+    desk = await opened()
+    desk.box.tell_within(60)
+    desk.box.close()
+    assert (await desk.frame()).HasField("snapshot")
+    assert await desk.box.frame() is None

@@ -8,9 +8,11 @@ import orjson
 import pytest
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Request, new_job
 from penstock_core.policies import build
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 
 from tests.sidecar.conftest import DONE, SEATS, TOKEN, Engine, Exchange, Rig, Router, until
 
@@ -190,6 +192,25 @@ async def test_what_the_engine_says_of_others_takes_slots(engine: Engine, rig: R
     await rig.gate.refresh_load(rig.client.load)
     view = rig.mirror.view(0.0, rig.learned.model)
     assert (view.limits.running, view.kv.total_blocks) == (2, 1000)
+
+
+async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: Engine, rig: Rig) -> None:
+    assert rig.metric("engine_seats") == SEATS
+    engine.metrics_page = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 3.0\n"
+    assert rig.gate is not None
+    for _ in range(2):
+        await rig.gate.refresh_load(rig.client.load)
+    assert rig.metric("engine_seats") == 1
+
+
+async def test_an_engine_is_measured_by_the_tokens_that_pass_the_gate(rig: Rig) -> None:
+    assert rig.gate is not None and isinstance(rig.mirror, HoldingMirror)
+    rig.mirror.accept(new_job(Request("a", "chat", 0.0, 100, 5000), 4000, False), 0.0)
+    rig.mirror.let_in("a", 0.0)
+    for now_s in range(1, 7):
+        rig.mirror.passed("a", 1, float(now_s))
+        rig.gate.passed("a", 1, float(now_s))
+    assert rig.metric("time_model_error_ratio_count") == 1
 
 
 async def test_merged_tokens_are_counted_by_usage_which_the_client_does_not_see(

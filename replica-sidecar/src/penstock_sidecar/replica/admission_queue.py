@@ -43,7 +43,6 @@ class AdmissionQueue:
     def _turn(self) -> None:
         until_s = self._clock_s() + self._bounds.deciding_s
         try:
-            self._group()
             while self._waiting and self._clock_s() < until_s:
                 self._group()
         finally:

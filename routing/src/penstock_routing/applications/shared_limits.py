@@ -122,10 +122,9 @@ class SharedLimits:
         self._due.set()
 
     def _undo(self, application: str, answer: Answer | None) -> None:
-        if answer is None:
-            self.ended(application, None, 0)
-        elif isinstance(answer.verdict, Ticket):
-            self.ended(application, answer.verdict, 0)
+        verdict = None if answer is None else answer.verdict
+        if not isinstance(verdict, Refused):
+            self.ended(application, verdict, 0)
 
     async def run(self) -> None:
         """Keep it up until cancelled."""
