@@ -37,6 +37,7 @@ TESTS = {
     "simulator": ("tests/simulator",),
     "router": ("tests/router",),
     "routing": ("tests/router",),
+    "picker": ("tests/picker",),
     "replica-sidecar": ("tests/sidecar",),
     "operator": ("tests/operator",),
     "cli": ("tests/cli",),

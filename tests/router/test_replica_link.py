@@ -19,7 +19,7 @@ from penstock_core.routing import outlier_detection
 from penstock_core.routing.progress import longest_silence_s
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.replicas import replica_link
+from penstock_routing.replicas import replica_link, wire_conversion
 from penstock_routing.replicas.replica_link import (
     CONNECT_S,
     DESCRIBE_AGAIN_S,
@@ -630,3 +630,48 @@ class LinkMachine(RuleBasedStateMachine):
 
 TestLinkMachine = LinkMachine.TestCase
 TestLinkMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+async def test_an_event_that_cannot_be_handled_ends_its_request_alone_and_takes_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(event: wire.Event) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(wire_conversion, "accepted", broken)
+    async with linked() as (link, replica):
+        one, other = ask(link), ask(link)
+        await turns()
+        with capture_logs() as logs:
+            replica.sessions[0].bring(event(one.id, admitted=wire.Admitted()))
+            await turns()
+        assert (one.end, other.end) == (wire_conversion.INTERNAL, None)
+        assert replica.sessions[0].taken_back == [one.id]
+        assert [entry["event"] for entry in logs] == ["event not handled"]
+
+
+async def test_an_answer_that_outgrows_its_bound_is_taken_back() -> None:
+    async with linked() as (link, replica):
+        one, other = ask(link, bound_bytes=3), ask(link)
+        await turns()
+        piece = event(one.id, output=wire.Output(data=b"two", tokens=1))
+        replica.sessions[0].bring(piece)
+        await turns()
+        assert replica.sessions[0].taken_back == []
+        replica.sessions[0].bring(piece)
+        await turns()
+        assert replica.sessions[0].taken_back == [one.id]
+        assert other.end is None
+
+
+async def test_a_malformed_description_is_counted_each_time_and_logged_once_until_another(
+    still: None,
+) -> None:
+    async with linked() as (link, replica):
+        with capture_logs() as logs:
+            for page in ("[", "[", "{}", "["):
+                replica.description = wire.DescribeReply(replica="r0", time_model_json=page)
+                await skip(DESCRIBE_AGAIN_S)
+        assert link.malformed == 4
+        said = [entry["why"] for entry in logs if entry["event"] == "malformed message"]
+        assert len(said) == 3 and said[0] == said[2] != said[1]

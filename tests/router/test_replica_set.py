@@ -15,7 +15,7 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
-from penstock_routing.replicas.upstream_request import UpstreamRequest
+from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
@@ -96,7 +96,7 @@ async def test_a_request_for_a_replica_without_a_session_is_lost_at_once() -> No
     request = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
     upstream = link.submit(Attempt(request, 1, False), None, lambda: None)
     assert link.state is LinkState.CONNECTING
-    assert upstream.end is not None
+    assert upstream.end == Lost("r0", "no connection", reached=False)
 
 
 def test_waits_grow_to_a_cap_and_begin_anew() -> None:

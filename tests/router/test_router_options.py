@@ -1,11 +1,13 @@
 """The router's flags: what fits together, and what is said where it does not."""
 
+import re
 from pathlib import Path
 
+import httpx2
 import pytest
 from penstock_router.options import Options, parse
 from penstock_routing.applications.key_sources import SecretName
-from penstock_routing.connections.api_server import Access, AccessError
+from penstock_routing.connections.api_server import ANSWER_S, Access, AccessError
 from penstock_routing.connections.replica_channel import Tls
 from penstock_routing.discovery.endpoints import Service
 from penstock_routing.flags import REDIS_URL, Certificate
@@ -103,6 +105,31 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, config: str | 
         Access(file).check()
     assert str(refused.value).startswith(f"{file}: ")
     assert words in str(refused.value)
+
+
+KUBECONFIG = """
+clusters: [{{name: c, cluster: {{server: "http://10.0.0.1:6443"}}}}]
+users: [{{name: u, user: {user}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+
+
+def test_the_api_server_and_whose_token_it_gets_are_the_kubeconfigs(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(KUBECONFIG.format(user="{token: hush}"))
+    client = Access(file).client()
+    assert client.base_url == "http://10.0.0.1:6443"
+    assert client.auth is not None
+    assert client.timeout == httpx2.Timeout(ANSWER_S, read=None)
+
+
+def test_a_kubeconfig_whose_certificate_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    user = "{client-certificate: none.pem, client-key: none.pem}"
+    file.write_text(KUBECONFIG.replace("http:", "https:").format(user=user))
+    with pytest.raises(AccessError, match=f"^{re.escape(str(file))}: .*No such file"):
+        Access(file).check()
 
 
 def test_outside_of_a_cluster_there_is_no_account(tmp_path: Path) -> None:

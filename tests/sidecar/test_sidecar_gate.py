@@ -13,6 +13,7 @@ from penstock_core.policies import build
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
+from structlog.testing import capture_logs
 
 from tests.sidecar.conftest import DONE, SEATS, TOKEN, Engine, Exchange, Rig, Router, until
 
@@ -137,14 +138,17 @@ async def test_a_policy_that_fails_leaves_the_order_of_arrival(
     engine: Engine, rig: Rig, router: Router, policy: LastFirst
 ) -> None:
     policy.broken = True
-    first, _ = await fills_slots(engine, router)
-    await router.submit(3)
-    await router.submit(4)
-    await until(lambda: rig.metric("held") == 2)
-    await ends(first)
-    await begins(engine, 3)
+    with capture_logs() as logs:
+        first, _ = await fills_slots(engine, router)
+        await router.submit(3)
+        await router.submit(4)
+        await until(lambda: rig.metric("held") == 2)
+        await ends(first)
+        await begins(engine, 3)
     assert ids(engine) == ["r1", "r2", "r3"]
-    assert rig.metric("release_failures_total") > 0
+    assert rig.metric("release_failures_total") > 1
+    failures = [entry for entry in logs if "release decision failed" in entry["event"]]
+    assert len(failures) == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])

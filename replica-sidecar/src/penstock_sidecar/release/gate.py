@@ -91,7 +91,6 @@ class ReleaseGate:
         before = self._mirror.count
         self._mirror.engine_load(await load(), before, self._mirror.count)
         self._metrics.engine_seats.set(self._mirror.slots.most)
-        self.ask()
 
     def ask(self) -> None:
         """Decide again: something has changed that may release a request."""
