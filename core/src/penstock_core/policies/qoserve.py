@@ -24,6 +24,9 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.unconditional_admission import admit_everyone
 from penstock_core.timing.time_model import BatchWork
 
+USUAL_TOKENS = 1024
+"""Tokens of the batch whose time per token stands for the cost of the remaining work of a prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class QoServe:
@@ -50,5 +53,5 @@ class QoServe:
 
     def _by_priority(self, view: ReplicaView, prefills: Sequence[Job]) -> list[Job]:
         """Return the prefills by deadline and remaining work; ties in order of arrival."""
-        token_s = self.work_weight * view.model.seconds(BatchWork(1024)) / 1024
+        token_s = self.work_weight * view.model.seconds(BatchWork(USUAL_TOKENS)) / USUAL_TOKENS
         return sorted(prefills, key=lambda job: job.due_s + token_s * job.pending_tokens)
