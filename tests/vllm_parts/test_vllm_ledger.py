@@ -110,6 +110,29 @@ def test_who_starts_holds_what_was_in_memory_already() -> None:
     assert held.job.computed_tokens == 40
 
 
+def test_who_may_start_is_known_after_every_change() -> None:
+    ledger = EngineLedger()
+
+    def ready() -> list[str]:
+        return of_jobs(ledger.ready)
+
+    first = ledger.add(asked("a"), 1.0, blocked=False)
+    assert ready() == ["a"]
+    second = ledger.add(asked("b"), 1.0, blocked=False)
+    assert ready() == ["a", "b"]
+    ledger.start(first)
+    assert ready() == ["b"]
+    ledger.preempt(first)
+    assert ready() == ["a", "b"]
+    ledger.leave_to_vllm(second)
+    assert ready() == ["a"]
+    ledger.start(second)
+    ledger.preempt(second)
+    assert ready() == ["a", "b"]
+    ledger.drop(second)
+    assert ready() == ["a"]
+
+
 def started(ledger: EngineLedger, *requests: Any) -> list[Held]:
     held = [ledger.add(one, 1.0, blocked=False) for one in requests]
     for one in held:

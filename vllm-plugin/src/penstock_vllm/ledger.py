@@ -277,11 +277,10 @@ def _as_it_stands(held: Held, now_s: float) -> Job:
 
 
 def _advance_other(held: Held, now_s: float) -> None:
-    """Update a request that vLLM plans, or that was preempted while it was computed."""
+    """Update a request that vLLM plans, or that was preempted while it was computed: it holds no KV then."""
     job, request = held.job, held.request
-    computed = held.known_computed_tokens if held.running else 0
-    if not held.planned:
-        held.job = job._replace(computed_tokens=computed, generated_tokens=request.num_output_tokens)
+    if held.planned:
+        held.job = advance(job, 0, request.num_output_tokens - job.generated_tokens, now_s)
         return
-    new_tokens = request.num_output_tokens - job.generated_tokens
-    held.job = advance(job, computed - job.computed_tokens, new_tokens, now_s)
+    computed = held.known_computed_tokens if held.running else 0
+    held.job = job._replace(computed_tokens=computed, generated_tokens=request.num_output_tokens)
