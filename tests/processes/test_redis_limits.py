@@ -13,7 +13,7 @@ from live.redis import PROGRAM, RedisServer
 from penstock_pool import Application
 from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import shared_limits
-from penstock_routing.applications.rate_limits import Admission, LimitMetrics, RateLimits
+from penstock_routing.applications.rate_limits import LimitMetrics, RateLimitGrant, RateLimits
 from penstock_routing.applications.shared_limits import (
     LEASE_S,
     SCRIPT,
@@ -22,7 +22,7 @@ from penstock_routing.applications.shared_limits import (
     script_arguments,
     usage_of,
 )
-from penstock_routing.applications.usage_ledger import Ledger, Limit, Refused, Ticket
+from penstock_routing.applications.usage_ledger import Ledger, Limit, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
@@ -57,7 +57,7 @@ class Router:
         self.shared = SharedLimits(lambda: redis.url, "pool", {"ide": of}, Backoff(Random(1), 0.01, 0.1))
         self.rates = RateLimits({"ide": of}, LimitMetrics(self.registry), self.shared)
 
-    async def enter(self, tokens: int = 1) -> Admission | ApiError:
+    async def enter(self, tokens: int = 1) -> RateLimitGrant | ApiError:
         try:
             return await self.rates.enter(self.application, tokens)
         except ApiError as error:
@@ -88,8 +88,8 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-def admitted(answers: list[Admission | ApiError]) -> list[Admission]:
-    return [answer for answer in answers if isinstance(answer, Admission)]
+def admitted(answers: list[RateLimitGrant | ApiError]) -> list[RateLimitGrant]:
+    return [answer for answer in answers if isinstance(answer, RateLimitGrant)]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_what_ends_on_one_router_makes_room_on_another(redis: RedisServer)
         await enters(b, 70)
 
 
-async def enters(router: Router, tokens: int) -> Admission:
+async def enters(router: Router, tokens: int) -> RateLimitGrant:
     async with asyncio.timeout(PATIENCE_S):
         while isinstance(answer := await router.enter(tokens), ApiError):  # noqa: ASYNC110  as clients do
             await asyncio.sleep(0.005)
@@ -288,4 +288,4 @@ def test_the_limits_of_the_script_are_in_the_order_of_its_arguments() -> None:
         Limit.REQUESTS_PER_MINUTE,
         Limit.TOKENS_PER_MINUTE,
     ]
-    assert refused_of(3, -1) == Refused(Limit.TOKENS_PER_MINUTE, None)
+    assert refused_of(3, -1) == OverLimit(Limit.TOKENS_PER_MINUTE, None)

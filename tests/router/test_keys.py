@@ -16,7 +16,7 @@ from penstock_routing.applications.key_sources import (
     ANSWER_S,
     KeyFiles,
     KeySecrets,
-    KeySource,
+    KeyStore,
     SecretName,
     Unreadable,
 )
@@ -39,7 +39,7 @@ def keys_of(**keys: str) -> Keys:
     return Keys((IDE, NIGHT), {key: owners[name] for name, key in keys.items()})
 
 
-def refresh_of(keys: Keys, source: KeySource) -> tuple[KeyRefresh, CollectorRegistry]:
+def refresh_of(keys: Keys, source: KeyStore) -> tuple[KeyRefresh, CollectorRegistry]:
     registry = CollectorRegistry()
     return KeyRefresh(keys, source, KeyMetrics(registry)), registry
 

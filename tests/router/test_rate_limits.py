@@ -11,8 +11,8 @@ from penstock_pool import Application
 from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import rate_limits
 from penstock_routing.applications.rate_limits import (
-    Admission,
     LimitMetrics,
+    RateLimitGrant,
     RateLimits,
     duration,
     headers_of,
@@ -20,7 +20,14 @@ from penstock_routing.applications.rate_limits import (
     refusal,
 )
 from penstock_routing.applications.rate_window import SLOTS, Window
-from penstock_routing.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.usage_ledger import (
+    Ledger,
+    Limit,
+    LimitDecision,
+    LimitUsage,
+    OverLimit,
+    Ticket,
+)
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
 
@@ -110,7 +117,7 @@ def test_requests_at_once_are_exact_and_free_when_one_ends() -> None:
     ledger = Ledger(limits(concurrentRequests=3))
     tickets = admitted(ledger, 0.0, [10] * 5)
     assert len(tickets) == 3
-    assert ledger.enter(0.0, 1) == Refused(Limit.CONCURRENT_REQUESTS, 1.0)
+    assert ledger.enter(0.0, 1) == OverLimit(Limit.CONCURRENT_REQUESTS, 1.0)
     ledger.leave(0.1, tickets[0], 10)
     assert len(admitted(ledger, 0.1, [1, 1])) == 1
 
@@ -119,23 +126,23 @@ def test_requests_a_minute_count_when_they_come_not_while_they_run() -> None:
     ledger = Ledger(limits(requestsPerMinute=2))
     for ticket in admitted(ledger, 0.5, [1] * 3):
         ledger.leave(0.6, ticket, 1)
-    assert ledger.enter(10.0, 1) == Refused(Limit.REQUESTS_PER_MINUTE, 51.0)
+    assert ledger.enter(10.0, 1) == OverLimit(Limit.REQUESTS_PER_MINUTE, 51.0)
     assert len(admitted(ledger, 61.0, [1] * 3)) == 2
 
 
 def test_tokens_are_reserved_and_settled() -> None:
     ledger = Ledger(limits(tokensPerMinute=100))
     (ticket,) = admitted(ledger, 0.0, [80])
-    assert ledger.enter(1.0, 30) == Refused(Limit.TOKENS_PER_MINUTE, 60.0)
+    assert ledger.enter(1.0, 30) == OverLimit(Limit.TOKENS_PER_MINUTE, 60.0)
     ledger.leave(2.0, ticket, 20)
     assert len(admitted(ledger, 2.0, [80, 1])) == 1
 
 
 def test_a_request_over_the_whole_limit_is_told_that_waiting_is_no_help() -> None:
     ledger = Ledger(limits(tokensPerMinute=100, concurrentRequests=1))
-    assert ledger.enter(0.0, 101) == Refused(Limit.TOKENS_PER_MINUTE, None)
+    assert ledger.enter(0.0, 101) == OverLimit(Limit.TOKENS_PER_MINUTE, None)
     admitted(ledger, 0.0, [100])
-    assert ledger.enter(0.0, 101) == Refused(Limit.TOKENS_PER_MINUTE, None)
+    assert ledger.enter(0.0, 101) == OverLimit(Limit.TOKENS_PER_MINUTE, None)
 
 
 def test_a_request_that_others_refused_leaves_nothing_behind() -> None:
@@ -192,7 +199,7 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
 
 def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
     of = limits(tokensPerMinute=100)
-    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).usage(0.0), 50)
+    error = refusal("ide", of, OverLimit(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).usage(0.0), 50)
     assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
     assert error.message == (
         "Rate limit reached for ide on tokens per min. Limit: 100. Please try again in 7 s."
@@ -203,7 +210,7 @@ def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
 
 def test_a_refusal_for_ever_says_so() -> None:
     of = limits(tokensPerMinute=100)
-    error = refusal("ide", of, Refused(Limit.TOKENS_PER_MINUTE, None), Ledger(of).usage(0.0), 500)
+    error = refusal("ide", of, OverLimit(Limit.TOKENS_PER_MINUTE, None), Ledger(of).usage(0.0), 500)
     assert dict(error.headers)["x-should-retry"] == "false"
     assert "retry-after" not in dict(error.headers)
     assert "may need 500" in error.message
@@ -212,12 +219,12 @@ def test_a_refusal_for_ever_says_so() -> None:
 class Others:
     """All routers together, who say what a test has written."""
 
-    def __init__(self, answer: Answer | BaseException | None) -> None:
+    def __init__(self, answer: LimitDecision | BaseException | None) -> None:
         self.answer = answer
         self.asked: list[tuple[str, int]] = []
         self.told: list[tuple[str, Ticket | None, int]] = []
 
-    async def ask(self, application: str, tokens: int) -> Answer | None:
+    async def ask(self, application: str, tokens: int) -> LimitDecision | None:
         self.asked.append((application, tokens))
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -273,7 +280,7 @@ async def test_who_has_no_limits_is_admitted_without_a_word(monkeypatch: pytest.
 
 
 async def test_what_one_router_refuses_others_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = Others(Answer(Ticket(5, 9), USAGE))
+    others = Others(LimitDecision(Ticket(5, 9), USAGE))
     pool = Pool(monkeypatch, others, concurrentRequests=1)
     await pool.rates.enter(pool.ide, 9)
     with pytest.raises(ApiError):
@@ -283,7 +290,7 @@ async def test_what_one_router_refuses_others_are_not_asked_about(monkeypatch: p
 
 
 async def test_the_answer_tells_what_all_routers_use_where_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(monkeypatch, Others(Answer(Ticket(5, 9), USAGE)), requestsPerMinute=10)
+    pool = Pool(monkeypatch, Others(LimitDecision(Ticket(5, 9), USAGE)), requestsPerMinute=10)
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"3"
     assert pool.counted("limits_decided_alone") == 0
     assert pool.others is not None
@@ -301,7 +308,7 @@ async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
 
 
 async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Answer(Refused(Limit.TOKENS_PER_MINUTE, 6.2), USAGE)
+    refused = LimitDecision(OverLimit(Limit.TOKENS_PER_MINUTE, 6.2), USAGE)
     pool = Pool(monkeypatch, Others(refused), requestsPerMinute=2, tokensPerMinute=100)
     for _ in range(3):
         with pytest.raises(ApiError, match="tokens per min") as error:
@@ -323,13 +330,15 @@ async def test_one_that_ends_while_others_are_asked_leaves_nothing(
     assert await pool.left() == 1
 
 
-@pytest.mark.parametrize("shared", [Answer(Ticket(5, 9), USAGE), None], ids=["decided by all", "alone"])
+@pytest.mark.parametrize(
+    "shared", [LimitDecision(Ticket(5, 9), USAGE), None], ids=["decided by all", "alone"]
+)
 async def test_an_end_is_told_to_this_routers_account_and_to_all(
-    monkeypatch: pytest.MonkeyPatch, shared: Answer | None
+    monkeypatch: pytest.MonkeyPatch, shared: LimitDecision | None
 ) -> None:
     others = Others(shared)
     pool = Pool(monkeypatch, others, concurrentRequests=1, tokensPerMinute=100)
-    admission: Admission = await pool.rates.enter(pool.ide, 90)
+    admission: RateLimitGrant = await pool.rates.enter(pool.ide, 90)
     admission.leave(30)
     assert others.told == [("ide", shared.verdict if shared else None, 30)]
     assert await pool.left(tokens=70) == 1
@@ -353,5 +362,5 @@ def test_a_limit_that_is_overdrawn_has_nothing_left() -> None:
 @pytest.mark.parametrize(("wait_s", "again_s"), [(0.0, "1"), (0.4, "1"), (1.0, "1"), (1.01, "2")])
 def test_nobody_is_told_to_come_again_at_once(wait_s: float, again_s: str) -> None:
     of = limits(requestsPerMinute=1)
-    error = refusal("ide", of, Refused(Limit.REQUESTS_PER_MINUTE, wait_s), USAGE, 1)
+    error = refusal("ide", of, OverLimit(Limit.REQUESTS_PER_MINUTE, wait_s), USAGE, 1)
     assert dict(error.headers)["retry-after"] == again_s

@@ -13,7 +13,7 @@ from penstock_router.http.client_scope import ClientScope
 from penstock_router.http.intake import Accepted
 from penstock_router.http.response import FINISH_S, respond
 from penstock_router.routing.placement import Placed
-from penstock_routing.applications.rate_limits import Admission
+from penstock_routing.applications.rate_limits import RateLimitGrant
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
 from penstock_routing.request.generation_request import NO_TARGETS, GenerationRequest
@@ -48,7 +48,7 @@ class Answer:
         request = GenerationRequest(
             "mine", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 100.0, stream=stream
         )
-        self._accepted = Accepted(request, None, Admission([HEADERS[-1]]))
+        self._accepted = Accepted(request, None, RateLimitGrant([HEADERS[-1]]))
 
     async def answer(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = 200, headers

@@ -203,5 +203,5 @@ def test_every_order_orders_whatever_replicas_say(said: list[wire.Snapshot], siz
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_any_text_is_a_time_model_or_malformed(text: str) -> None:
-    with contextlib.suppress(wire_conversion.Malformed):
+    with contextlib.suppress(wire_conversion.MalformedMessage):
         wire_conversion.time_model(wire.DescribeReply(time_model_json=text))

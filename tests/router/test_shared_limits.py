@@ -17,7 +17,7 @@ from penstock_routing.applications.shared_limits import (
     RENEW_S,
     SharedLimits,
 )
-from penstock_routing.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
 from scripted.redis import ScriptCall, ScriptedRedis
 from structlog.testing import capture_logs
@@ -55,7 +55,7 @@ async def running(shared: SharedLimits) -> AsyncIterator[SharedLimits]:
     assert not shared.connected
 
 
-async def asked(shared: SharedLimits, *tokens: int) -> "list[asyncio.Task[Answer | None]]":
+async def asked(shared: SharedLimits, *tokens: int) -> "list[asyncio.Task[LimitDecision | None]]":
     """Requests of so many tokens each, on their way."""
     tasks = [asyncio.create_task(shared.ask("ide", each)) for each in tokens]
     await turns()
@@ -76,8 +76,8 @@ async def test_redis_decides_and_tells_what_is_used(redis: ScriptedRedis) -> Non
     async with running(part_of()) as shared:
         verdicts = await answers(shared, 30, 40)
     assert verdicts == [
-        Answer(Ticket(100, 30), USAGE),
-        Answer(Refused(Limit.REQUESTS_PER_MINUTE, 1.5), USAGE),
+        LimitDecision(Ticket(100, 30), USAGE),
+        LimitDecision(OverLimit(Limit.REQUESTS_PER_MINUTE, 1.5), USAGE),
     ]
 
 
@@ -93,17 +93,17 @@ async def test_a_call_says_whose_it_is_and_what_the_limits_are(redis: ScriptedRe
 @pytest.mark.parametrize(
     ("refusal", "refused"),
     [
-        ((1, 1000), Refused(Limit.CONCURRENT_REQUESTS, 1.0)),
-        ((3, 0), Refused(Limit.TOKENS_PER_MINUTE, 0.0)),
-        ((3, -1), Refused(Limit.TOKENS_PER_MINUTE, None)),
+        ((1, 1000), OverLimit(Limit.CONCURRENT_REQUESTS, 1.0)),
+        ((3, 0), OverLimit(Limit.TOKENS_PER_MINUTE, 0.0)),
+        ((3, -1), OverLimit(Limit.TOKENS_PER_MINUTE, None)),
     ],
 )
 async def test_a_refusal_names_its_limit_and_when_to_come_again(
-    redis: ScriptedRedis, refusal: tuple[int, int], refused: Refused
+    redis: ScriptedRedis, refusal: tuple[int, int], refused: OverLimit
 ) -> None:
     redis.room, redis.refusal = 0, refusal
     async with running(part_of()) as shared:
-        assert await answers(shared, 1) == [Answer(refused, USAGE)]
+        assert await answers(shared, 1) == [LimitDecision(refused, USAGE)]
 
 
 async def test_one_call_is_under_way_and_what_comes_meanwhile_shares_the_next(redis: ScriptedRedis) -> None:
@@ -273,7 +273,7 @@ async def test_a_redis_that_fails_in_a_call_leaves_all_who_asked_to_their_router
         await turns()
         assert told(redis) == [(3, {}, [])]
         (answer,) = await answers(shared, 60)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, LimitDecision)
     assert redis.open_connections == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
-from penstock_routing.replicas.wire_conversion import Malformed
+from penstock_routing.replicas.wire_conversion import MalformedMessage
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_acceptance_is_by_its_slo_or_best_effort() -> None:
 
 def test_a_replica_may_not_have_told_its_time_model_and_may_not_tell_nonsense() -> None:
     assert wire_conversion.time_model(wire.DescribeReply()) is None
-    with pytest.raises(Malformed, match="malformed time model: "):
+    with pytest.raises(MalformedMessage, match="malformed time model: "):
         wire_conversion.time_model(wire.DescribeReply(time_model_json="{"))
 
 

@@ -14,7 +14,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.engine.sse import EngineUsage
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -176,7 +176,7 @@ def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
     request.output(b"x", 1, 0, 101.5)
-    request.finished(Usage(3, 2), (), 0)
+    request.finished(EngineUsage(3, 2), (), 0)
     assert (desk.learned.prompts, desk.learned.answers) == ([3], [(3, 2)])
     assert (desk.metric("ttft_seconds_sum", tier="chat"), desk.metric("tpot_seconds_sum", tier="chat")) == (
         1,
@@ -188,7 +188,7 @@ def test_an_answer_of_one_token_has_no_pace() -> None:
     desk = Desk()
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
-    request.finished(Usage(3, 1), (), 0)
+    request.finished(EngineUsage(3, 1), (), 0)
     assert desk.metric("ttft_seconds_count", tier="chat") == 1
     assert not desk.metric("tpot_seconds_count", tier="chat")
 
@@ -197,7 +197,7 @@ def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() ->
     desk = Desk()
     request = desk.accept("a", prompt=[[1], [2, 3]], n=2)
     request.output(b"x", 8, 0, 101.0)
-    request.finished(Usage(6, 8), (), 0)
+    request.finished(EngineUsage(6, 8), (), 0)
     assert (desk.learned.prompts, desk.learned.answers) == ([], [(3, 2)])
 
 
@@ -217,7 +217,7 @@ def test_a_prompt_that_the_engine_has_reported_is_learned_once() -> None:
         desk.accepted.prompt_known(key, 30)
     assert (request.prompt_reported, several.prompt_reported) == (True, False)
     request.output(b"x", 1, 0, 101.0)
-    request.finished(Usage(31, 1), (), 0)
+    request.finished(EngineUsage(31, 1), (), 0)
     assert desk.learned.prompts == [30]
 
 

@@ -12,7 +12,7 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.verdict import Admitted
 from penstock_proto import replica_pb2 as wire
-from penstock_sidecar.engine.client import Answer, EngineClient
+from penstock_sidecar.engine.client import EngineClient, EngineResponse
 from penstock_sidecar.engine.connection import EngineGone, Receive
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
@@ -49,7 +49,7 @@ class Engine:
         self.takes_stream_options = True
 
     @contextlib.asynccontextmanager
-    async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[Answer]:
+    async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[EngineResponse]:
         self.sent.append((endpoint, orjson.loads(body), request_id))
         said = next(self._answers)
 
@@ -59,7 +59,7 @@ class Engine:
                     raise piece
                 receive(piece)
 
-        yield Answer(said.status, said.streamed, each)
+        yield EngineResponse(said.status, said.streamed, each)
 
     @property
     def bodies(self) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from penstock_core.domain.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import Answer, EngineClient, Probe
+from penstock_sidecar.engine.client import EngineClient, EngineResponse, Probe
 from penstock_sidecar.engine.connection import Receive
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -35,7 +35,7 @@ class Engine:
         self.may_end = asyncio.Event()
 
     @asynccontextmanager
-    async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[Answer]:
+    async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[EngineResponse]:
         self.asked += 1
 
         async def each(receive: Receive) -> None:
@@ -43,7 +43,7 @@ class Engine:
             await self.may_end.wait()
             receive(DONE)
 
-        yield Answer(200, True, each)
+        yield EngineResponse(200, True, each)
 
 
 class Rest(Learned):

@@ -11,7 +11,7 @@ from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.engine.sse import EngineUsage
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.requests.client_body import read_body
 from penstock_sidecar.requests.replica_request import ReplicaRequest
@@ -120,7 +120,7 @@ def test_nobody_waits_for_output_of_an_answer_that_is_not_streamed() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 2, 0, 100.5)
-    request.finished(Usage(3, 2), (), 0)
+    request.finished(EngineUsage(3, 2), (), 0)
     assert desk.hurries == [Hurry.NONE, Hurry.AT_ONCE]
     assert not request.streams
 
@@ -153,7 +153,7 @@ def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
     request = admitted(desk)
     request.output(b"x", 1, 0, 100.5)
     request.output(b"x", 1, 0, 101.0)
-    request.finished(Usage(3, 2, 1), (), 1)
+    request.finished(EngineUsage(3, 2, 1), (), 1)
     told = desk.last.finished
     assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens, told.thinking_tokens) == (
         3,
@@ -164,14 +164,14 @@ def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
     assert (told.ttft_s, told.tpot_s, list(told.token_gaps_us)) == (0.5, 0.5, [])
     assert desk.hurries[-1] is Hurry.NONE
     assert desk.ended == [request]
-    assert request.usage == Usage(3, 2, 1)
+    assert request.usage == EngineUsage(3, 2, 1)
 
 
 def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 3, 0, 109.0)
-    request.finished(Usage(3, 3), (100.5, 100.75, 100.5), 0)
+    request.finished(EngineUsage(3, 3), (100.5, 100.75, 100.5), 0)
     told = desk.last.finished
     assert list(told.token_gaps_us) == [1_000_000, 250_000, 0]
     assert (told.ttft_s, told.tpot_s) == (0.5, 0.0)
@@ -181,7 +181,7 @@ def test_an_engine_that_counts_more_tokens_than_were_seen_is_believed() -> None:
     request = admitted(Desk())
     request.output(b"x", 1, 0, 100.5)
     request.output(b"x", 1, 0, 101.5)
-    request.finished(Usage(3, 5), (), 0)
+    request.finished(EngineUsage(3, 5), (), 0)
     assert (request.tokens, request.tpot_s) == (5, 0.25)
 
 

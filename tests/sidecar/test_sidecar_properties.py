@@ -16,7 +16,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import Answer, EngineClient
+from penstock_sidecar.engine.client import EngineClient, EngineResponse
 from penstock_sidecar.engine.connection import EngineGone, Receive
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.metrics import Metrics
@@ -209,7 +209,7 @@ class ScriptedClient:
     @contextlib.asynccontextmanager
     async def answer(
         self, endpoint: "wire.Endpoint.ValueType", body: bytes, request_id: str
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[EngineResponse]:
         pieces = self.answers[request_id] = asyncio.Queue()
 
         async def each(receive: Receive) -> None:
@@ -219,7 +219,7 @@ class ScriptedClient:
                 receive(piece)
 
         try:
-            yield Answer(200, True, each)
+            yield EngineResponse(200, True, each)
         finally:
             self.closed.add(request_id)
 

@@ -1,5 +1,5 @@
 import pytest
-from penstock_sidecar.engine.sse import EVENT_BYTES, TokenCount, Usage, usage_of_body
+from penstock_sidecar.engine.sse import EVENT_BYTES, EngineUsage, TokenCount, usage_of_body
 
 OPENING = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"delta":{"content":"data: a\\n\\nb"}}]}\n\n'
@@ -19,7 +19,7 @@ def counted(*parts: bytes) -> TokenCount:
 def test_tokens_are_counted_however_the_stream_is_cut(size: int) -> None:
     for stream in (CHAT, CHAT.replace(b"\n", b"\r\n")):
         count = counted(*(stream[at : at + size] for at in range(0, len(stream), size)))
-        assert (count.tokens, count.usage, count.done) == (3, Usage(9, 3), True)
+        assert (count.tokens, count.usage, count.done) == (3, EngineUsage(9, 3), True)
 
 
 def test_each_chunk_tells_its_own_tokens() -> None:
@@ -35,7 +35,7 @@ def test_a_stream_without_opening_counts_from_its_first_event() -> None:
 def test_a_token_that_carries_usage_counts() -> None:
     token = TOKEN.replace(b"}\n", b',"usage":{"prompt_tokens":9,"completion_tokens":1}}\n')
     assert counted(TOKEN, token).tokens == 2
-    assert counted(token).usage == Usage(9, 1)
+    assert counted(token).usage == EngineUsage(9, 1)
 
 
 def test_comments_and_fields_that_are_no_data_do_not_count() -> None:
@@ -50,7 +50,7 @@ def test_an_answer_that_never_ends_an_event_does_not_grow() -> None:
 
 
 def test_usage_of_a_whole_answer() -> None:
-    assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == Usage(4, 2)
+    assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == EngineUsage(4, 2)
     for details, cached in (
         (b'{"cached_tokens":3}', 3),
         (b'{"cached_tokens":9}', 4),
@@ -58,7 +58,7 @@ def test_usage_of_a_whole_answer() -> None:
         (b"{}", 0),
     ):
         told = b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"
-        assert usage_of_body(told) == Usage(4, 2, cached)
+        assert usage_of_body(told) == EngineUsage(4, 2, cached)
     assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":4294967295}}') is not None
     for more in (
         b'"prompt_tokens":4,"completion_tokens":4294967296',

@@ -18,7 +18,7 @@ ADMITTED, BEST_EFFORT = "admitted", "best-effort"
 
 
 @dataclass(slots=True)
-class TierDemand:
+class RouterTierDemand:
     """One tier's requests.
 
     arrived: all that were sent on their way to a replica.
@@ -45,7 +45,7 @@ class Demand:
     """One router's."""
 
     def __init__(self, tiers: Iterable[str]) -> None:
-        self._tiers = {name: TierDemand() for name in tiers}
+        self._tiers = {name: RouterTierDemand() for name in tiers}
         self._started_s = monotonic()
 
     def verdicts(self) -> Iterator[tuple[str, str, int]]:

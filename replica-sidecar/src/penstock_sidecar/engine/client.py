@@ -39,7 +39,7 @@ class AnswerTooLong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineResponse:
     """The engine's response, its body still to come.
 
     each: passes each piece of the body to a function as it comes, and returns at its end.
@@ -109,7 +109,7 @@ class EngineClient:
     @contextlib.asynccontextmanager
     async def answer(
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[EngineResponse]:
         """Send a body. The answer is closed with the block. Raises EngineGone, from within the block too."""
         own = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}"
         connection = await self._connections.take()
@@ -175,10 +175,12 @@ class EngineClient:
         return Probe(ready=True, max_model_len=_max_model_len(cards))
 
 
-async def _asked(connection: EngineConnection, head: bytes, body: bytes) -> Answer:
+async def _asked(connection: EngineConnection, head: bytes, body: bytes) -> EngineResponse:
     """Send a request, and return its answer once its head has come. Raises EngineGone."""
     await connection.ask(head, body)
-    return Answer(connection.status, connection.content_type.startswith(EVENT_STREAM), connection.each)
+    return EngineResponse(
+        connection.status, connection.content_type.startswith(EVENT_STREAM), connection.each
+    )
 
 
 def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:

@@ -35,7 +35,7 @@ _CONTENT = re.compile(rb'"content": ?"[^"]')
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class EngineUsage:
     """The engine's own counts. cached_tokens: of the prompt's; 0 if unknown."""
 
     prompt_tokens: int
@@ -64,7 +64,7 @@ class TokenCount:
     def __init__(self) -> None:
         self.tokens = 0
         self.done = False  # `[DONE]` has come: the answer is whole
-        self.usage: Usage | None = None
+        self.usage: EngineUsage | None = None
         self._rest = b""  # of an event whose end has not come
         self._opened = False
         self._thinks = False
@@ -131,7 +131,7 @@ class TokenCount:
         return 1 if chunk.get("choices") and not opening else 0
 
 
-def usage_of(answer: dict[str, Any]) -> Usage | None:
+def usage_of(answer: dict[str, Any]) -> EngineUsage | None:
     """Return the usage in an answer, or in one event of it; None without."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
@@ -139,7 +139,7 @@ def usage_of(answer: dict[str, Any]) -> Usage | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not _is_count(prompt) or not _is_count(completion):
         return None
-    return Usage(prompt, completion, _cached_tokens(usage, prompt))
+    return EngineUsage(prompt, completion, _cached_tokens(usage, prompt))
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -152,7 +152,7 @@ def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int:
     return min(max(cached, 0), prompt_tokens) if isinstance(cached, int) else 0
 
 
-def usage_of_body(body: bytes) -> Usage | None:
+def usage_of_body(body: bytes) -> EngineUsage | None:
     """Return the usage in a whole answer; None without."""
     answer = _parsed(body)
     return None if answer is None else usage_of(answer)

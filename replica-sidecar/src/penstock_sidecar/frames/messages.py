@@ -7,7 +7,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.engine.sse import EngineUsage
 
 REASONS: dict[Reason, wire.Reason.ValueType] = {
     Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,
@@ -75,7 +75,7 @@ def failed_event(id: int, failure: wire.Failure.ValueType, status: int, body: by
 
 def finished_event(
     id: int,
-    usage: Usage,
+    usage: EngineUsage,
     ttft_s: float,
     tpot_s: float,
     *,

@@ -21,7 +21,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
 from penstock_sidecar.engine.metrics import EngineLoad
-from penstock_sidecar.mirror.replica_mirror import Accepted, ReplicaMirror
+from penstock_sidecar.mirror.replica_mirror import MirroredJob, ReplicaMirror
 
 
 class Count(NamedTuple):
@@ -46,7 +46,7 @@ class HoldingMirror(ReplicaMirror):
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
         self.slots = Seats(limits.running, limits.running)
-        self._let_in: dict[RequestId, Accepted] = {}
+        self._let_in: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
         self._others = Count(0, 0)
 

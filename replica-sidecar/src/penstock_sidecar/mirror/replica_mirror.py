@@ -41,7 +41,7 @@ FOREIGN_TIER = "direct"
 
 
 @dataclass(slots=True, eq=False)
-class Accepted:
+class MirroredJob:
     """A job that was accepted here.
 
     seen: number of the last report that has it, 0 for none.
@@ -83,10 +83,10 @@ class ReplicaMirror:
         self._kv, self._longer, self._silence_s = kv, longer, silence_s
         self._allowed = self._limits = limits
         self._speculation = speculation
-        self._accepted: dict[RequestId, Accepted] = {}
+        self._accepted: dict[RequestId, MirroredJob] = {}
         self._reports = 0
-        self._running: list[Accepted] = []
-        self._waiting: list[Accepted] = []
+        self._running: list[MirroredJob] = []
+        self._waiting: list[MirroredJob] = []
         self._chunks: dict[RequestId, int] = {}
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
@@ -107,7 +107,7 @@ class ReplicaMirror:
         if not self._accepted:
             self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
         times_s: list[float] | None = [] if timed else None
-        self._accepted[job.request.id] = Accepted(
+        self._accepted[job.request.id] = MirroredJob(
             job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
         )
         self._snapshot = None
@@ -142,14 +142,14 @@ class ReplicaMirror:
         where = self._where_reported(found) if self._live else self._where_inferred(found, shows_output)
         return Signs(where, found.progressed_s, self.heard_s)
 
-    def _where_reported(self, found: Accepted) -> Where:
+    def _where_reported(self, found: MirroredJob) -> Where:
         if not found.seen:
             return Where.COMING if self._named_all else Where.QUEUED
         reported, decodes = found.seen == self._reports, found.job.generated_tokens > 0
         queued = reported and not (found.ran == self._reports and decodes)
         return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
 
-    def _where_inferred(self, found: Accepted, shows_output: bool) -> Where:
+    def _where_inferred(self, found: MirroredJob, shows_output: bool) -> Where:
         if not shows_output:
             return Where.UNSEEN
         return Where.RUNNING if found.job.generated_tokens else Where.QUEUED
@@ -271,7 +271,7 @@ class ReplicaMirror:
         running, waiting = ([row.job for row in rows] for rows in (self._running, self._waiting))
         return tuple(running), (*waiting, *coming)
 
-    def _placed(self, found: Accepted) -> bool:
+    def _placed(self, found: MirroredJob) -> bool:
         return not self._live or found.seen in (0, self._reports)
 
     def _keep_unnamed(self) -> None:
@@ -280,10 +280,10 @@ class ReplicaMirror:
             if found.seen < self._reports:
                 found.seen = 0
 
-    def _row(self, row: Row, now_s: float) -> Accepted:
+    def _row(self, row: Row, now_s: float) -> MirroredJob:
         found = self._accepted.get(row.request_id)
         if found is None:
-            return Accepted(_foreign(row, now_s), seen=self._reports, prompt_known=True)
+            return MirroredJob(_foreign(row, now_s), seen=self._reports, prompt_known=True)
         found.seen = self._reports
         job = found.job
         known = job.computed_tokens, job.generated_tokens, job.best_effort
@@ -344,7 +344,7 @@ def _moved(job: Job, row: Row, now_s: float) -> Job:
     return moved
 
 
-def _end_thinking(found: Accepted, thinking_tokens: int, now_s: float) -> None:
+def _end_thinking(found: MirroredJob, thinking_tokens: int, now_s: float) -> None:
     """Switch to the answer's own TPOT target. Has an effect once."""
     if not found.thinking_tokens:
         found.job = thinking_ended(found.job, now_s)

@@ -24,7 +24,7 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 log = structlog.get_logger()
 
 
-class Admission:
+class AdmissionController:
     """Decides requests in groups, and hands those that are accepted to the forwarder.
 
     accepted_some: called after a turn in which requests were accepted.

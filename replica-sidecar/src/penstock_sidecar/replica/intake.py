@@ -9,7 +9,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.replica.admission import Admission
+from penstock_sidecar.replica.admission import AdmissionController
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.requests.client_body import ClientBody, check_context, read_body
 from penstock_sidecar.requests.faults import Faults
@@ -18,7 +18,7 @@ from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
-class Intake:
+class SubmitIntake:
     """Reads requests and queues them for admission. Long bodies are read in a thread, one after another."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Intake:
         serving: Serving,
         state: ServiceState,
         learned: Learned,
-        admission: Admission,
+        admission: AdmissionController,
         *,
         faults: Faults,
         bounds: Bounds,

@@ -22,8 +22,8 @@ from penstock_sidecar.frames.messages import snapshot_message
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.accepted_requests import AcceptedRequests
-from penstock_sidecar.replica.admission import Admission
-from penstock_sidecar.replica.intake import Intake
+from penstock_sidecar.replica.admission import AdmissionController
+from penstock_sidecar.replica.intake import SubmitIntake
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.replica.session import Session
 from penstock_sidecar.requests.faults import Faults
@@ -83,7 +83,7 @@ class Replica:
             answer_bytes=bounds.answer_bytes,
             engine_lost=engine_lost,
         )
-        admission = Admission(
+        admission = AdmissionController(
             serving.policy,
             mirror,
             self.accepted,
@@ -95,7 +95,9 @@ class Replica:
             bounds=bounds,
             accepted_some=self._spread,
         )
-        self._intake = Intake(serving, self.state, learned, admission, faults=self._faults, bounds=bounds)
+        self._intake = SubmitIntake(
+            serving, self.state, learned, admission, faults=self._faults, bounds=bounds
+        )
 
     @property
     def unfinished(self) -> int:

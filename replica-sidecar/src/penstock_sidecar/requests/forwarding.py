@@ -13,9 +13,9 @@ from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
 
-from penstock_sidecar.engine.client import Answer, AnswerTooLong, EngineClient
+from penstock_sidecar.engine.client import AnswerTooLong, EngineClient, EngineResponse
 from penstock_sidecar.engine.connection import EngineGone
-from penstock_sidecar.engine.sse import DONE, TokenCount, Usage, usage_of_body
+from penstock_sidecar.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_sidecar.engine.usage_strip import UsageStrip
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.requests.client_body import ClientBody
@@ -128,8 +128,8 @@ class Forwarder:
         self._finish(request, usage)
 
     async def _stream(
-        self, request: ReplicaRequest, answer: Answer, strip: UsageStrip | None
-    ) -> Usage | None:
+        self, request: ReplicaRequest, answer: EngineResponse, strip: UsageStrip | None
+    ) -> EngineUsage | None:
         count, thinks = TokenCount(), True
 
         def receive(data: bytes) -> None:
@@ -151,7 +151,7 @@ class Forwarder:
             self._pass_on(request, DONE + b"\n\n", 0)  # clients wait for it
         return count.usage
 
-    async def _whole(self, request: ReplicaRequest, answer: Answer) -> Usage | None:
+    async def _whole(self, request: ReplicaRequest, answer: EngineResponse) -> EngineUsage | None:
         body = await answer.whole(self._answer_bytes)
         if not body:
             raise CutShort
@@ -172,10 +172,10 @@ class Forwarder:
                 self._mirror.passed(key, share, now_s)
         self._gate.passed(request.key, new_tokens, now_s)
 
-    def _finish(self, request: ReplicaRequest, usage: Usage | None) -> None:
+    def _finish(self, request: ReplicaRequest, usage: EngineUsage | None) -> None:
         """End a request whose answer is whole. Without usage, tokens are those that were seen."""
         assert request.job is not None
-        usage = usage or Usage(request.job.request.prompt_tokens, request.tokens)
+        usage = usage or EngineUsage(request.job.request.prompt_tokens, request.tokens)
         tokens = max(request.tokens, usage.completion_tokens) // request.sequences
         times_s = () if request.streams else self._mirror.token_times_s(request.key, tokens, request.last_s)
         request.finished(usage, times_s, self._mirror.thinking_tokens(request.key))

@@ -19,7 +19,7 @@ from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.engine.sse import Usage
+from penstock_sidecar.engine.sse import EngineUsage
 from penstock_sidecar.frames.messages import (
     ENGINE_LOST,
     INTERNAL,
@@ -99,7 +99,7 @@ class ReplicaRequest:
         self.body: ClientBody | None = None
         self.job: Job | None = None
         self.verdict: Verdict | None = None
-        self.usage: Usage | None = None
+        self.usage: EngineUsage | None = None
         self.task: asyncio.Task[None] | None = None
         self.first_s = self.last_s = 0.0
         self.tokens = self._seen_tokens = 0
@@ -173,7 +173,7 @@ class ReplicaRequest:
         self._owner.outbox.output(self.id, data, new_tokens, hurry)
         return new_tokens
 
-    def finished(self, usage: Usage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
+    def finished(self, usage: EngineUsage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
         """End it: the answer is whole.
 
         token_times_s: when its tokens were generated, of an answer that was not streamed; empty if unknown.

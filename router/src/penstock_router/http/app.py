@@ -25,7 +25,7 @@ from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
 from penstock_router.http import pages
-from penstock_router.http.intake import Call, Intake
+from penstock_router.http.intake import IncomingRequest, Intake
 from penstock_router.http.request_path import RequestPath
 from penstock_router.observability.metrics import Metrics
 from penstock_router.routing.placement import Placement, UpstreamError
@@ -110,7 +110,7 @@ class RouterApp:
             endpoint = GENERATES.get(http.path)
             if endpoint is not None and http.method == "POST":
                 turn, self._turn = self._turn, self._turn + 1
-                await self._generate(Call(http, head, endpoint, request_id, turn))
+                await self._generate(IncomingRequest(http, head, endpoint, request_id, turn))
             else:
                 await self._page(http, endpoint is not None)
         except ApiError as error:
@@ -153,7 +153,7 @@ class RouterApp:
         self.metrics.refused(status)
         return ApiError(status, message, **rest)
 
-    async def _generate(self, call: Call) -> None:
+    async def _generate(self, call: IncomingRequest) -> None:
         if self._open >= self._settings.max_inflight:
             raise self._refused(
                 429,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
-from penstock_routing.applications.rate_limits import Admission, RateLimits
+from penstock_routing.applications.rate_limits import RateLimitGrant, RateLimits
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request import request_head
@@ -21,7 +21,7 @@ from penstock_routing.settings import Settings
 from penstock_runtime.http_request import HttpRequest, body_too_large
 
 
-class Call(NamedTuple):
+class IncomingRequest(NamedTuple):
     """One HTTP request to an endpoint that generates.
 
     turn: one more than that of the one before it.
@@ -39,7 +39,7 @@ class Accepted(NamedTuple):
 
     request: GenerationRequest
     application: Application | None
-    admission: Admission
+    admission: RateLimitGrant
 
 
 class Intake:
@@ -51,7 +51,7 @@ class Intake:
         self._settings, self._keys = settings, keys
         self._reader, self._limits, self._usage = reader, limits, usage
 
-    async def read(self, call: Call, body_bytes: BodyBytes) -> Accepted:
+    async def read(self, call: IncomingRequest, body_bytes: BodyBytes) -> Accepted:
         """Read one request. Raises ApiError if it is invalid or over its application's limits, ClientGone."""
         head = call.head
         application = application_of(self._keys, head)
@@ -67,7 +67,7 @@ class Intake:
         expected_tokens = self._usage.expected(application, len(body), asked)
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))
 
-    async def _body(self, call: Call, body_bytes: BodyBytes) -> bytes:
+    async def _body(self, call: IncomingRequest, body_bytes: BodyBytes) -> bytes:
         request_head.reject_encoding(call.head)
         bound_bytes = self._settings.max_body_bytes
         if (request_head.content_length(call.head) or 0) > bound_bytes:

@@ -19,7 +19,7 @@ from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.client_scope import ClientScope
-from penstock_router.http.intake import Accepted, Call, Intake
+from penstock_router.http.intake import Accepted, IncomingRequest, Intake
 from penstock_router.http.response import respond
 from penstock_router.observability.access_log import AccessLog
 from penstock_router.observability.metrics import Metrics
@@ -50,7 +50,7 @@ class RequestPath:
         self._time_model, self._budget = time_model, budget
         self._access_log = AccessLog()
 
-    async def serve(self, call: Call) -> None:
+    async def serve(self, call: IncomingRequest) -> None:
         """Serve one request. Raises ApiError, UpstreamError and ClientGone, before the first byte only."""
         with BodyBytes(self._budget) as body_bytes:
             try:
@@ -60,7 +60,7 @@ class RequestPath:
                 raise
             await self._answer(call, accepted)
 
-    async def _answer(self, call: Call, accepted: Accepted) -> None:
+    async def _answer(self, call: IncomingRequest, accepted: Accepted) -> None:
         """Place it, answer it and count it."""
         request, http = accepted.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)

@@ -12,7 +12,7 @@ from penstock_pool import keys_in
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from penstock_routing.applications.api_keys import Keys
-from penstock_routing.applications.key_sources import KeySource, Unreadable
+from penstock_routing.applications.key_sources import KeyStore, Unreadable
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class KeyMetrics:
 class KeyRefresh:
     """Keeps `keys` as the source has them."""
 
-    def __init__(self, keys: Keys, source: KeySource, metrics: KeyMetrics) -> None:
+    def __init__(self, keys: Keys, source: KeyStore, metrics: KeyMetrics) -> None:
         self._keys, self._source, self._metrics = keys, source, metrics
         self._unreadable: set[str] = set()  # applications
 

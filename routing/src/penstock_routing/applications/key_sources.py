@@ -31,7 +31,7 @@ class Unreadable(Exception):
     """The keys cannot be read now; the message says why, without any content."""
 
 
-class KeySource(Protocol):
+class KeyStore(Protocol):
     """Where the keys of some applications are. every_s: how often they are read."""
 
     every_s: float

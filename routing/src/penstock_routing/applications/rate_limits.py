@@ -19,7 +19,14 @@ from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock_routing.applications.usage_ledger import Answer, Ledger, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.usage_ledger import (
+    Ledger,
+    Limit,
+    LimitDecision,
+    LimitUsage,
+    OverLimit,
+    Ticket,
+)
 
 WORDS = {
     Limit.CONCURRENT_REQUESTS: ("requests", "requests at once"),
@@ -32,7 +39,7 @@ WORDS = {
 class PoolLimits(Protocol):
     """Limits over all routers."""
 
-    async def ask(self, application: str, tokens: int) -> Answer | None:
+    async def ask(self, application: str, tokens: int) -> LimitDecision | None:
         """Ask whether there is room; None where Redis does not answer."""
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
@@ -62,7 +69,7 @@ class LimitMetrics:
 
 
 @dataclass(slots=True)
-class Admission:
+class RateLimitGrant:
     """A request that its application's limits have room for. headers: for its answer."""
 
     headers: list[Header]
@@ -72,7 +79,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class _Limited(Admission):
+class _Limited(RateLimitGrant):
     """One that counts."""
 
     application: str
@@ -107,33 +114,33 @@ class RateLimits:
         """Whether limits are meant to hold over all routers."""
         return self._shared is not None
 
-    def enter_alone(self, application: Application | None, tokens: int) -> Admission:
+    def enter_alone(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request by this process' own account. Raises ApiError (429)."""
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
-            return Admission([])
+            return RateLimitGrant([])
         name, now_s = application.name, monotonic()
         ticket = ledger.enter(now_s, tokens)
-        if isinstance(ticket, Refused):
+        if isinstance(ticket, OverLimit):
             raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
         return _Limited(headers_of(self._limits[name], ledger.usage(now_s)), name, ledger, ticket, None, None)
 
-    async def enter(self, application: Application | None, tokens: int) -> Admission:
+    async def enter(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request that will use about so many tokens. Raises ApiError (429)."""
         if self._shared is None:
             return self.enter_alone(application, tokens)
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
-            return Admission([])
+            return RateLimitGrant([])
         name, now_s = application.name, monotonic()
         ticket = ledger.enter(now_s, tokens)
-        if isinstance(ticket, Refused):
+        if isinstance(ticket, OverLimit):
             raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
         answer = await self._ask_all(name, ledger, ticket, self._shared)
         if answer is None:
             headers = headers_of(self._limits[name], ledger.usage(now_s))
             return _Limited(headers, name, ledger, ticket, self._shared, None)
-        if isinstance(answer.verdict, Refused):
+        if isinstance(answer.verdict, OverLimit):
             ledger.take_back(now_s, ticket)
             raise self._refusal(name, answer.verdict, answer.usage, tokens)
         headers = headers_of(self._limits[name], answer.usage)
@@ -141,7 +148,7 @@ class RateLimits:
 
     async def _ask_all(
         self, application: str, ledger: Ledger, ticket: Ticket, shared: PoolLimits
-    ) -> Answer | None:
+    ) -> LimitDecision | None:
         """Return the decision over all routers; None where they share nothing now."""
         try:
             answer = await shared.ask(application, ticket.tokens)
@@ -152,7 +159,7 @@ class RateLimits:
             self._metrics.alone.inc()
         return answer
 
-    def _refusal(self, application: str, refused: Refused, usage: LimitUsage, tokens: int) -> ApiError:
+    def _refusal(self, application: str, refused: OverLimit, usage: LimitUsage, tokens: int) -> ApiError:
         self._metrics.limited.labels(application, refused.limit.value).inc()
         return refusal(application, self._limits[application], refused, usage, tokens)
 
@@ -163,7 +170,7 @@ def limits_of(applications: tuple[Application, ...]) -> dict[str, ApplicationLim
 
 
 def refusal(
-    application: str, limits: ApplicationLimits, refused: Refused, usage: LimitUsage, tokens: int
+    application: str, limits: ApplicationLimits, refused: OverLimit, usage: LimitUsage, tokens: int
 ) -> ApiError:
     """Return the answer to a request that is over a limit."""
     kind, words = WORDS[refused.limit]

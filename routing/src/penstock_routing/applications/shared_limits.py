@@ -28,7 +28,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from penstock_routing.applications.usage_ledger import Answer, Limit, LimitUsage, Refused, Ticket
+from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.cancellation import heed_cancellation
 
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 @dataclass(eq=False, slots=True)
 class _Ask:
     tokens: int
-    answer: "asyncio.Future[Answer | None]"
+    answer: "asyncio.Future[LimitDecision | None]"
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class SharedLimits:
         self._due = asyncio.Event()
         self._away = False
 
-    async def ask(self, application: str, tokens: int) -> Answer | None:
+    async def ask(self, application: str, tokens: int) -> LimitDecision | None:
         """Ask whether there is room for a request of about so many tokens. None where Redis is away.
 
         Unless it is refused, `ended` has to follow.
@@ -121,9 +121,9 @@ class SharedLimits:
             _correct(use, ticket.slot, tokens - ticket.tokens)
         self._due.set()
 
-    def _undo(self, application: str, answer: Answer | None) -> None:
+    def _undo(self, application: str, answer: LimitDecision | None) -> None:
         verdict = None if answer is None else answer.verdict
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, OverLimit):
             self.ended(application, verdict, 0)
 
     async def run(self) -> None:
@@ -199,7 +199,7 @@ class SharedLimits:
             if not ask.answer.done():
                 use.open += admitted
                 verdict = Ticket(slot, ask.tokens) if admitted else refused_of(code, wait_ms)
-                ask.answer.set_result(Answer(verdict, usage))
+                ask.answer.set_result(LimitDecision(verdict, usage))
             elif admitted:  # it was cancelled meanwhile
                 _correct(use, slot, -ask.tokens)
         if use.due(monotonic()):
@@ -235,9 +235,9 @@ def usage_of(reply: Sequence[int]) -> LimitUsage:
     return LimitUsage(requests, requests_reset_ms / 1000, tokens, tokens_reset_ms / 1000)
 
 
-def refused_of(code: int, wait_ms: int) -> Refused:
+def refused_of(code: int, wait_ms: int) -> OverLimit:
     """Return the refusal that the script means."""
-    return Refused(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
+    return OverLimit(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
 
 
 def _decide_alone(use: _Use, asks: Sequence[_Ask]) -> None:

@@ -25,7 +25,7 @@ class Limit(StrEnum):
     TOKENS_PER_MINUTE = "tokens_per_minute"
 
 
-class Refused(NamedTuple):
+class OverLimit(NamedTuple):
     """There is no room. wait_s: until there may be; None: the request alone is over the limit."""
 
     limit: Limit
@@ -48,10 +48,10 @@ class Ticket(NamedTuple):
     tokens: int
 
 
-class Answer(NamedTuple):
+class LimitDecision(NamedTuple):
     """What all routers together decided."""
 
-    verdict: Ticket | Refused
+    verdict: Ticket | OverLimit
     usage: LimitUsage
 
 
@@ -64,7 +64,7 @@ class Ledger:
         self._tokens = Window(limits.tokens_per_minute or inf)
         self._open = 0
 
-    def enter(self, now_s: float, tokens: int) -> Ticket | Refused:
+    def enter(self, now_s: float, tokens: int) -> Ticket | OverLimit:
         """Admit a request that will use about so many tokens, if every limit has room for it."""
         refused = self._refused(now_s, tokens)
         if refused is not None:
@@ -92,13 +92,13 @@ class Ledger:
             self._tokens.reset_s(now_s),
         )
 
-    def _refused(self, now_s: float, tokens: int) -> Refused | None:
+    def _refused(self, now_s: float, tokens: int) -> OverLimit | None:
         if tokens > self._tokens.limit:
-            return Refused(Limit.TOKENS_PER_MINUTE, None)
+            return OverLimit(Limit.TOKENS_PER_MINUTE, None)
         if self._open >= self._at_once:
-            return Refused(Limit.CONCURRENT_REQUESTS, BUSY_S)
+            return OverLimit(Limit.CONCURRENT_REQUESTS, BUSY_S)
         if wait_s := self._requests.wait_s(now_s, 1):
-            return Refused(Limit.REQUESTS_PER_MINUTE, wait_s)
+            return OverLimit(Limit.REQUESTS_PER_MINUTE, wait_s)
         if wait_s := self._tokens.wait_s(now_s, tokens):
-            return Refused(Limit.TOKENS_PER_MINUTE, wait_s)
+            return OverLimit(Limit.TOKENS_PER_MINUTE, wait_s)
         return None

@@ -43,7 +43,7 @@ Client = Callable[[], httpx2.AsyncClient]
 log = structlog.get_logger()
 
 
-class Refused(Exception):
+class ApiServerError(Exception):
     """The API server answered with an error. status: as in HTTP."""
 
     def __init__(self, status: int, said: str) -> None:
@@ -90,7 +90,7 @@ class EndpointWatch:
                     async for _ in self._watch(http, self._version):
                         yield
                 why = ""  # its time was over
-            except Refused as refusal:
+            except ApiServerError as refusal:
                 why = str(refusal)
                 if refusal.status == GONE:
                     self._version = None
@@ -113,7 +113,7 @@ class EndpointWatch:
         """Learn all slices. The version that they are of."""
         answer = await http.get(self._path, params=self._label, timeout=ANSWER_S)
         if answer.status_code != 200:
-            raise Refused(answer.status_code, _message(answer.content))
+            raise ApiServerError(answer.status_code, _message(answer.content))
         listed = orjson.loads(answer.content)
         version = str(listed["metadata"]["resourceVersion"])
         items: list[Slice] = listed["items"]
@@ -149,7 +149,7 @@ class EndpointWatch:
         answer_s = httpx2.Timeout(ANSWER_S, read=WATCH_S + ANSWER_S)
         async with http.stream("GET", self._path, params=params, timeout=answer_s) as answer:
             if answer.status_code != 200:
-                raise Refused(answer.status_code, _message(await answer.aread()))
+                raise ApiServerError(answer.status_code, _message(await answer.aread()))
             self.connected = True
             if self._last_why:
                 log.info("cluster watched again", service=str(self._service))
@@ -162,7 +162,7 @@ class EndpointWatch:
     def _apply(self, event: dict[str, Any]) -> None:
         kind, changed = event["type"], event["object"]
         if kind == "ERROR":
-            raise Refused(changed.get("code", 500), changed.get("message", "the watch broke"))
+            raise ApiServerError(changed.get("code", 500), changed.get("message", "the watch broke"))
         if kind in ("ADDED", "MODIFIED"):
             self._learn(changed)
         elif kind == "DELETED":
@@ -186,7 +186,7 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
             held.clear()
         held += rest
         if len(held) > LINE_BYTES:
-            raise Refused(answer.status_code, f"an event of more than {LINE_BYTES} bytes")
+            raise ApiServerError(answer.status_code, f"an event of more than {LINE_BYTES} bytes")
 
 
 def _message(body: bytes) -> str:

@@ -211,7 +211,7 @@ class ReplicaLink:
                 why = "it is connected, and does not answer"
             except OSError as error:  # a certificate; the file will be there again
                 why = f"{error.filename}: {error.strerror}"
-            except wire_conversion.Malformed as error:
+            except wire_conversion.MalformedMessage as error:
                 self.malformed += 1
                 why = str(error)
             except Exception as error:  # one replica must not end the router
@@ -268,7 +268,7 @@ class ReplicaLink:
         asked_s = monotonic()
         try:
             await self._describe(stub)
-        except wire_conversion.Malformed as error:  # the one before still holds
+        except wire_conversion.MalformedMessage as error:  # the one before still holds
             self._count_malformed(str(error))
         except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
             pass

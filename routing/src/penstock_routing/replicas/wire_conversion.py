@@ -19,7 +19,7 @@ REASONS: dict[int, Reason] = {
 }
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """A replica's message is unusable; the text says why."""
 
 
@@ -81,7 +81,7 @@ def time_model(description: wire.DescribeReply) -> TimeModel | None:
     try:
         return from_json(orjson.loads(said)) if said else None
     except ValueError as error:
-        raise Malformed(f"malformed time model: {error}") from None
+        raise MalformedMessage(f"malformed time model: {error}") from None
 
 
 def http_endpoint(address: str, description: wire.DescribeReply) -> str | None:
