@@ -22,6 +22,7 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.policies.slos_serve import (
     admission,
+    batch_formation,
     batch_plan,
     policy,
     price,
@@ -68,7 +69,7 @@ def _only(cost: price.Cost) -> Callable[..., bool]:
 
 def _speculating(view: ReplicaView, jobs: Sequence[Job], rejected: int) -> list[BatchingRule]:
     """The rules with speculation alone, where there is any."""
-    found = rules(view, jobs, rejected)
+    found = [*rules(view, jobs, rejected)]
     return [rule for rule in found if rule.speculation] or found
 
 
@@ -95,6 +96,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
     "prices from the first request": [Part(price, "FEW_REQUESTS", 1)],
     "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
     "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],
+    "best effort bounded by free memory": [Part(batch_formation, "SCARCE", inf)],
     "promotion": [Part(policy, "to_promote", lambda view, workload: None)],
 }
 

@@ -13,6 +13,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.domain.token_window import WINDOW_TOKENS
+from penstock_core.policies.slos_serve import batch_plan
 from penstock_core.policies.slos_serve.batch_plan import (
     LENGTHS,
     MARGIN,
@@ -385,7 +386,7 @@ def test_longer_batches_come_later_and_skipping_last() -> None:
 
 
 def test_each_rule_is_tried_with_speculation_and_then_without() -> None:
-    tried = rules(holding(10_000, Speculation(5, 0.7)), [TIGHT, LOOSE])
+    tried = [*rules(holding(10_000, Speculation(5, 0.7)), [TIGHT, LOOSE])]
     assert [bool(rule.speculation) for rule in tried] == [True, False] * (len(LENGTHS) + 1)
 
 
@@ -403,6 +404,22 @@ def test_the_first_feasible_plan_is_taken() -> None:
     assert best(replica(), [], [prompt("p", 3000, 3.0)]).rule.longest_s == ordinary_s
     assert best(replica(), [], [prompt("p", 3000, just_s)]).rule.longest_s == LENGTHS[-1] * ordinary_s
     assert best(holding(10_000, Speculation(5, 0.7)), [TIGHT], [prompt("p", 900, 3.0)]).rule.speculation
+
+
+def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def never(_: ReplicaView, jobs: list[Job]) -> bool:
+        asked.append(len(jobs))
+        return False
+
+    monkeypatch.setattr(batch_plan, "_may_wait", never)
+    assert best(replica(), [TIGHT, LOOSE], [prompt("p", 900, 3.0)]).feasible
+    assert not asked
+    assert not best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)]).feasible
+    assert asked == [4]
 
 
 def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> None:

@@ -33,7 +33,8 @@ are faster, so batches before them may last longer, and once in ten thousand req
 deadline worse. And when thinking ends, its deadlines are later than planned.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, product, tee
 from math import inf
 from typing import Any, NamedTuple
 
@@ -145,30 +146,33 @@ def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool =
     either_margin: the engine may plan with the other margin than admission: the load may have changed since.
     """
     jobs = [*admitted.decodes, *admitted.prompts]
-    state, tried = (
-        InitialState.of(view, admitted.decodes, admitted.prompts),
-        rules(view, jobs, admitted.rejected),
-    )
+    state = InitialState.of(view, admitted.decodes, admitted.prompts)
+    tried = rules(view, jobs, admitted.rejected)
     if either_margin:
-        tried += [rule._replace(margin=MARGIN - rule.margin) for rule in tried]
+        tried, again = tee(tried)
+        tried = chain(tried, (rule._replace(margin=MARGIN - rule.margin) for rule in again))
     for rule in tried:
         found = plan(state, rule)
-        if found.in_time and found.sustainable:
+        if found.feasible:
             return found
         if not rule.skips:
             last = found
     return last
 
 
-def rules(view: ReplicaView, jobs: Sequence[Job], rejected: int = 0) -> list[BatchingRule]:
-    """Return the rules that are tried: ordinary batches, longer ones, and some without all decodes."""
+def rules(view: ReplicaView, jobs: Sequence[Job], rejected: int = 0) -> Iterator[BatchingRule]:
+    """Yield the rules that are tried: ordinary batches, longer ones, and some without all decodes.
+
+    Lazily: mostly the first is feasible, and whether decodes may wait is not asked for it.
+    """
     fastest = speculation_lengths(view.speculation, view.model, jobs)
     ordinary_s, margin = ordinary_batch_s(view.model), MARGIN if rejected > len(jobs) else 0.0
-    lengths = [BatchingRule(ordinary_s * factor, margin=margin) for factor in LENGTHS]
-    if _may_wait(view, jobs):
-        lengths.append(BatchingRule(ordinary_s, skips=True, margin=margin))
     speculations = (fastest, NO_SPECULATION) if fastest else (NO_SPECULATION,)
-    return [rule._replace(speculation=speculation) for rule in lengths for speculation in speculations]
+    for factor, speculation in product(LENGTHS, speculations):
+        yield BatchingRule(ordinary_s * factor, speculation, margin=margin)
+    if _may_wait(view, jobs):
+        for speculation in speculations:
+            yield BatchingRule(ordinary_s, speculation, skips=True, margin=margin)
 
 
 def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
@@ -188,8 +192,9 @@ def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
 
 def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     """Simulate batches from this state by this rule."""
-    drafts = np.array([rule.speculation.get(tier, 0) for tier in state.tiers], np.float64)
-    rows = state.rows._replace(drafts=drafts)
+    rows = state.rows
+    if rule.speculation:
+        rows = rows._replace(drafts=_floats([rule.speculation.get(tier, 0) for tier in state.tiers]))
     in_time, sustainable, limit_s, chosen, first_token_s, batches = simulate(
         state.engine, rows, state.prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
     )
