@@ -4,9 +4,12 @@ A *stop* is a function of core that is entered; a *return* is the way back from 
 another file. Each is counted once for each function, and for each pair of caller and callee, however often
 they run: a reader follows a loop once. The vocabulary is not followed: properties of requests and views
 (`domain/`) and durations of batches (`timing/`) say by their names what they return. A compiled loop is one
-stop.
+stop, and a generator that goes on is no new call.
+
+`docs/concepts/calls.md` draws these ways.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +28,7 @@ from penstock_core.timing.speculation import Speculation
 CORE = str(Path(penstock_core.__file__).parent)
 VOCABULARY = ("domain", "timing")
 DOZEN = 12
+PAGE = Path(__file__).parents[2] / "docs/concepts/calls.md"
 
 Function = tuple[str, str]
 """File, relative to core, and name."""
@@ -53,14 +57,16 @@ class Calls:
     def __init__(self) -> None:
         self.stops: set[Function] = set()
         self.pairs: set[tuple[Function, Function]] = set()
+        self._begun: set[FrameType] = set()
 
     @property
     def returns(self) -> set[tuple[Function, Function]]:
         return {(caller, callee) for caller, callee in self.pairs if caller[0] != callee[0]}
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
-        entered = function_of(frame) if event == "call" else None
+        entered = function_of(frame) if event == "call" and frame not in self._begun else None
         if entered is not None:
+            self._begun.add(frame)
             self.stops.add(entered)
             if (caller := caller_of(frame)) is not None:
                 self.pairs.add((caller, entered))
@@ -95,13 +101,25 @@ def calls_of(act: Callable[[ReplicaView], object]) -> Calls:
     return calls
 
 
+def drawn(heading: str) -> set[tuple[str, str, str]]:
+    """Arrows of the drawing under a heading of the page: caller's file, callee's file and its function."""
+    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^ +(\w+)->>(\w+): (\S+)$", section, re.MULTILINE))
+
+
+def arrows(calls: Calls) -> set[tuple[str, str, str]]:
+    return {(Path(caller[0]).stem, Path(callee[0]).stem, callee[1]) for caller, callee in calls.returns}
+
+
 def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().admit(view, [asks("new")]))
+    assert arrows(calls) == drawn("One admission")
     assert len(calls.returns) < DOZEN, sorted(calls.returns)
     assert len(calls.stops) <= 35, sorted(calls.stops)
 
 
 def test_a_step_is_followed_with_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().step(view, None))
+    assert arrows(calls) == drawn("One step")
     assert len(calls.returns) < DOZEN, sorted(calls.returns)
     assert len(calls.stops) <= 35, sorted(calls.stops)
