@@ -130,9 +130,8 @@ class InitialState(NamedTuple):
         rows = _rows(jobs, len(decodes), view.model)
         if view.busy_until_s > view.now_s:
             rows = rows._replace(in_batch=_in_batch(jobs, rows.decoding, start_s, view.resting))
-        engine = _engine(view.model, view.limits.batch_tokens)
         tiers = [job.request.tier for job in jobs]
-        return InitialState(engine, rows, _prompts(prompts, view.model, start_s), tiers, start_s)
+        return InitialState(_engine(view), rows, _prompts(prompts, view.model, start_s), tiers, start_s)
 
 
 def ordinary_batch_s(model: TimeModel) -> float:
@@ -203,15 +202,10 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     return BatchPlan(rule, rows, bool(in_time), bool(sustainable), limit_s, skipped, first_s, after)
 
 
-def _engine(model: TimeModel, batch_tokens: int) -> Engine:
-    return Engine(
-        np.array(model.terms, np.float64),
-        model.context_token_s,
-        model.prefill_work_s,
-        model.overhead_s,
-        model.scale,
-        batch_tokens,
-    )
+def _engine(view: ReplicaView) -> Engine:
+    model, batch_tokens = view.model, view.limits.batch_tokens
+    attention_s = model.context_token_s, model.prefill_work_s
+    return Engine(_floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens)
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:

@@ -30,7 +30,7 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
 from penstock_core.forecast.job_columns import columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
-from penstock_core.forecast.prefill_rate import prefill_rate
+from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
 from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import BatchWork, chunk_work
@@ -188,20 +188,15 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     shortest_s = view.model.seconds(BatchWork(1))
     targets_s = np.where(jobs.pace_s >= shortest_s, jobs.pace_s, inf)  # of tighter ones none can be met
     tightest_s = float(targets_s[:present].min(initial=inf))
-    classes_s = sorted(
-        {*np.minimum(targets_s[present:], tightest_s).tolist(), tightest_s}
-    )  # that can become it
-    class_of = np.searchsorted(classes_s, np.minimum(targets_s[present:], tightest_s))
+    tightest_with_s = np.minimum(targets_s[present:], tightest_s)
+    classes_s = sorted({*tightest_with_s.tolist(), tightest_s})
     context = int((jobs.size_tokens + jobs.output_tokens_left).sum())
     ordinary_s = ordinary_batch_s(view.model)
-    rates = [
-        [prefill_rate(view, BatchWork(present + count, context), tpot_s, ordinary_s) for tpot_s in classes_s]
-        for count in range(min(len(candidates), max(view.limits.running - present, 0)) + 1)
-    ]
-    tokens_s = np.zeros((len(candidates) + 1, len(classes_s)))
-    tokens_s[: len(rates)] = [[rate.tokens_s for rate in row] for row in rates]
-    period_s = np.full_like(tokens_s, inf)
-    period_s[: len(rates)] = [[rate.period_s for rate in row] for row in rates]
+    rates = np.full((len(candidates) + 1, len(classes_s), 2), PrefillRate(inf, 0.0))
+    for count in range(min(len(candidates), max(view.limits.running - present, 0)) + 1):
+        decodes = BatchWork(present + count, context)
+        rates[count] = [prefill_rate(view, decodes, tpot_s, ordinary_s) for tpot_s in classes_s]
+    period_s, tokens_s = rates[..., 0], rates[..., 1]
     start_s = max(view.now_s, view.busy_until_s)
     waiting = ~jobs.decoding
     waiting[present:] = True
@@ -210,7 +205,8 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     delay = np.where(waiting, steps, 0).astype(np.int64)
     blocks = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay).blocks
     prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
-    prefills += [_prefill(view, job, i, int(class_of[i])) for i, job in enumerate(candidates)]
+    class_of = np.searchsorted(classes_s, tightest_with_s).tolist()
+    prefills += [_prefill(view, job, i, class_of[i]) for i, job in enumerate(candidates)]
     return Program(
         start_s,
         sorted(prefills, key=lambda prefill: prefill.due_s),

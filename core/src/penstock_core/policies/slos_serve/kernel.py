@@ -132,15 +132,14 @@ def _lent_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
     if rows.window[row] == 0:
         return 0.0
     others = max(tokens_until_judged(rows.window[row], since, rows.sure[row]), 1.0) - 1.0
-    lent_s: float = others * max(rows.tpot_s[row] - catch_up_s, 0.0)
-    return lent_s
+    return float(others * max(rows.tpot_s[row] - catch_up_s, 0.0))
 
 
 @part
 def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
     """When a batch may end for the row to be in time, if its other tokens then take `catch_up_s` each."""
-    end_s: float = rows.deadline_s[row] + _lent_s(rows, row, rows.since[row], catch_up_s)
-    return min(end_s, float(rows.gap_ends_s[row]))
+    end_s = rows.deadline_s[row] + _lent_s(rows, row, rows.since[row], catch_up_s)
+    return float(min(end_s, rows.gap_ends_s[row]))
 
 
 @part

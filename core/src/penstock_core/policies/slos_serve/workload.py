@@ -48,11 +48,9 @@ class Workload:
         for job in (*view.running, *view.waiting):
             (best_effort if job.best_effort else decodes if job.decoding else prompts).append(job)
         prompts.sort(key=deadline_order)
-        if not best_effort:
-            return Workload(AdmittedSet(decodes, prompts), (), None)
         rejected = sum([job.due_s < NO_DEADLINE_S for job in best_effort])
-        admitted = AdmittedSet(decodes, prompts, rejected)
-        return Workload(admitted, best_effort, oldest_waiting_too_long(view, aging_s))
+        protected = oldest_waiting_too_long(view, aging_s) if best_effort else None
+        return Workload(AdmittedSet(decodes, prompts, rejected), best_effort, protected)
 
     def protecting(self) -> "Workload":
         """Return the workload with the protected request, which there is, among the admitted ones."""
