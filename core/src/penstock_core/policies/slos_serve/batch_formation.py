@@ -26,7 +26,8 @@ from penstock_core.policies.slos_serve.speculation import SpeculationLengths, sp
 from penstock_core.policies.slos_serve.workload import Workload
 
 SCARCE = 0.5
-"""Share of the KV cache, held by admitted requests, from which best effort only runs where they do not."""
+"""Share of the KV cache, held by admitted requests, from which best effort only runs where they do not.
+Without it Chatbot attains 4 points less near capacity (`bench/results/ablations.md`)."""
 
 
 class Victims:

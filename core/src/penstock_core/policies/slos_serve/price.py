@@ -19,7 +19,8 @@ MEMORY_STEEPNESS, TIME_STEEPNESS = 9.0, 4.0
 (`bench/results/ablations.md`)."""
 
 FEW_REQUESTS = 4
-"""Admitted requests below which it is not known what is usual."""
+"""Admitted requests below which it is not known what is usual: worth up to 2 points in bursts
+(`bench/results/ablations.md`)."""
 
 Cost = Callable[[Job], float]
 
