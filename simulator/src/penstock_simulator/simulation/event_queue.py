@@ -1,6 +1,7 @@
 """A queue of timed events."""
 
 import heapq
+from itertools import count
 from typing import Generic, TypeVar
 
 Event = TypeVar("Event")
@@ -11,7 +12,7 @@ class EventQueue(Generic[Event]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Event]] = []
-        self._scheduled = 0
+        self._numbers = count()
 
     @property
     def next_s(self) -> float | None:
@@ -20,8 +21,7 @@ class EventQueue(Generic[Event]):
 
     def schedule(self, at_s: float, event: Event) -> None:
         """Add an event at `at_s`."""
-        self._scheduled += 1
-        heapq.heappush(self._heap, (at_s, self._scheduled, event))
+        heapq.heappush(self._heap, (at_s, next(self._numbers), event))
 
     def pop_due(self, now_s: float) -> Event | None:
         """Remove and return the first event up to `now_s`, or None."""
