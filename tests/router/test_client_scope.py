@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from http_by_hand import request_in_hand
 from loop_time import turns
-from penstock_router.http.client_scope import ClientScope
+from penstock_routing.response.client_scope import ClientScope
 from penstock_runtime.http_request import ClientGone
 
 

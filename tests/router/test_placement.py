@@ -10,7 +10,7 @@ from penstock_core.domain.slo import Tier
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_proto import replica_pb2 as wire
-from penstock_router.routing.placement import Placed, Placement, UpstreamError, error_body, upstream_error
+from penstock_router.routing.placement import Placed, Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.demand import Demand
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -19,6 +19,7 @@ from penstock_routing.replicas.upstream_request import End, Lost, UpstreamReques
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import NO_TARGETS, GenerationRequest
 from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.upstream_error import UpstreamError, error_body, upstream_error
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
 from scripted.house import pool_with

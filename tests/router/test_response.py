@@ -8,16 +8,17 @@ import pytest
 from loop_time import freeze, skip, thaw, turns
 from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
-from penstock_router.http import response
-from penstock_router.http.client_scope import ClientScope
 from penstock_router.http.intake import Accepted
-from penstock_router.http.response import FINISH_S, respond
+from penstock_router.http.response import respond
 from penstock_router.routing.placement import Placed
 from penstock_routing.applications.rate_limits import RateLimitGrant
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
 from penstock_routing.request.generation_request import NO_TARGETS, GenerationRequest
 from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response import answer as written
+from penstock_routing.response.answer import FINISH_S
+from penstock_routing.response.client_scope import ClientScope
 
 DONE = b"data: [DONE]\n\n"
 FIGURES = wire.Finished(prompt_tokens=5, completion_tokens=2)
@@ -94,7 +95,7 @@ async def now_s(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], f
     def read() -> float:
         return asyncio.get_running_loop().time()
 
-    monkeypatch.setattr(response, "monotonic", read)
+    monkeypatch.setattr(written, "monotonic", read)
     yield read
     thaw()
 

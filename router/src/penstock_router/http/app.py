@@ -19,6 +19,7 @@ from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GENERATES
 from penstock_routing.request.request_body import BodyReader
+from penstock_routing.response.upstream_error import UpstreamError
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import ClientGone, HttpRequest
 from penstock_runtime.openai_errors import ApiError
@@ -28,7 +29,7 @@ from penstock_router.http import pages
 from penstock_router.http.intake import IncomingRequest, Intake
 from penstock_router.http.request_path import RequestPath
 from penstock_router.observability.metrics import Metrics
-from penstock_router.routing.placement import Placement, UpstreamError
+from penstock_router.routing.placement import Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 
 ONE_MODEL = "/v1/models/"

@@ -15,15 +15,16 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
 from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.client_scope import ClientScope
+from penstock_routing.response.upstream_error import UpstreamError
 from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_router.http.client_scope import ClientScope
 from penstock_router.http.intake import Accepted, IncomingRequest, Intake
 from penstock_router.http.response import respond
 from penstock_router.observability.access_log import AccessLog
 from penstock_router.observability.metrics import Metrics
-from penstock_router.routing.placement import Placement, UpstreamError
+from penstock_router.routing.placement import Placement
 
 log = structlog.get_logger()
 

@@ -6,10 +6,8 @@ that was lost with a replica is sent to one other, as far as the retry budget go
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import orjson
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
 from penstock_core.routing.walk import (
@@ -37,20 +35,13 @@ from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.upstream_error import upstream_error
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.routing.waiting_room import WaitingRoom
 
 log = structlog.get_logger()
-
-
-@dataclass(eq=False, slots=True)
-class UpstreamError(Exception):
-    """A replica or its engine answered with an error of its own: status, and a body in OpenAI's shape."""
-
-    status: int
-    body: bytes
 
 
 class Placed(NamedTuple):
@@ -185,23 +176,6 @@ def _loss(end: wire.Failed, replica: str) -> Lost:
     if end.failure == wire.FAILURE_RETURNED:
         return Lost(replica, "it handed the request back", reached=False)
     raise upstream_error(end)
-
-
-def upstream_error(end: wire.Failed) -> UpstreamError:
-    """Return the error that a failed replica answers with, in OpenAI's shape whatever it sent."""
-    status = end.status if 400 <= end.status <= 599 else 502
-    return UpstreamError(status, error_body(end))
-
-
-def error_body(end: wire.Failed) -> bytes:
-    """Return the failure as `{"error": …}`, on one line."""
-    try:
-        said = orjson.loads(end.body)
-        if isinstance(said, dict) and isinstance(said.get("error"), dict):
-            return orjson.dumps(said)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # reads deeper nesting than it writes
-        pass
-    return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()
 
 
 def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:

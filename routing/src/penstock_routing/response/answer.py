@@ -1,0 +1,120 @@
+"""Writes an accepted request's answer: a stream as its tokens come, or one piece.
+
+Nothing goes to the client before a replica has brought something for it. From then on a stream's only way to
+fail is an event in it. Tokens that the client can take are written by whoever brings them, without waking the
+request's task (`UpstreamRequest.changed`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.http_request import EVENT_STREAM, Header
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.client_scope import ClientScope
+from penstock_routing.response.upstream_error import error_body
+
+LAST_EVENT = b"data: [DONE]\n\n"
+"""Ends a stream in OpenAI's protocol. Clients close on it, so the response must end with it."""
+
+FINISH_S = 5.0
+"""Longest wait for the replica's figures once the answer is complete."""
+
+STREAM_HEADERS = ((b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"))
+
+
+async def write_answer(
+    upstream: UpstreamRequest, replica: str, outcome: Outcome, client: ClientScope, headers: Iterable[Header]
+) -> None:
+    """Write what a replica brings, and note in `outcome` how it went."""
+    if outcome.stream:
+        await _stream(outcome, upstream, replica, client, headers)
+    else:
+        await _whole(outcome, upstream, client, headers)
+
+
+def answer_headers(request_id: str, outcome: Outcome, replica: str) -> list[Header]:
+    """Return the headers of an answer that tell how its request was served."""
+    return [
+        (b"x-request-id", request_id.encode()),
+        (b"x-penstock-tier", outcome.tier.name.encode()),
+        (b"x-penstock-verdict", outcome.verdict.encode()),
+        (b"x-penstock-replica", replica.encode()),
+        (b"x-penstock-hops", b"%d" % outcome.hops),
+    ]
+
+
+async def _whole(
+    outcome: Outcome, upstream: UpstreamRequest, client: ClientScope, headers: Iterable[Header]
+) -> None:
+    received = upstream.take()
+    client.answered()
+    await client.http.answer(received.data, headers=headers)
+    outcome.ended_s = monotonic()
+    if isinstance(received.end, wire.Finished):
+        outcome.ending, outcome.finished = Ending.ANSWERED, received.end
+
+
+async def _stream(
+    outcome: Outcome, upstream: UpstreamRequest, replica: str, client: ClientScope, headers: Iterable[Header]
+) -> None:
+    http, times_s = client.http, outcome.token_times_s
+    relay = _relay(http.write, times_s)
+    http.start(headers=[*STREAM_HEADERS, *headers])
+    while True:
+        data, tokens, end = upstream.take()
+        times_s.extend([monotonic()] * tokens)
+        if end is not None or data.endswith(LAST_EVENT):
+            break
+        if data:
+            await http.send(data)
+        await upstream.changed(relay)
+    client.answered()
+    complete = data.endswith(LAST_EVENT) or isinstance(end, wire.Finished)
+    last = data if complete else data + _error_event(end, replica)
+    await http.end(last)
+    outcome.ended_s = monotonic()
+    if complete:
+        outcome.ending = Ending.ANSWERED
+        outcome.finished = await _figures(upstream)
+
+
+def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
+    """Return what writes output as it comes, unless it ends the stream or the client is behind."""
+
+    def relay(data: bytes, tokens: int) -> bool:
+        if data.endswith(LAST_EVENT) or not write(data):
+            return False
+        if tokens == 1:
+            times_s.append(monotonic())
+        elif tokens:
+            times_s.extend([monotonic()] * tokens)
+        return True
+
+    return relay
+
+
+async def _figures(upstream: UpstreamRequest) -> wire.Finished | None:
+    """Return the replica's figures of a complete answer. They may come a frame later than the last byte."""
+    if upstream.end is None:
+        try:
+            async with asyncio.timeout(FINISH_S):
+                while upstream.end is None:
+                    await upstream.changed()
+        except TimeoutError:
+            return None
+    return upstream.end if isinstance(upstream.end, wire.Finished) else None
+
+
+def _error_event(end: object, replica: str) -> bytes:
+    """Return the event that ends a stream which cannot go on."""
+    if isinstance(end, wire.Failed):
+        return b"data: " + error_body(end) + b"\n\n"
+    if isinstance(end, Lost):
+        said = f"replica {replica} was lost while it answered"
+        return ApiError(502, said, type="server_error", code="replica_lost").event()
+    return b""

@@ -1,0 +1,32 @@
+"""Errors of a replica or its engine that are answers to the client."""
+
+from dataclasses import dataclass
+
+import orjson
+from penstock_proto import replica_pb2 as wire
+from penstock_runtime.openai_errors import ApiError
+
+
+@dataclass(eq=False, slots=True)
+class UpstreamError(Exception):
+    """A replica or its engine answered with an error of its own: status, and a body in OpenAI's shape."""
+
+    status: int
+    body: bytes
+
+
+def upstream_error(end: wire.Failed) -> UpstreamError:
+    """Return the error that a failed replica answers with, in OpenAI's shape whatever it sent."""
+    status = end.status if 400 <= end.status <= 599 else 502
+    return UpstreamError(status, error_body(end))
+
+
+def error_body(end: wire.Failed) -> bytes:
+    """Return the failure as `{"error": …}`, on one line."""
+    try:
+        said = orjson.loads(end.body)
+        if isinstance(said, dict) and isinstance(said.get("error"), dict):
+            return orjson.dumps(said)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # reads deeper nesting than it writes
+        pass
+    return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()

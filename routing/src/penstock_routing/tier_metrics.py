@@ -1,0 +1,116 @@
+"""How the requests of each tier fare: verdicts, times, and whether targets were met.
+
+The router counts them, and so does a sidecar that takes HTTP itself, each under its own name, from the same
+`Outcome`: the same traffic gives the same figures. Labels are tiers and the project's own words, never a
+client's. Everything is counted when a request ends; nothing is counted per token.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from penstock_core.timing.time_model import TimeModel
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from penstock_routing.request.outcome import Ending, Outcome, measured, misses, targets_of
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
+TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+HOPS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
+"""Endings that the service is not judged by: attainment leaves them out."""
+
+
+class TierMetrics:
+    """One process'. prefix: of the metrics' names. tiers: names, whose series begin at 0."""
+
+    def __init__(self, prefix: str, tiers: Iterable[str], registry: CollectorRegistry) -> None:
+        self._prefix, self._registry = prefix, registry
+        self._requests = self._count(
+            "requests",
+            "Requests ended, by tier, verdict (admitted, best-effort, rejected, none), "
+            "reason of the rejection, and how they ended.",
+            "tier",
+            "verdict",
+            "reason",
+            "ending",
+        )
+        self._refused = self._count(
+            "refused", "Requests answered before they were sent to any replica, by HTTP status.", "status"
+        )
+        self._hops = self._histogram(
+            "hops", "Replicas that answered a request, with the one that served it.", HOPS
+        )
+        self._ttft = self._histogram("ttft_seconds", "Request read to first token written.", SECONDS)
+        self._tpot = self._histogram(
+            "tpot_seconds", "Per token after the first, as the tier judges.", TPOT_SECONDS
+        )
+        self._e2e = self._histogram("e2e_seconds", "Request read to end of the answer.", SECONDS)
+        self._met = self._count("slo_met", "Requests that kept every target of their tier.", "tier")
+        self._missed = self._count(
+            "slo_missed",
+            "Requests that did not: which targets (several count each), rejected, failed, client_slow.",
+            "tier",
+            "why",
+        )
+        self._untimed = self._count(
+            "untimed_answers",
+            "Answers, not streamed, whose tokens' times the engine does not report: judged by e2e alone.",
+            "tier",
+        )
+        self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
+        self._failovers = self._count(
+            "failovers", "Replicas lost before a request's first byte; it was sent to another.", "tier"
+        )
+        for tier in tiers:
+            self._met(tier)
+            self._judged(tier)
+
+    def refused(self, status: int) -> None:
+        """Count a request that was answered with an error before it was placed."""
+        self._refused(str(status)).inc()
+
+    def ended(self, outcome: Outcome, model: TimeModel | None) -> bool | None:
+        """Count a request that was decided on and has ended. Returns whether it met its targets.
+
+        None: it is not judged.
+        """
+        tier = outcome.tier.name
+        self._requests(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
+        if outcome.failovers:
+            self._failovers(tier).inc(outcome.failovers)
+        if outcome.hops:
+            self._hops(tier).observe(outcome.hops)
+        if outcome.ending is Ending.ANSWERED:
+            return self._answered(outcome, model)
+        return None if outcome.ending in NOT_COUNTED else self._judge(tier, [outcome.ending.value])
+
+    def _answered(self, outcome: Outcome, model: TimeModel | None) -> bool | None:
+        tier, seen = outcome.tier.name, measured(outcome)
+        self._e2e(tier).observe(seen.e2e_s)
+        if seen.ttft_s is not None:
+            self._ttft(tier).observe(seen.ttft_s)
+        elif not outcome.stream:
+            self._untimed(tier).inc()
+        if seen.tpot_s is not None:
+            self._tpot(tier).observe(seen.tpot_s)
+        targets = targets_of(outcome, model)
+        return None if targets is None else self._judge(tier, misses(targets, seen))
+
+    def _judge(self, tier: str, missed: list[str]) -> bool:
+        self._judged(tier).inc()
+        for why in missed:
+            self._missed(tier, why).inc()
+        if not missed:
+            self._met(tier).inc()
+        return not missed
+
+    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+        """Return a histogram by tier, as a function from the tier; a series is looked up once."""
+        metric = f"{self._prefix}_{name}"
+        return cache(Histogram(metric, says, ["tier"], buckets=buckets, registry=self._registry).labels)
+
+    def _count(self, name: str, says: str, *labels: str) -> Callable[..., Counter]:
+        """Return a counter, as a function from its labels' values; a series is looked up once."""
+        return cache(Counter(f"{self._prefix}_{name}", says, labels, registry=self._registry).labels)
