@@ -8,6 +8,8 @@ from penstock_picker.metrics import Metrics as PickerMetrics
 from penstock_router.observability.metrics import Metrics as RouterMetrics
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.request.byte_budget import ByteBudget
+from penstock_sidecar.http.metrics import HttpMetrics
 from penstock_sidecar.metrics import Metrics as ReplicaMetrics
 from prometheus_client import CollectorRegistry
 
@@ -26,6 +28,7 @@ def no_link(*_: object) -> ReplicaLink:
 def test_the_page_names_every_metric_and_no_other() -> None:
     replica, operator = CollectorRegistry(), CollectorRegistry()
     ReplicaMetrics(replica)
+    HttpMetrics((), ByteBudget(1), replica)
     OperatorMetrics(operator)
     router = RouterMetrics({}, ReplicaSet(no_link))
     picker = PickerMetrics({}, ReplicaSet(no_link))

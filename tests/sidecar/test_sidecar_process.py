@@ -170,3 +170,102 @@ async def test_without_an_engine_it_serves_and_says_so(pool: Path) -> None:
 
 def is_there(path: Path) -> bool:
     return path.exists()
+
+
+TIER_FIGURES = re.compile(
+    r"^penstock_(?:router|replica_http)_"
+    r"((?:requests|hops|ttft_seconds|tpot_seconds|e2e_seconds|slo_\w+|untimed_answers|refused)"
+    r"_(?:total|count)(?:{.*})?) ([\d.]+)$",
+    re.MULTILINE,
+)
+
+
+async def tier_figures(url: str) -> dict[str, float]:
+    """What a process has counted by tier, without its own name and without times."""
+    async with httpx2.AsyncClient() as http:
+        page = (await http.get(url)).text
+    return {name: float(value) for name, value in TIER_FIGURES.findall(page)}
+
+
+TRAFFIC: list[tuple[dict[str, object], dict[str, str], int]] = [
+    (BODY, {}, 200),
+    ({**BODY, "stream": False}, {}, 200),
+    ({**BODY, "stream": False, "max_tokens": 1}, {}, 200),
+    (BODY, {"x-penstock-tier": "batch"}, 200),
+    (BODY, {"x-slo-ttft-ms": "0.001"}, 429),
+    ({**BODY, "prompt": [1] * 5000}, {}, 400),
+    (BODY, {"x-penstock-tier": "gold"}, 400),
+]
+
+
+async def test_the_same_traffic_gives_the_same_figures_of_tiers_over_http_as_through_a_router(
+    tmp_path: Path, socket_path: Path
+) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(
+        POOL.replace("tpot: 100ms}}", "tpot: 100ms}, allowRequestTargets: true}")
+        + "  routing: {backup: reject, maxHops: 1}\n"
+    )
+    ports = ("--http-port", "0", "--metrics-port", "0")
+    async with engine(pool, socket_path) as (_, at):
+        flags = sidecar(pool, at, "--telemetry", socket_path, *ports)
+        async with started("penstock_sidecar.main", *flags) as process:
+            line = await logged(process, "ready")
+            told = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", line))
+            await logged(process, "engine up")
+            replica = ("--replica", f"r0={told['address']}", "--port", "0", "--admin-port", "0")
+            async with started("penstock_router.main", "-f", pool, *replica) as router:
+                fronts = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(router, "ready")))
+                await answered(f"http://{fronts['address']}", {})
+                await answered(f"http://{told['http']}", {"x-penstock-max-hops": "0"})
+                of_router = await tier_figures(f"http://{fronts['admin']}/metrics")
+                of_replica = await tier_figures(f"http://{told['metrics']}/metrics")
+    assert of_router == of_replica
+    assert of_router['slo_met_total{tier="chat"}'] == 3
+    assert of_router['slo_missed_total{tier="chat",why="rejected"}'] == 1
+    assert of_router['ttft_seconds_count{tier="chat"}'] == 3
+
+
+async def answered(url: str, headers: dict[str, str]) -> None:
+    """Send the traffic. Without headers, through a router; a gateway's picker has resolved the tier."""
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        for body, own, status in TRAFFIC:
+            tier = {"x-penstock-tier": "chat", **own} if headers else own
+            response = await client.post("/v1/completions", json=body, headers={**headers, **tier})
+            assert response.status_code == status, response.text
+
+
+async def test_it_tells_routers_its_http_port_and_hands_gateways_on_while_it_drains(
+    pool: Path, socket_path: Path
+) -> None:
+    async with engine(pool, socket_path) as (_, at):
+        flags = sidecar(pool, at, "--telemetry", socket_path, "--http-port", "0")
+        async with started("penstock_sidecar.main", *flags) as process:
+            told = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(process, "ready")))
+            await logged(process, "engine up")
+            async with (
+                Router(told["address"]) as router,
+                httpx2.AsyncClient(base_url=f"http://{told['http']}", timeout=60) as gateway,
+            ):
+                described = await router.stub.Describe(wire.DescribeRequest())
+                assert f"127.0.0.1:{described.http_port}" == told["http"]
+                async with gateway.stream("POST", "/v1/completions", json=BODY) as streaming:
+                    process.send_signal(signal.SIGTERM)
+                    await logged(process, "draining")
+                    refused = await gateway.post("/v1/completions", json=BODY)
+                    assert refused.headers["x-penstock-rejected"] == "1"
+                    assert refused.headers["connection"] == "close"
+                    text = (await streaming.aread()).decode()
+            assert text.endswith("data: [DONE]\n\n")
+            assert await process.wait() == 0
+
+
+async def test_a_sidecar_without_an_http_port_tells_routers_of_none(pool: Path, socket_path: Path) -> None:
+    async with (
+        engine(pool, socket_path) as (_, at),
+        started("penstock_sidecar.main", *sidecar(pool, at, "--telemetry", socket_path)) as process,
+    ):
+        line = await logged(process, "ready")
+        assert "http=none" in line
+        async with Router(re.findall(r"address=(127\.0\.0\.1:\d+)", line)[0]) as router:
+            assert (await router.stub.Describe(wire.DescribeRequest())).http_port == 0

@@ -41,6 +41,7 @@ class SidecarTls:
 class Options:
     """One sidecar's settings. metrics: None serves no pages. drain_s: None takes the pool's.
 
+    http: where gateways send requests; None takes none over HTTP.
     engine_key: the engine's API key, empty where it has none.
     """
 
@@ -55,6 +56,7 @@ class Options:
     log_level: str
     log_json: bool
     engine_key: str = field(default="", repr=False)
+    http: Address | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -79,6 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         log_level=given.log_level,
         log_json=given.log_json,
         engine_key=engine_key(os.environ),
+        http=None if given.http_port is None else Address(given.listen.host, given.http_port),
     )
 
 
@@ -101,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
     flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
+    flag(
+        "--http-port",
+        type=port,
+        metavar="PORT",
+        help="take OpenAI's HTTP API from a gateway, on the host of --listen; 0 takes any",
+    )
     flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
     flag(
         "--drain-s",

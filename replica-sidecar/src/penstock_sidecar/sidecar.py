@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import facts_of
 from penstock_sidecar.engine.watch import EngineWatch
+from penstock_sidecar.http.http_serving import http_app, http_listener, http_serving
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -81,8 +83,15 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             telemetry = TelemetrySocket(options.telemetry, reports.receive)
             stack.callback(telemetry.close)
             ticks += [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
-        identity = identity_of(options, pool, metrics_address)
+        listener = http_listener(options.http)
+        identity = identity_of(options, pool, metrics_address, listener)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
+        http = None
+        if listener is not None:
+            app = http_app(
+                options.name, pool, replica, learned, registry=registry, faults=Faults(metrics.faults)
+            )
+            http = await stack.enter_async_context(http_serving(app, listener, pool, options.tls))
         address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
         await stack.enter_async_context(
             _background(
@@ -95,10 +104,13 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             address=str(address),
             engine=options.engine,
             metrics=metrics_address or "none",
+            http="none" if listener is None else address_of(listener),
         )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
         replica.state.stopping = True
+        if http is not None:
+            http.say_goodbye()
         unfinished = await replica.drain(drain_s)
         log.info("stopped", unfinished=unfinished)
         await replica.close()
@@ -108,10 +120,13 @@ def _model_file(options: Options) -> Path | None:
     return None if options.telemetry is None else Path(measured_model_file(str(options.telemetry)))
 
 
-def identity_of(options: Options, pool: Pool, metrics_address: str | None) -> Identity:
+def identity_of(
+    options: Options, pool: Pool, metrics_address: str | None, http: socket.socket | None
+) -> Identity:
     """Return how this replica describes itself."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
-    return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url)
+    http_port = 0 if http is None else http.getsockname()[1]
+    return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url, http_port)
 
 
 def bounds_of(pool: Pool) -> Bounds:

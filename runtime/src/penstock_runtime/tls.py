@@ -11,23 +11,25 @@ from pathlib import Path
 from penstock_runtime.renewed_files import RenewedFiles
 
 
-def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """Return a context for TLS 1.2 or later that follows its files.
 
+    client_ca: signs clients that may connect; None lets all connect.
     Raises OSError if they are not a valid pair.
     """
-    files = RenewedFiles((cert, key), lambda: _context(cert, key))
+    parts = (cert, key, *([client_ca] if client_ca else []))
+    files = RenewedFiles(parts, lambda: _context(cert, key, client_ca))
 
     def at_handshake(connection: ssl.SSLObject, server_name: str | None, asked: ssl.SSLContext) -> None:
         files.look()
         connection.context = files.value
 
-    first = _context(cert, key)
+    first = _context(cert, key, client_ca)
     first.sni_callback = at_handshake
     return first
 
 
-def _context(cert: Path, key: Path) -> ssl.SSLContext:
+def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     for file in (cert, key):
         file.open().close()  # ssl's error would not name the file
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -36,4 +38,7 @@ def _context(cert: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
         raise OSError(EINVAL, f"no certificate with its key in {key} ({error.reason})", str(cert)) from None
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -13,7 +13,7 @@ most twice as many tries as there are replicas.
 `Walk` is a value: `next_move` returns the next action, and `refused` or `lost` the walk after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, isfinite
@@ -156,6 +156,13 @@ def lost(walk: Walk, tried: Try, affordable: bool = True) -> Walk:
     return replace(passed_over(walk, tried), losses=losses, over=losses > REPLAYS or not affordable)
 
 
+def retry_after_s(refusals: Iterable[Rejected]) -> int:
+    """Return whole seconds until the first of the replicas that rejected a request could admit it."""
+    told = [r.earliest_s for r in refusals if r.earliest_s is not None and isfinite(r.earliest_s)]
+    retry_s = ceil(min(told)) if told else RETRY_UNKNOWN_S
+    return min(max(retry_s, 1), RETRY_LONGEST_S)
+
+
 def spread_retry_s(retry_after_s: int, draw: float) -> int:
     """Return a Retry-After that is longer by up to half and a second, by a draw in [0, 1).
 
@@ -179,6 +186,4 @@ def _backup_replica(walk: Walk, loads: Sequence[ReplicaLoad]) -> str | None:
 def _unattainable(refusals: tuple[Rejected, ...]) -> Unattainable:
     if all(refusal.reason is Reason.NEVER for refusal in refusals):
         return Unattainable(len(refusals), None)
-    told = [r.earliest_s for r in refusals if r.earliest_s is not None and isfinite(r.earliest_s)]
-    retry_s = ceil(min(told)) if told else RETRY_UNKNOWN_S
-    return Unattainable(len(refusals), min(max(retry_s, 1), RETRY_LONGEST_S))
+    return Unattainable(len(refusals), retry_after_s(refusals))

@@ -30,7 +30,7 @@ from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.forwarding import Forwarder
 from penstock_sidecar.requests.gate import Gate, OpenGate
 from penstock_sidecar.requests.learned import Learned
-from penstock_sidecar.requests.replica_request import ReplicaRequest
+from penstock_sidecar.requests.replica_request import Owner, ReplicaRequest
 
 log = structlog.get_logger()
 
@@ -116,10 +116,10 @@ class Replica:
         self._sessions.discard(session)
         self._metrics.sessions.set(len(self._sessions))
 
-    def submit(self, submit: wire.Submit, session: Session) -> ReplicaRequest:
+    def submit(self, submit: wire.Submit, owner: Owner) -> ReplicaRequest:
         """Take a request in. It has ended on return where it cannot be served at all."""
         key = f"{self._boot}-{next(self._numbers)}"
-        request = ReplicaRequest(submit, key, session, self._ended, self._now_s())
+        request = ReplicaRequest(submit, key, owner, self._ended, self._now_s())
         self._intake.take(request, submit)
         return request
 

@@ -28,17 +28,29 @@ from penstock_sidecar.frames.messages import (
     finished_event,
     verdict_event,
 )
-from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.frames.outbox import Hurry
 from penstock_sidecar.requests.client_body import ClientBody
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Request ids that a header and a log line can hold; routers send no others."""
 
 
-class Owner(Protocol):
-    """The session that a request came by."""
+class Sink(Protocol):
+    """Where a request's events go."""
 
-    outbox: Outbox
+    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+        """Take bytes of the answer."""
+
+    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+        """Take any other event."""
+
+
+class Owner(Protocol):
+    """What a request came by: a router's session, or an HTTP request of its own."""
+
+    @property
+    def outbox(self) -> Sink:
+        """Where its events go."""
 
     def forget(self, request: "ReplicaRequest") -> None:
         """Drop a request that has ended."""

@@ -30,12 +30,13 @@ LAST_WORD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How a replica describes itself."""
+    """How a replica describes itself. http_port: where gateways send requests; 0: it takes none over HTTP."""
 
     name: str
     model: str
     policy: str
     metrics_url: str = ""
+    http_port: int = 0
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServicer):
@@ -82,6 +83,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             version=version("penstock-sidecar"),
             engine_ready=self._replica.state.engine_ready,
             metrics_url=self._identity.metrics_url,
+            http_port=self._identity.http_port,
         )
 
     async def Drain(

@@ -4,7 +4,7 @@ A request is one task. `RequestPath` serves those that generate, `pages` all oth
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -19,6 +19,7 @@ from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GENERATES
 from penstock_routing.request.request_body import BodyReader
+from penstock_routing.response.error_headers import beside_error
 from penstock_routing.response.upstream_error import UpstreamError
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import ClientGone, HttpRequest
@@ -33,12 +34,6 @@ from penstock_router.routing.placement import Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 
 ONE_MODEL = "/v1/models/"
-
-SHOULD_RETRY = "x-should-retry"
-"""OpenAI's clients heed it before the status."""
-
-WORTH_A_RETRY = frozenset({408, 409, 425, 429})
-"""Client errors that may go away by themselves."""
 
 Page = Callable[[HttpRequest], Awaitable[None]]
 log = structlog.get_logger()
@@ -115,10 +110,10 @@ class RouterApp:
             else:
                 await self._page(http, endpoint is not None)
         except ApiError as error:
-            error.headers = (*error.headers, *_beside_error(error.status, request_id, error.headers))
+            error.headers = (*error.headers, *beside_error(error.status, request_id, error.headers))
             raise
         except UpstreamError as refusal:
-            beside = _beside_error(refusal.status, request_id)
+            beside = beside_error(refusal.status, request_id)
             headers = [(name.encode(), value.encode()) for name, value in beside]
             await http.answer(refusal.body, refusal.status, headers=headers)
         except ClientGone:
@@ -210,12 +205,3 @@ class RouterApp:
     def demand_page(self) -> bytes:
         """Describe what is asked of the pool."""
         return self.metrics.demand.page(self._room.held, self._replica_set.links)
-
-
-def _beside_error(
-    status: int, request_id: str, given: Iterable[tuple[str, str]] = ()
-) -> Iterator[tuple[str, str]]:
-    """Headers of every error. What is wrong with a request is still wrong when it comes again."""
-    yield request_head.REQUEST_ID, request_id
-    if 400 <= status < 500 and status not in WORTH_A_RETRY and SHOULD_RETRY not in dict(given):
-        yield SHOULD_RETRY, "false"

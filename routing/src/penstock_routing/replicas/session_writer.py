@@ -8,7 +8,7 @@ counted.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock_proto import replica_pb2 as wire
 
@@ -66,22 +66,23 @@ class SessionWriter:
         while self._attempts and size_bytes < FRAME_BYTES:
             id = next(iter(self._attempts))
             attempt = self._attempts.pop(id)
-            _add(frame, id, attempt, now_s)
+            frame.submits.add(**submit_fields(id, attempt, now_s))
             size_bytes += len(attempt.request.body)
         return frame
 
 
-def _add(frame: wire.RouterFrame, id: int, attempt: Attempt, now_s: float) -> None:
+def submit_fields(id: int, attempt: Attempt, now_s: float) -> dict[str, Any]:
+    """Return the fields of a `Submit` that is sent now."""
     request = attempt.request
-    frame.submits.add(
-        id=id,
-        request_id=request.id,
-        endpoint=request.endpoint,
-        body=request.body,
-        tier=request.tier.name,
-        spent_s=now_s - request.arrival_s,
-        ttft_s=request.targets.ttft_s,
-        tpot_s=request.targets.tpot_s,
-        hop=attempt.hop,
-        backup=attempt.backup,
-    )
+    return {
+        "id": id,
+        "request_id": request.id,
+        "endpoint": request.endpoint,
+        "body": request.body,
+        "tier": request.tier.name,
+        "spent_s": now_s - request.arrival_s,
+        "ttft_s": request.targets.ttft_s,
+        "tpot_s": request.targets.tpot_s,
+        "hop": attempt.hop,
+        "backup": attempt.backup,
+    }

@@ -76,7 +76,7 @@ def _finished(message: wire.Finished) -> wire.Finished:
 
 
 def time_model(description: wire.DescribeReply) -> TimeModel | None:
-    """Return the replica's time model; None where it has sent none. Raises Malformed."""
+    """Return the replica's time model; None where it has sent none. Raises MalformedMessage."""
     said = description.time_model_json
     try:
         return from_json(orjson.loads(said)) if said else None

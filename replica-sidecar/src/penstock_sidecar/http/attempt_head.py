@@ -1,0 +1,53 @@
+"""What a gateway tells in headers about one attempt at this replica."""
+
+from typing import NamedTuple
+
+from penstock_routing.request.request_head import Head
+from penstock_runtime import gateway_headers as names
+
+_MAX_HOPS, _ATTEMPT = names.MAX_HOPS.encode(), names.ATTEMPT.encode()
+_TIMEOUT_MS, _LEFT_MS = names.TIMEOUT_MS.encode(), names.TIMEOUT_LEFT_MS.encode()
+_APPLICATION = names.APPLICATION.encode()
+
+_LONGEST = 9
+"""Digits of a number that is read."""
+
+
+class AttemptHead(NamedTuple):
+    """One attempt.
+
+    picked: whether a picker has chosen the endpoints and resolved the tier.
+    hop: 1 at the first endpoint. last: no endpoint follows.
+    application: whose key the gateway has checked; None where it has checked none.
+    spent_s: what earlier attempts took.
+    """
+
+    picked: bool
+    hop: int
+    last: bool
+    application: str | None
+    spent_s: float
+
+
+def attempt_head(head: Head, usual_hops: int) -> AttemptHead:
+    """Return the attempt. usual_hops: endpoints after the first where no picker has told."""
+    hop, max_hops = _number(head, _ATTEMPT) or 1, _number(head, _MAX_HOPS)
+    application = head.get(_APPLICATION)
+    return AttemptHead(
+        picked=max_hops is not None,
+        hop=hop,
+        last=hop > (usual_hops if max_hops is None else max_hops),
+        application=None if application is None else application.decode("latin-1"),
+        spent_s=_spent_s(head),
+    )
+
+
+def _spent_s(head: Head) -> float:
+    timeout_ms, left_ms = _number(head, _TIMEOUT_MS), _number(head, _LEFT_MS)
+    return 0.0 if timeout_ms is None or left_ms is None else max(timeout_ms - left_ms, 0) / 1000
+
+
+def _number(head: Head, name: bytes) -> int | None:
+    """Return a whole number; None where there is none."""
+    given = head.get(name, b"")
+    return int(given) if given.isdigit() and len(given) <= _LONGEST else None

@@ -1,0 +1,35 @@
+"""The owner of a request that came over HTTP: its events go to the client's own connection.
+
+A session gathers events into frames for its router. Here each event has one reader, so output is written to
+the client where it arises, and held in `UpstreamRequest`, within its bounds, while the client is behind.
+"""
+
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.replicas import wire_conversion
+from penstock_routing.replicas.upstream_request import UpstreamRequest
+
+from penstock_sidecar.frames.outbox import Hurry
+from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+
+class HttpOwner:
+    """Of one request. outbox: itself."""
+
+    def __init__(self, upstream: UpstreamRequest) -> None:
+        self._upstream = upstream
+        self.outbox = self
+
+    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+        """Take bytes of the answer."""
+        self._upstream.put(data, tokens)
+
+    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+        """Take a verdict or an end."""
+        kind = event.WhichOneof("kind")
+        if kind in ("admitted", "best_effort"):
+            self._upstream.accepted(wire_conversion.accepted(event))
+        elif kind is not None:
+            self._upstream.finish(wire_conversion.end(event, kind))
+
+    def forget(self, request: ReplicaRequest) -> None:
+        """Nothing is kept of a request that has ended."""

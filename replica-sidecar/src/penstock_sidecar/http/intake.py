@@ -1,0 +1,85 @@
+"""Reads a generating request that a gateway sends: head, body, tier, targets.
+
+A picker has resolved the tier. Where the gateway goes on without one, the tier follows from the application
+whose key the gateway has checked, as in the router. A pool with applications gives no targets to a request of
+which neither is known: best effort at most.
+"""
+
+from time import monotonic
+from typing import NamedTuple
+
+from penstock_core.domain.slo import Tier
+from penstock_core.routing.walk import Backup
+from penstock_pool import Application, Pool
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.applications.tier_selection import check_model, own_targets, tier_for, tier_of
+from penstock_routing.replicas.session_writer import Attempt
+from penstock_routing.request import request_head
+from penstock_routing.request.byte_budget import BodyBytes
+from penstock_routing.request.generation_request import GenerationRequest
+from penstock_routing.request.request_body import BodyReader
+from penstock_routing.settings import Settings
+from penstock_runtime.http_request import HttpRequest, body_too_large
+
+from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head
+
+
+class HttpAttempt(NamedTuple):
+    """One HTTP request to an endpoint that generates."""
+
+    http: HttpRequest
+    head: request_head.Head
+    endpoint: "wire.Endpoint.ValueType"
+    request_id: str
+
+
+class Taken(NamedTuple):
+    """A request that may be submitted. last: a rejection of it is final."""
+
+    attempt: Attempt
+    last: bool
+
+
+class HttpIntake:
+    """One replica's."""
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        self._settings = settings
+        self._applications = {each.name: each for each in pool.spec.applications}
+        self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
+
+    async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> Taken:
+        """Read one request. Raises ApiError if it is invalid, ClientGone."""
+        told = attempt_head(call.head, self._settings.max_hops)
+        body = await self._body(call, body_bytes)
+        arrival_s = monotonic() - told.spent_s
+        asked = await self._reader.read(call.endpoint, body)
+        check_model(self._settings, asked.model)
+        tier = self._tier(told, call.head, asked.service_tier)
+        targets = own_targets(tier, call.head)
+        request = GenerationRequest(
+            call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream
+        )
+        return Taken(Attempt(request, told.hop, self._best_effort(told, tier)), told.last)
+
+    def _tier(self, told: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
+        if told.picked:
+            return tier_of(self._settings, None, request_head.tier_name(head), service_tier)
+        return tier_for(self._settings, self._application(told), head, service_tier)
+
+    def _application(self, told: AttemptHead) -> Application | None:
+        return self._applications.get(told.application or "")
+
+    def _best_effort(self, told: AttemptHead, tier: Tier) -> bool:
+        """Return whether it is served best effort or not at all."""
+        if self._applications and not told.picked and self._application(told) is None:
+            return True
+        backup = self._settings.backup is Backup.BEST_EFFORT and not tier.best_effort
+        return told.last and backup
+
+    async def _body(self, call: HttpAttempt, body_bytes: BodyBytes) -> bytes:
+        request_head.reject_encoding(call.head)
+        bound_bytes = self._settings.max_body_bytes
+        if (request_head.content_length(call.head) or 0) > bound_bytes:
+            raise body_too_large(bound_bytes)
+        return await call.http.body(bound_bytes, self._settings.body_timeout_s, body_bytes.add)

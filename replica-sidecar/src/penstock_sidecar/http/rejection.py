@@ -1,0 +1,59 @@
+"""A replica's rejection as an HTTP response, which the gateway takes to the next endpoint.
+
+The gateway goes by the header, whatever the status. The client sees the response of the last replica asked,
+so each one tells the reason, and when to come again as far as that replica can tell.
+"""
+
+from penstock_core.domain.verdict import Reason, Rejected
+from penstock_core.routing.walk import (
+    OUT_OF_SERVICE,
+    retry_after_s,
+    spread_retry_s,
+)
+from penstock_runtime.gateway_headers import REJECTED
+from penstock_runtime.openai_errors import ApiError
+
+HOP = (REJECTED, "1")
+
+WORDS = {
+    Reason.PREFILL_BUDGET: "its first token would be late",
+    Reason.DECODE_BUDGET: "its tokens would be late",
+    Reason.KV_MEMORY: "it would not fit into memory",
+    Reason.NEVER: "not even an idle replica could meet the targets",
+    Reason.QUEUE_FULL: "the queue is full",
+    Reason.DRAINING: "the replica is draining",
+    Reason.ENGINE_DOWN: "the engine does not answer",
+}
+
+
+def rejection(tier: str, replica: str, why: Rejected, draw: float) -> ApiError:
+    """Return the response to a rejected request. draw: in [0, 1), spreads retries."""
+    if why.reason in OUT_OF_SERVICE:
+        return out_of_service(f"replica {replica} takes no requests: {WORDS[why.reason]}", why.reason, draw)
+    said = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
+    if why.reason is Reason.NEVER:
+        return _unattainable(said, why.reason, ("x-should-retry", "false"))
+    again_s = spread_retry_s(retry_after_s([why]), draw)
+    return _unattainable(f"{said}; try again in {again_s} s", why.reason, ("retry-after", str(again_s)))
+
+
+def out_of_service(said: str, reason: Reason, draw: float) -> ApiError:
+    """Return the response where the replica takes no requests at all."""
+    again_s = spread_retry_s(1, draw)
+    return ApiError(
+        503,
+        f"{said}; try again in {again_s} s",
+        type="no_replicas",
+        code="no_replicas",
+        headers=(HOP, ("x-penstock-reason", reason.value), ("retry-after", str(again_s))),
+    )
+
+
+def _unattainable(said: str, reason: Reason, retry: tuple[str, str]) -> ApiError:
+    return ApiError(
+        429,
+        said,
+        type="slo_unattainable",
+        code="slo_unattainable",
+        headers=(HOP, ("x-penstock-reason", reason.value), retry),
+    )

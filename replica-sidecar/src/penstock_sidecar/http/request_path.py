@@ -1,0 +1,121 @@
+"""The path of one generating request that came over HTTP: read, submitted, answered, counted.
+
+It is submitted like a session's request, and so to the same admission. Nothing is written before its verdict
+and the first bytes of its answer: a rejection is a response that the gateway takes to the next replica.
+"""
+
+from random import Random
+from time import monotonic
+
+import structlog
+from penstock_core.domain.verdict import Admitted, Reason, Rejected
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.demand import ADMITTED, BEST_EFFORT
+from penstock_routing.replicas.session_writer import submit_fields
+from penstock_routing.replicas.upstream_request import UpstreamRequest
+from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
+from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.answer import answer_headers, write_answer
+from penstock_routing.response.client_scope import ClientScope
+from penstock_routing.response.upstream_error import UpstreamError, upstream_error
+from penstock_runtime.http_request import ClientGone
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_sidecar.http.http_owner import HttpOwner
+from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, Taken
+from penstock_sidecar.http.metrics import HttpMetrics
+from penstock_sidecar.http.rejection import out_of_service, rejection
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.requests.faults import Faults
+from penstock_sidecar.requests.learned import Learned
+
+log = structlog.get_logger()
+
+
+class HttpRequestPath:
+    """One replica's. stream_bytes: most output held for one client. budget: of the bytes held over all."""
+
+    def __init__(
+        self,
+        name: str,
+        replica: Replica,
+        learned: Learned,
+        *,
+        intake: HttpIntake,
+        metrics: HttpMetrics,
+        faults: Faults,
+        stream_bytes: int,
+        budget: ByteBudget,
+    ) -> None:
+        self._name, self._replica, self._learned, self._intake = name, replica, learned, intake
+        self._metrics, self._faults = metrics, faults
+        self._stream_bytes, self._budget = stream_bytes, budget
+        self._random = Random()
+
+    async def serve(self, call: HttpAttempt) -> None:
+        """Serve one request. Raises ApiError, UpstreamError and ClientGone, before the first byte only."""
+        with BodyBytes(self._budget) as body_bytes, self._metrics.open.track_inprogress():
+            try:
+                taken = await self._intake.read(call, body_bytes)
+            except ApiError as error:
+                self._metrics.tiers.refused(error.status)
+                raise
+            await self._answer(call, taken)
+
+    async def _answer(self, call: HttpAttempt, taken: Taken) -> None:
+        """Submit it, answer it and count it."""
+        request, http = taken.attempt.request, call.http
+        outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
+        outcome.hops = taken.attempt.hop
+        try:
+            async with ClientScope(http) as client:
+                await self._submit(call, taken, outcome, client)
+        except ClientGone:
+            outcome.ending = Ending.CLIENT_GONE
+            raise
+        except UpstreamError as error:
+            outcome.ending = Ending.INVALID if error.status < 500 else Ending.FAILED
+            raise
+        finally:
+            if http.slow:
+                outcome.ending = Ending.CLIENT_SLOW
+            outcome.ended_s = outcome.ended_s or monotonic()
+            with self._faults.within("http"):
+                self._count(outcome, taken.last)
+
+    async def _submit(self, call: HttpAttempt, taken: Taken, outcome: Outcome, client: ClientScope) -> None:
+        bound_bytes = self._stream_bytes if outcome.stream else None
+        upstream = UpstreamRequest(1, bound_bytes, call.http.break_slow)
+        upstream.hold_within(self._budget)
+        submit = wire.Submit(**submit_fields(1, taken.attempt, monotonic()))
+        request = self._replica.submit(submit, HttpOwner(upstream))
+        try:
+            await self._begun(upstream, outcome)
+            headers = answer_headers(call.request_id, outcome, self._name)
+            await write_answer(upstream, self._name, outcome, client, headers)
+        finally:
+            request.cancelled()  # unless it has ended
+            upstream.release()
+
+    async def _begun(self, upstream: UpstreamRequest, outcome: Outcome) -> None:
+        """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
+        while upstream.end is None and not (outcome.stream and upstream.brought):
+            await upstream.changed()
+        if isinstance(end := upstream.end, Rejected):
+            outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
+            raise rejection(outcome.tier.name, self._name, end, self._random.random())
+        if upstream.verdict is not None:
+            outcome.verdict = ADMITTED if isinstance(upstream.verdict, Admitted) else BEST_EFFORT
+        if isinstance(end, wire.Failed):
+            if end.failure == wire.FAILURE_RETURNED:
+                outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
+                said = f"replica {self._name} is draining and has not begun the request"
+                raise out_of_service(said, Reason.DRAINING, self._random.random())
+            raise upstream_error(end)
+
+    def _count(self, outcome: Outcome, last: bool) -> None:
+        """Count it, unless another replica has the last word on it."""
+        if outcome.ending is Ending.REJECTED and not last:
+            self._metrics.passed_on.labels(outcome.tier.name).inc()
+        else:
+            self._metrics.tiers.ended(outcome, self._learned.fitted)
