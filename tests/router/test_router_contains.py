@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_router.http import response
 from penstock_router.observability.access_log import AccessLog
 from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.response import answer
 from penstock_runtime.http_protocol import HttpBounds
 from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
@@ -62,7 +62,7 @@ async def test_a_fault_in_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyP
         part.output(chat_chunk("one"))
         part.fail(wire.FAILURE_ENGINE_REFUSED, 500)
 
-    monkeypatch.setattr(response, "_error_event", breaks)
+    monkeypatch.setattr(answer, "_error_event", breaks)
     async with house(ScriptedReplica("r0", is_lost)) as router:
         reply = await router.chat(stream=True)
         assert b'data: {"error":{"message":"internal error"' in reply.content

@@ -61,7 +61,8 @@ async def test_a_malformed_replica_is_logged_once(capsys: pytest.CaptureFixture[
     replica.time_model_json = "{"
     async with house(replica, ready=False):
         await until(lambda: replica.described > 4)
-    assert capsys.readouterr().out.count("malformed time model") == 1
+    written = capsys.readouterr()
+    assert (written.out + written.err).count("malformed time model") == 1
 
 
 async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_way(
