@@ -22,3 +22,7 @@ def test_a_written_pool_loads_as_it_was(file: Path, tmp_path: Path) -> None:
     written = tmp_path / "pool.yaml"
     written.write_text(write_document(pool.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
     assert load_pool(written) == pool
+
+
+def test_a_document_is_written_in_the_letters_of_its_values() -> None:
+    assert write_document({"description": "Grüße"}) == "description: Grüße\n"

@@ -66,6 +66,12 @@ async def test_a_word_is_a_token_streamed_or_not(real_time: RealTime) -> None:
     assert whole.usage.prompt_tokens == 3
 
 
+async def test_one_answer_may_be_asked_for_by_number(real_time: RealTime) -> None:
+    async with real_time() as engine:
+        reply = await engine.client.completions.create(model="tiny", prompt="hi", max_tokens=1, n=1)
+    assert len(reply.choices) == 1
+
+
 async def test_one_token_is_a_whole_stream(real_time: RealTime) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         body = {"prompt": "hi", "max_tokens": 1, "stream": True, "ignore_eos": True}
