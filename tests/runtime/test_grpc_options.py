@@ -26,3 +26,4 @@ def test_what_one_end_sends_the_other_takes() -> None:
 def test_a_taken_port_is_an_error_and_the_router_alone_tries_again() -> None:
     assert SERVER["grpc.so_reuseport"] == 0
     assert CLIENT["grpc.enable_retries"] == 0
+    assert CLIENT["grpc.use_local_subchannel_pool"] == 1

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from http_by_hand import Wire
 from loop_time import skip, turns
+from penstock_pool.serving_spec import RouterSpec
 from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
-from penstock_runtime.serving import listen, serving
+from penstock_runtime.serving import Server, listen, serving
+from penstock_runtime.tls_server import GOODBYE_S
 
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = GET[:-2]
@@ -89,6 +91,51 @@ async def test_a_head_may_be_as_long_as_its_bound() -> None:
         assert wire.statuses == [431]
 
 
+async def test_a_head_that_comes_whole_may_be_as_long_as_its_bound() -> None:
+    head = b"GET /12345 HTTP/1.1\r\nx-y: 1234567\r\nz: \r\n\r\n"
+    counted = len("/12345") + len("x-y: 1234567\r\n") + len("z: \r\n")
+    for bound, status in ((counted, 200), (counted - 1, 431)):
+        async with connection(App(), head_bytes=bound) as (one, wire):
+            await fed(one, head)
+            assert wire.statuses == [status]
+
+
+async def test_a_connection_is_closed_once_it_has_been_idle_for_so_long() -> None:
+    early = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
+    for pieces in ([GET % b""], [early, b"abc"]):
+        async with connection(App(), keep_alive_s=60) as (one, wire):
+            for piece in pieces:
+                await fed(one, piece)
+            await skip(59.9)
+            assert not wire.closed
+            await skip(0.2)
+            assert wire.closed and not wire.aborted
+
+
+async def test_a_connection_is_not_idle_while_it_is_asked_and_answered() -> None:
+    app = App()
+    async with connection(app, keep_alive_s=60, head_s=5) as (one, wire):
+        await fed(one, GET % b"")
+        await skip(59)
+        await fed(one, GET % b"slow")
+        await skip(600)
+        assert not wire.closed
+        app.may_end.set()
+        await turns()
+        assert b"ended" in wire.written
+
+
+async def test_a_client_that_leaves_the_end_of_its_answer_unread_is_dropped() -> None:
+    """It is too little to make the answer wait."""
+    async with connection(App(), write_s=5, keep_alive_s=3600) as (one, wire):
+        wire.waiting_bytes = 100
+        await fed(one, GET % b"")
+        await skip(5.1)
+        assert not wire.aborted
+        await skip(5.1)
+        assert wire.aborted
+
+
 async def test_an_early_answer_waits_for_the_rest_of_its_request_for_so_long() -> None:
     async with connection(App(), linger_s=5) as (one, wire):
         await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
@@ -141,6 +188,23 @@ async def test_a_server_that_stops_closes_an_idle_connection_in_a_moment() -> No
         assert wire.closed and not wire.aborted
 
 
+@pytest.mark.parametrize("begun", [b"", b"abc"])
+async def test_a_server_that_stops_waits_for_no_rest_of_an_answered_request(begun: bytes) -> None:
+    async with connection(App(), last_call_s=5, linger_s=3600) as (one, wire):
+        await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" + begun)
+        one.shutdown()
+        await skip(5.1)
+        assert wire.statuses == [401] and wire.closed
+
+
+async def test_a_server_that_stops_closes_a_connection_that_is_idle_again() -> None:
+    async with connection(App(), last_call_s=5) as (one, wire):
+        await fed(one, GET % b"")
+        one.shutdown()
+        await skip(5.1)
+        assert wire.closed
+
+
 @pytest.mark.parametrize("request_bytes", [HALF % b"", GET % b"slow"], ids=["half", "under way"])
 async def test_a_request_that_comes_in_that_moment_is_not_cut(request_bytes: bytes) -> None:
     async with connection(App(), last_call_s=5) as (one, wire):
@@ -159,6 +223,31 @@ async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -
         assert not wire.closed
         await skip(0.2)
         assert wire.closed
+
+
+async def test_the_answer_to_a_client_that_has_closed_its_side_is_its_last() -> None:
+    app = App()
+    async with connection(app, half_closed_s=5) as (one, wire):
+        await fed(one, GET % b"slow")
+        one.eof_received()
+        app.may_end.set()
+        await turns()
+        assert b"ended" in wire.written and wire.closed
+
+
+async def test_a_drain_ends_with_the_last_app_though_its_client_has_gone() -> None:
+    app = App()
+    server = Server(app, HttpBounds(), None)
+    one = server.connection()
+    one.connection_made(Wire())
+    await fed(one, GET % b"slow")
+    stopping = asyncio.create_task(server.stop(3600))
+    one.connection_lost(None)
+    await turns()
+    assert not stopping.done()
+    app.may_end.set()
+    await turns()
+    assert stopping.done()
 
 
 @pytest.mark.parametrize("left", ["idle", "in a head", "half closed", "before its body", "stopping"])
@@ -186,11 +275,15 @@ async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
 def test_the_bounds_are_those_that_the_manual_tells() -> None:
     rows = [line.strip("| ").split(" | ") for line in RELIABILITY.read_text().splitlines() if " | " in line]
     told = {row[1]: row[2] for row in rows if len(row) > 3}
-    usual = HttpBounds()
+    usual, of_a_pool = HttpBounds(), RouterSpec()
+    assert (usual.head_bytes, usual.write_s) == (of_a_pool.max_header_bytes, of_a_pool.write_timeout_s)
     rest = f"{usual.linger_bytes >> 20} MiB, {usual.linger_s:g} s"
     assert told["open connections, including those in a TLS handshake"] == f"{usual.connections:,}"
     assert told["the rest of a request that is already answered"] == rest
     assert told["a request's headers"].endswith(f", {usual.head_s:g} s")
     idle = f"{usual.keep_alive_s} s; {usual.last_call_s:g} s when the router stops"
     assert told["an idle connection"] == idle
+    assert (
+        told["a TLS handshake; a client's answer to the end of TLS"] == f"{usual.head_s:g} s; {GOODBYE_S:g} s"
+    )
     assert told["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"

@@ -17,6 +17,8 @@ MANY_BYTES = 100_000
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", min_size=1, max_size=12)
 VALUE = st.text("abcdefghijklmnopqrstuvwxyz ,;=/\"'", max_size=20).map(str.strip)
 FRAMING = {"content-length", "transfer-encoding", "connection", "expect", "upgrade", "trailer"}
+PLAIN = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED_HEAD = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 JUNK = b"junk / with no version\r\n\r\n"
 
 
@@ -120,6 +122,13 @@ def test_junk_ends_its_own_connection_with_one_refusal_at_most(
         assert b"\r\nconnection: close\r\n" in wire.written
 
 
+async def test_every_request_before_junk_is_answered() -> None:
+    """The last has begun, and its body is no body."""
+    seen, wire, connection = await fed([PLAIN * 2 + CHUNKED_HEAD + b"no length\r\n"])
+    assert (len(seen), wire.statuses) == (2, [200, 200, 400])
+    connection.connection_lost(None)
+
+
 @given(st.lists(st.integers(0, 1000), max_size=5))
 def test_junk_is_refused_once_however_it_is_split(at: list[int]) -> None:
     _, wire = run(split(JUNK * 3, at))
@@ -172,7 +181,7 @@ def test_a_tunnel_is_not_dug() -> None:
     assert (seen, wire.statuses) == ([], [405])
 
 
-CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+CHUNKED = CHUNKED_HEAD + b"3\r\nabc\r\n0\r\n"
 
 
 def test_trailers_are_no_headers() -> None:
@@ -208,13 +217,16 @@ async def test_no_more_is_read_while_many_requests_wait_for_their_turn() -> None
         may_end.clear()
 
     server, connection, wire = connected(app)
-    connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * (MOST_UNANSWERED + 2))
-    for answers in range(MOST_UNANSWERED + 2):
+    for before in (0, MOST_UNANSWERED + 2):
+        connection.data_received(PLAIN * MOST_UNANSWERED)
+        assert not wire.reading_paused
+        connection.data_received(PLAIN * 2)
+        for answers in range(MOST_UNANSWERED + 2):
+            await turns()
+            assert len(server.tasks) == 1 and len(wire.statuses) == before + answers
+            assert wire.reading_paused is (answers < 2)
+            may_end.set()
         await turns()
-        assert len(server.tasks) == 1 and len(wire.statuses) == answers
-        assert wire.reading_paused is (answers < 2)
-        may_end.set()
-    await turns()
     connection.connection_lost(None)
 
 

@@ -112,6 +112,13 @@ async def test_little_is_read_of_a_body_before_its_app_asks_for_it() -> None:
     assert read(wire.written).body == b"%d" % (2 * PIECE_BYTES)
 
 
+@pytest.mark.parametrize("header", [b"expect: something", b"x-other: 100-continue"])
+async def test_a_client_that_waits_for_nothing_is_asked_for_nothing(header: bytes) -> None:
+    connection, wire = await sent(echoes(3), posts(2, header))
+    connection.connection_lost(None)
+    assert wire.written == b""
+
+
 @pytest.mark.parametrize(("version", "goes_on"), [(b"1.1", True), (b"1.0", False)])
 async def test_a_client_that_waits_to_be_asked_for_its_body_is(version: bytes, goes_on: bool) -> None:
     head = posts(2, b"expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/" + version)

@@ -43,6 +43,11 @@ def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str)
     ("log", "tells"),
     [
         (
+            BAD_LENGTH.rpartition("    For")[0],
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
+            "Value error, User-specified max_model_len (100000) is greater than the derived max_model_len",
+        ),
+        (
             BAD_LENGTH,
             "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
             "Value error, User-specified max_model_len (100000) is greater than the derived max_model_len",

@@ -80,6 +80,13 @@ async def served(identity: Identity, bounds: HttpBounds = BOUNDS) -> AsyncIterat
         yield listener.getsockname()
 
 
+async def test_a_server_that_has_stopped_listens_no_more(identity: Identity) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        async with serving(app, listener, 5.0, BOUNDS, server_context(identity.cert, identity.key)):
+            assert listener.fileno() >= 0
+        assert listener.fileno() == -1
+
+
 class Client:
     """One connection under TLS, by a client that trusts everybody."""
 

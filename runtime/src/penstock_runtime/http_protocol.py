@@ -51,7 +51,7 @@ class HttpBounds:
         sent a request before it could notice.
     """
 
-    head_bytes: int = 65536
+    head_bytes: int = 32768
     head_s: float = 30.0
     keep_alive_s: int = 75
     connections: int = 16384
@@ -76,7 +76,7 @@ class ServerState:
         self.tasks: set[asyncio.Task[None]] = set()
         self.goodbye = False
         self.ended = asyncio.Event()
-        self._dated_s, self._date_line = 0, b""
+        self._dated_s, self._date_line = inf, b""
 
     @property
     def date_line(self) -> bytes:
@@ -108,6 +108,7 @@ class HttpProtocol(asyncio.Protocol):
     """One connection. write_paused: the write buffer is full."""
 
     transport: asyncio.Transport
+    _unread_bytes: float  # at the last look at the write buffer
 
     def __init__(self, server: ServerState) -> None:
         self._server, self._bounds = server, server.bounds
@@ -121,7 +122,6 @@ class HttpProtocol(asyncio.Protocol):
         self._last_refusal: ApiError | None = None  # answers the last of them when it has its turn
         self._refused = self._half_closed = self._reading_paused = self.write_paused = False
         self._writable: asyncio.Future[None] | None = None
-        self._unread_bytes = inf  # at the last look at the write buffer
         self._linger_bytes = 0
 
     # The transport's events
@@ -357,7 +357,6 @@ class HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error, and drop further bytes. After a response that has begun, only close."""
-        self._stop("head")
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -382,7 +381,6 @@ class HttpProtocol(asyncio.Protocol):
         self.transport.write(_response(error))
         self._half_close()
         self._linger()
-        self._watch_writes()
 
     def _parses(self, more_bytes: int) -> bool:
         """Return whether more bytes are parsed: none after a refusal. Abort past the bound of lingering."""
@@ -443,7 +441,7 @@ class HttpProtocol(asyncio.Protocol):
     def _look_at_writes(self) -> None:
         """Abort if the client has read nothing. While writing is not paused, nothing is checked."""
         waiting_bytes = self.transport.get_write_buffer_size()
-        if not waiting_bytes or (self._requests and not self.write_paused and not self._refused):
+        if not waiting_bytes or (self._requests and not self.write_paused):
             return
         if waiting_bytes < self._unread_bytes:
             self._unread_bytes = waiting_bytes

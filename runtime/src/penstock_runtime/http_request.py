@@ -13,6 +13,7 @@ traceback, and the client gets a 500 in the same format, without the traceback.
 import asyncio
 import http
 from collections.abc import Awaitable, Callable, Iterable
+from functools import cache
 from typing import Protocol
 
 import structlog
@@ -35,9 +36,6 @@ WITHOUT_BODY = frozenset({204, 304})
 """Statuses whose responses have no body."""
 
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-_STATUS_LINES = {
-    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
-}
 
 log = structlog.get_logger()
 
@@ -123,9 +121,9 @@ class HttpRequest:
         path: str,
         headers: list[Header],
         *,
-        version: str = "1.1",
-        keep_alive: bool = True,
-        expects_100: bool = False,
+        version: str,
+        keep_alive: bool,
+        expects_100: bool,
     ) -> None:
         self._connection, self._transport = connection, connection.transport
         self.method, self.path, self.headers = method, path, headers
@@ -308,7 +306,7 @@ class HttpRequest:
 
     def _head(self, status: int, headers: Iterable[Header]) -> bytes:
         """Return status line and headers. Raises ValueError where one has a line break."""
-        lines = [_STATUS_LINES[status], self._connection.date_line]
+        lines = [_status_line(status), self._connection.date_line]
         for name, value in headers:
             if name == b"connection":
                 self.keep_alive = False  # no other value is of use
@@ -344,6 +342,11 @@ async def serve(app: App, request: HttpRequest) -> None:
     except Exception:
         log.exception("request failed", path=request.path)
         await request.fail(ApiError(500, "internal error", type="server_error"))
+
+
+@cache
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode()
 
 
 def body_too_large(max_bytes: int) -> ApiError:

@@ -48,7 +48,7 @@ def pages_app(title: str, pages: Mapping[str, Page]) -> App:
         if method not in READERS:
             raise ApiError(
                 405,
-                f"{path} takes {' and '.join(READERS)}, not {method[:32]}",
+                f"{path} takes {' and '.join(READERS)}, not {method}",
                 code="method_not_allowed",
                 headers=(("allow", ", ".join(READERS)),),
             )
