@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
+from replica_processes import logged, ready, started
 
 from tests.sidecar.conftest import Router
-from tests.sidecar.test_sidecar_process import logged, ready, started
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1

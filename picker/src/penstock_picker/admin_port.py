@@ -19,9 +19,7 @@ def admin_app(picker: Picker, replica_set: ReplicaSet, pool: str) -> App:
 
     pages = {
         "/metrics": Page("metrics for Prometheus", picker.metrics.page, PROMETHEUS),
-        "/penstock/v1/demand": Page(
-            "what is asked of the pool", lambda: picker.metrics.demand.page(0, replica_set.links)
-        ),
+        "/penstock/v1/demand": Page("what is asked of the pool", picker.demand_page),
         "/health": Page("200 while the process runs", lambda: b'{"status":"ok"}'),
         "/ready": Page("200 while a replica takes requests", ready),
     }

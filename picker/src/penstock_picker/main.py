@@ -26,6 +26,7 @@ from penstock_runtime.tls import server_context
 
 from penstock_picker.admin_port import admin_app
 from penstock_picker.ext_authz import ext_authz_app
+from penstock_picker.ext_proc import ext_proc
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
@@ -94,6 +95,11 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
                 app = ext_authz_app(picker)
                 await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, _tls(options)))
                 addresses["ext_authz"] = address_of(listener)
+            if options.ext_proc_port is not None:
+                asked_at = f"{options.host}:{options.ext_proc_port}"
+                loop = asyncio.get_running_loop()
+                processor = ext_proc(picker, lambda: replica_set.ready, asked_at, loop, options.certificate)
+                addresses["ext_proc"] = f"{options.host}:{stack.enter_context(processor)}"
             log.info("ready", **addresses, admin=address_of(admin))
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
             for part in beside:

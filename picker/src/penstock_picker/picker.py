@@ -152,7 +152,13 @@ class Picker:
         """Pick a replica for a request that generates nothing."""
         tier = self._settings.tiers[self._settings.default_tier]
         request = GenerationRequest("", wire.ENDPOINT_UNSPECIFIED, b"", tier, monotonic())
-        return self._endpoints(request, call.subset)
+        with self._lock:
+            return self._endpoints(request, call.subset)
+
+    def demand_page(self) -> bytes:
+        """Describe what is asked of the pool."""
+        with self._lock:
+            return self.metrics.demand.page(0, self._replica_set.links)
 
     def _picked(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request at the first of them."""

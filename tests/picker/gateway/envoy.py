@@ -62,6 +62,44 @@ def ext_authz(address: str, *, fail_open: bool = False, timeout: str = "1s") -> 
     return {"filter": filter, "namespace": "envoy.filters.http.ext_authz", "picker": _cluster(address)}
 
 
+def ext_proc(
+    address: str, *, fail_open: bool = False, timeout: str = "1s", mode: str = "FULL_DUPLEX_STREAMED"
+) -> dict[str, Any]:
+    """The filter that asks as the endpoint picker protocol has it, and how the picker is reached.
+
+    timeout: `message_timeout` does not hold while a body is streamed; then pings tell that a picker is mute.
+    """
+    filter = {
+        "name": "envoy.filters.http.ext_proc",
+        "typed_config": {
+            "@type": f"{TYPE}.ext_proc.v3.ExternalProcessor",
+            "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+            "message_timeout": timeout,
+            "failure_mode_allow": fail_open,
+            "status_on_error": {"code": "ServiceUnavailable"},
+            "mutation_rules": {"allow_envoy": True},
+            "metadata_options": {
+                "receiving_namespaces": {"untyped": ["envoy.lb"]},
+                "forwarding_namespaces": {"untyped": ["envoy.lb.subset_hint"]},
+            },
+            "processing_mode": {
+                "request_header_mode": "SEND",
+                "request_body_mode": mode,
+                "request_trailer_mode": "SEND" if mode == "FULL_DUPLEX_STREAMED" else "SKIP",
+                "response_header_mode": "SKIP",
+                "response_body_mode": "NONE",
+                "response_trailer_mode": "SKIP",
+            },
+        },
+    }
+    protocol = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    pings = {"connection_keepalive": {"interval": timeout, "timeout": timeout}}
+    h2: dict[str, Any] = {"explicit_http_config": {"http2_protocol_options": pings}}
+    options = {protocol: {"@type": f"type.googleapis.com/{protocol}", **h2}}
+    picker = _cluster(address, typed_extension_protocol_options=options)
+    return {"filter": filter, "namespace": "envoy.lb", "picker": picker}
+
+
 def _patterns(*words: str) -> dict[str, Any]:
     """Headers by name, or by their beginning where a word ends in a dash."""
     return {"patterns": [{"prefix" if word.endswith("-") else "exact": word} for word in words]}
@@ -111,12 +149,12 @@ async def gateway(tmp_path: Path, asks: dict[str, Any], endpoints: Sequence[str]
 
 
 def _start(config: Path, log: Path) -> subprocess.Popen[bytes]:
-    command = [_program(), "-c", str(config), "--concurrency", "1", "-l", "warning", "--use-dynamic-base-id"]
+    command = [program(), "-c", str(config), "--concurrency", "1", "-l", "warning", "--use-dynamic-base-id"]
     with log.open("wb") as out:
         return subprocess.Popen(command, stdout=out, stderr=out)
 
 
-def _program() -> str:
+def program() -> str:
     """The program itself, not the script that starts it."""
     import envoy
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.replica import HttpReplica
 from penstock_picker.ext_authz import ext_authz_app
+from penstock_picker.ext_proc import ext_proc
 from penstock_picker.picker import Picker
 from penstock_pool import Application, Pool
 from penstock_routing.applications.api_keys import Keys
@@ -42,6 +43,14 @@ async def ext_authz_address(picker: Picker, port: int = 0) -> AsyncIterator[str]
     address = address_of(listener)
     async with serving(ext_authz_app(picker), listener, 1.0):
         yield address
+
+
+@asynccontextmanager
+async def ext_proc_address(picker: Picker, port: int = 0) -> AsyncIterator[str]:
+    """The address at which the picker answers ext_proc."""
+    ready = picker._replica_set.ready
+    with ext_proc(picker, lambda: ready, f"127.0.0.1:{port}", asyncio.get_running_loop()) as bound:
+        yield f"127.0.0.1:{bound}"
 
 
 def chat(**fields: Any) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class PeerPlacements:
         settled_s = max(told_s - SETTLED_S, now_s - LONGEST_S)
         while heard and heard[0][0] <= settled_s:
             heard.popleft()
+        recent = tuple(heard)  # another thread may add to it
         return PeerLoad(
-            sum(placed.requests for _, placed in heard), sum(placed.prompt_tokens for _, placed in heard)
+            sum(placed.requests for _, placed in recent), sum(placed.prompt_tokens for _, placed in recent)
         )

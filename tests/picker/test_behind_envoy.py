@@ -1,40 +1,76 @@
-"""The real Envoy asks the picker by ext_authz over HTTP."""
+"""The real Envoy asks the picker: by ext_authz over HTTP, and by ext_proc as gateways of others do."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
-from gateway.envoy import Gateway, ext_authz, gateway
-from gateway.picking import chat, ext_authz_address, picker_of
+import pytest
+from gateway.envoy import Gateway, ext_authz, ext_proc, gateway
+from gateway.picking import chat, ext_authz_address, ext_proc_address, picker_of
 from gateway.replica import HttpReplica
 from penstock_picker.picker import Picker
-from penstock_pool import Application, Pool
+from penstock_pool import Application
 from penstock_runtime.serving import address_of, listen
 from scripted.house import pool_with, until
 
 BODY = orjson.dumps(chat())
 
 
-@asynccontextmanager
-async def behind(
-    tmp_path: Path, *replicas: HttpReplica, fail_open: bool = False, pool: Pool | None = None
-) -> AsyncIterator[tuple[Gateway, Picker]]:
-    async with (
-        picker_of(replicas, pool) as picker,
-        ext_authz_address(picker) as address,
-        gateway(tmp_path, ext_authz(address, fail_open=fail_open), [r.endpoint for r in replicas]) as envoy,
-    ):
-        yield envoy, picker
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A way to ask: where the picker listens, and how Envoy is configured for it.
+
+    opens: whether Envoy can fail open for a request with a body; it cannot once it has streamed it away.
+    too_slow: the status of a request whose picker does not answer in time, where Envoy fails closed.
+    """
+
+    address: Callable[..., AbstractAsyncContextManager[str]]
+    asks: Callable[..., dict[str, Any]]
+    opens: bool = True
+    too_slow: int = 504
+
+    @property
+    def failures(self) -> tuple[bool, ...]:
+        """How this front may fail: open or not."""
+        return (True, False) if self.opens else (False,)
+
+    @asynccontextmanager
+    async def behind(
+        self, tmp_path: Path, *replicas: HttpReplica, fail_open: bool = False
+    ) -> AsyncIterator[tuple[Gateway, Picker]]:
+        async with (
+            picker_of(replicas) as picker,
+            self.address(picker) as address,
+            gateway(
+                tmp_path, self.asks(address, fail_open=fail_open), [r.endpoint for r in replicas]
+            ) as envoy,
+        ):
+            yield envoy, picker
+
+
+FRONTS = {
+    "ext_authz": Front(ext_authz_address, ext_authz, too_slow=503),
+    "ext_proc": Front(ext_proc_address, ext_proc, opens=False, too_slow=503),
+    "ext_proc-buffered": Front(ext_proc_address, partial(ext_proc, mode="BUFFERED")),
+}
+
+
+@pytest.fixture(params=FRONTS)
+def front(request: pytest.FixtureRequest) -> Front:
+    return FRONTS[request.param]
 
 
 def replicas() -> tuple[HttpReplica, HttpReplica]:
     return HttpReplica("r0"), HttpReplica("r1")
 
 
-async def test_a_request_reaches_the_first_replica_of_the_order(tmp_path: Path) -> None:
+async def test_a_request_reaches_the_first_replica_of_the_order(front: Front, tmp_path: Path) -> None:
     r0, r1 = replicas()
-    async with behind(tmp_path, r0, r1) as (envoy, _):
+    async with front.behind(tmp_path, r0, r1) as (envoy, _):
         answer = await envoy.chat(BODY, x_penstock_tier="coder")
         assert (answer.status_code, answer.json()) == (200, {"replica": "r0"})
         assert answer.headers["x-penstock-hops"] == "1"
@@ -46,19 +82,19 @@ async def test_a_request_reaches_the_first_replica_of_the_order(tmp_path: Path) 
         assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
 
 
-async def test_a_rejection_hops_and_nothing_else_does(tmp_path: Path) -> None:
+async def test_a_rejection_hops_and_nothing_else_does(front: Front, tmp_path: Path) -> None:
     r0, r1 = replicas()
-    async with behind(tmp_path, r0, r1) as (envoy, _):
+    async with front.behind(tmp_path, r0, r1) as (envoy, _):
         r0.rejects = True
         answer = await envoy.chat(BODY)
         assert (answer.json(), answer.headers["x-penstock-hops"]) == ({"replica": "r1"}, "2")
         assert r1.seen[-1].headers["x-envoy-attempt-count"] == "2"
 
 
-async def test_the_backup_is_asked_last_and_its_answer_is_the_clients(tmp_path: Path) -> None:
+async def test_the_backup_is_asked_last_and_its_answer_is_the_clients(front: Front, tmp_path: Path) -> None:
     r0, r1 = replicas()
     r0.rejects = r1.rejects = True
-    async with behind(tmp_path, r0, r1) as (envoy, _):
+    async with front.behind(tmp_path, r0, r1) as (envoy, _):
         answer = await envoy.chat(BODY)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
         assert answer.json()["error"]["code"] == "slo_unattainable"
@@ -67,9 +103,9 @@ async def test_the_backup_is_asked_last_and_its_answer_is_the_clients(tmp_path: 
         assert (len(r0.seen), len(r1.seen)) == (2, 1)
 
 
-async def test_what_only_the_picker_may_say_is_taken_from_clients(tmp_path: Path) -> None:
+async def test_what_only_the_picker_may_say_is_taken_from_clients(front: Front, tmp_path: Path) -> None:
     r0, r1 = replicas()
-    async with behind(tmp_path, r0, r1, fail_open=True) as (envoy, _):
+    async with front.behind(tmp_path, r0, r1, fail_open=True) as (envoy, _):
         smuggled = {
             "x_gateway_destination_endpoint": r1.endpoint,
             "x_gateway_destination_endpoint_subset": r1.endpoint,
@@ -84,19 +120,21 @@ async def test_what_only_the_picker_may_say_is_taken_from_clients(tmp_path: Path
         assert "x-gateway-destination-endpoint-subset" not in seen.headers
 
 
-async def test_an_endpoint_that_the_gateway_does_not_know_is_passed_over(tmp_path: Path) -> None:
+async def test_an_endpoint_that_the_gateway_does_not_know_is_passed_over(
+    front: Front, tmp_path: Path
+) -> None:
     r0, r1 = replicas()
     async with (
         picker_of((r0, r1)) as picker,
-        ext_authz_address(picker) as address,
-        gateway(tmp_path, ext_authz(address), [r1.endpoint]) as envoy,
+        front.address(picker) as address,
+        gateway(tmp_path, front.asks(address), [r1.endpoint]) as envoy,
     ):
         assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
 
 
-async def test_a_wrong_request_is_answered_by_the_picker(tmp_path: Path) -> None:
+async def test_a_wrong_request_is_answered_by_the_picker(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
-    async with behind(tmp_path, r0) as (envoy, _):
+    async with front.behind(tmp_path, r0) as (envoy, _):
         for body, status, code in (
             (b"{", 400, "invalid_json"),
             (b"", 400, "invalid_json"),
@@ -113,9 +151,9 @@ async def test_a_wrong_request_is_answered_by_the_picker(tmp_path: Path) -> None
         assert (await envoy.chat(BODY)).status_code == 200
 
 
-async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(tmp_path: Path) -> None:
+async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
-    async with behind(tmp_path, r0) as (envoy, picker):
+    async with front.behind(tmp_path, r0) as (envoy, picker):
         full = orjson.dumps(chat(user="u" * (picker.max_body_bytes - len(orjson.dumps(chat(user=""))))))
         assert len(full) == picker.max_body_bytes
         assert (await envoy.chat(full)).status_code == 200
@@ -124,9 +162,9 @@ async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(tmp_path:
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_no_replica_is_503_with_retry_after(tmp_path: Path) -> None:
+async def test_no_replica_is_503_with_retry_after(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
-    async with behind(tmp_path, r0) as (envoy, picker):
+    async with front.behind(tmp_path, r0) as (envoy, picker):
         r0.tell(draining=True)
         await until(lambda: not picker._replica_set.loads())
         answer = await envoy.chat(BODY)
@@ -134,50 +172,53 @@ async def test_no_replica_is_503_with_retry_after(tmp_path: Path) -> None:
         assert answer.headers["retry-after"] == "1"
 
 
-async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_open(tmp_path: Path) -> None:
+async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_open(
+    front: Front, tmp_path: Path
+) -> None:
     r0, r1 = replicas()
     async with picker_of((r0, r1)) as picker:
-        for fail_open, while_down in ((True, 200), (False, 503)):
-            async with ext_authz_address(picker) as address:
+        for fail_open in front.failures:
+            while_down = 200 if fail_open else 503
+            async with front.address(picker) as address:
                 port = int(address.rpartition(":")[2])
-            asks = ext_authz(address, fail_open=fail_open)
+            asks = front.asks(address, fail_open=fail_open)
             async with gateway(tmp_path, asks, [r0.endpoint, r1.endpoint]) as envoy:
                 assert (await envoy.chat(BODY)).status_code == while_down
-                async with ext_authz_address(picker, port):
+                async with front.address(picker, port):
                     assert (await envoy.chat(BODY)).status_code == 200
                     picked = [each for each in r0.seen + r1.seen if "x-penstock-tier" in each.headers]
                     assert len(picked) == 1
                     r0.seen, r1.seen = [], []
 
 
-async def test_a_slow_picker_is_given_up(tmp_path: Path) -> None:
+async def test_a_slow_picker_is_given_up(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with picker_of((r0,)) as picker:
         mute = listen("127.0.0.1", 0)
-        for fail_open, status in ((True, 200), (False, 503)):
-            asks = ext_authz(address_of(mute), fail_open=fail_open, timeout="0.05s")
+        for fail_open in front.failures:
+            asks = front.asks(address_of(mute), fail_open=fail_open, timeout="0.05s")
             async with gateway(tmp_path, asks, [r0.endpoint]) as envoy:
-                assert (await envoy.chat(BODY)).status_code == status
+                assert (await envoy.chat(BODY)).status_code == (200 if fail_open else front.too_slow)
         mute.close()
         assert picker.metrics.registry.get_sample_value("penstock_picker_faults_total") == 0
 
 
-async def test_streams_outlive_the_picker(tmp_path: Path) -> None:
+async def test_streams_outlive_the_picker(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     r0.streams = True
     async with picker_of((r0,)) as picker, AsyncExitStack() as stack:
-        async with ext_authz_address(picker) as address:
-            envoy = await stack.enter_async_context(gateway(tmp_path, ext_authz(address), [r0.endpoint]))
+        async with front.address(picker) as address:
+            envoy = await stack.enter_async_context(gateway(tmp_path, front.asks(address), [r0.endpoint]))
             request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
             stream = await envoy.http.send(request, stream=True)
         r0.held.set()
         assert (await stream.aread()).endswith(b"[DONE]\n\n")
 
 
-async def test_a_client_that_leaves_ends_its_request_at_the_replica(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_ends_its_request_at_the_replica(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     r0.streams = True
-    async with behind(tmp_path, r0) as (envoy, _):
+    async with front.behind(tmp_path, r0) as (envoy, _):
         request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
         stream = await envoy.http.send(request, stream=True)
         assert not r0.gone.is_set()
@@ -185,7 +226,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_replica(tmp_path: Pa
         await r0.gone.wait()
 
 
-async def test_keys_name_the_tier_and_go_no_further_than_the_picker(tmp_path: Path) -> None:
+async def test_keys_name_the_tier_and_go_no_further_than_the_picker(front: Front, tmp_path: Path) -> None:
     pool = pool_with(
         applications=[
             {"name": "ide", "tier": "coder", "keys": {"file": "keys"}, "limits": {"requestsPerMinute": 2}}
@@ -195,8 +236,8 @@ async def test_keys_name_the_tier_and_go_no_further_than_the_picker(tmp_path: Pa
     r0 = HttpReplica("r0")
     async with (
         picker_of((r0,), pool, {"sk-ide": ide}) as picker,
-        ext_authz_address(picker) as address,
-        gateway(tmp_path, ext_authz(address), [r0.endpoint]) as envoy,
+        front.address(picker) as address,
+        gateway(tmp_path, front.asks(address), [r0.endpoint]) as envoy,
     ):
         answer = await envoy.chat(BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")

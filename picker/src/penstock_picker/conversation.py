@@ -1,0 +1,170 @@
+"""One request as Envoy sends it by `ext_proc`, message by message. Pure, but for the picking.
+
+    request_headers ─▶ [request_body …] ─▶ [request_trailers] ─▶ endpoints, or an immediate response
+
+In the mode FULL_DUPLEX_STREAMED, which the endpoint picker protocol uses, Envoy waits with the headers until
+the picker has read the body, and the picker gives the body back. With a buffered body the headers pass first
+and are changed together with the body. In all other modes the picker decides by the headers alone: what it
+cannot read before the request goes on is left to the replicas.
+
+The conversation is over when the endpoints are answered; the picker ends its stream then, and Envoy goes on
+without it. So no token passes the picker.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+from penstock_runtime.http_request import body_too_large
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_picker.pick import DESTINATION, Picked
+from penstock_picker.picker import Call
+
+CHUNK_BYTES = 60_000
+"""Of a body that is given back: Envoy takes messages of up to 64 KiB."""
+
+SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", f"{DESTINATION}-subset"
+"""Where a gateway says from which endpoints to pick."""
+
+STRIPPED = (SUBSET, "x-prefiller-host-port")
+"""Headers that send a request elsewhere in other stacks; a client's own go no further."""
+
+
+class State(StrEnum):
+    """How far a conversation is."""
+
+    BEGIN = "begin"  # no message yet
+    BODY = "body"  # the headers have come, the body is arriving
+    DONE = "done"  # the endpoints, or an error, were answered
+
+
+class OutOfOrder(Exception):
+    """A message that the protocol does not have at this point."""
+
+
+class Conversation:
+    """One stream. pick: decides, and raises ApiError. max_body_bytes: longest body that is read."""
+
+    def __init__(self, pick: Callable[[Call], Picked], max_body_bytes: int) -> None:
+        self._pick, self._max_body_bytes = pick, max_body_bytes
+        self.state = State.BEGIN
+        self._body, self._duplex = bytearray(), False
+        self._head: dict[bytes, bytes] = {}
+        self._subset: frozenset[str] | None = None
+
+    def receive(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+        """Return the answers to a message. Raises OutOfOrder."""
+        try:
+            return self._answers(message)
+        except ApiError as error:
+            self.state = State.DONE
+            return [immediate(error)]
+
+    def _answers(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+        kind = message.WhichOneof("request")
+        if self.state is State.BEGIN and kind == "request_headers":
+            return self._headers(message)
+        if self.state is State.BODY and kind == "request_body":
+            return self._body_part(message.request_body)
+        if self.state is State.BODY and kind == "request_trailers" and self._duplex:
+            trailers = proc.ProcessingResponse(request_trailers=proc.TrailersResponse())
+            return [*self._whole_request(ends=False), trailers]
+        raise OutOfOrder(f"{kind} in the state {self.state}")
+
+    def _headers(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+        headers = message.request_headers
+        self._head = {
+            _bytes(each.key).lower(): each.raw_value or _bytes(each.value) for each in headers.headers.headers
+        }
+        self._subset = subset_of(message)
+        mode = message.protocol_config.request_body_mode
+        self._duplex = not message.HasField("protocol_config") or mode == ProcessingMode.FULL_DUPLEX_STREAMED
+        if headers.end_of_stream or not (self._duplex or mode == ProcessingMode.BUFFERED):
+            return [self._picked_with_headers(b"" if headers.end_of_stream else None)]
+        self.state = State.BODY
+        return [] if self._duplex else [proc.ProcessingResponse(request_headers=proc.HeadersResponse())]
+
+    def _body_part(self, part: proc.HttpBody) -> list[proc.ProcessingResponse]:
+        if len(self._body) + len(part.body) > self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
+        self._body += part.body
+        if not self._duplex:
+            common, metadata = self._decide(bytes(self._body))
+            changed = proc.BodyResponse(response=common)
+            return [proc.ProcessingResponse(request_body=changed, dynamic_metadata=metadata)]
+        return self._whole_request(ends=True) if part.end_of_stream else []
+
+    def _whole_request(self, ends: bool) -> list[proc.ProcessingResponse]:
+        """Return headers and body, which Envoy has waited for. ends: no trailers follow."""
+        body = bytes(self._body)
+        return [self._picked_with_headers(body), *given_back(body, ends)]
+
+    def _picked_with_headers(self, body: bytes | None) -> proc.ProcessingResponse:
+        common, metadata = self._decide(body)
+        headers = proc.HeadersResponse(response=common)
+        return proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata)
+
+    def _decide(self, body: bytes | None) -> tuple[proc.CommonResponse, Struct]:
+        self.state = State.DONE
+        method = self._head.get(b":method", b"").decode("latin-1")
+        path = self._head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
+        return changes_for(self._pick(Call(method, path, self._head, body, self._subset)))
+
+
+def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:
+    """Return the endpoints that the gateway allows; None where it allows all."""
+    hints = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in hints or SUBSET not in hints[SUBSET_NAMESPACE].fields:
+        return None
+    given = hints[SUBSET_NAMESPACE].fields[SUBSET]
+    if given.WhichOneof("kind") == "list_value":
+        return frozenset(each.string_value.strip() for each in given.list_value.values)
+    return frozenset(filter(None, (each.strip() for each in given.string_value.split(","))))
+
+
+def changes_for(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
+    """Return the endpoints as headers and as metadata, which agree."""
+    changes = proc.HeaderMutation(
+        set_headers=[_header(name, value) for name, value in picked.headers], remove_headers=STRIPPED
+    )
+    metadata = Struct()
+    metadata.update({"envoy.lb": {DESTINATION: ",".join(picked.endpoints)}})
+    return proc.CommonResponse(header_mutation=changes), metadata
+
+
+def given_back(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
+    """Yield the body in parts. ends: nothing follows it."""
+    for begin in range(0, max(len(body), 1), CHUNK_BYTES):
+        end = begin + CHUNK_BYTES
+        part = proc.StreamedBodyResponse(body=body[begin:end], end_of_stream=ends and end >= len(body))
+        common = proc.CommonResponse(body_mutation=proc.BodyMutation(streamed_response=part))
+        yield proc.ProcessingResponse(request_body=proc.BodyResponse(response=common))
+
+
+def immediate(error: ApiError) -> proc.ProcessingResponse:
+    """Return the answer that the client gets instead."""
+    headers = (("content-type", "application/json"), *error.headers)
+    return proc.ProcessingResponse(
+        immediate_response=proc.ImmediateResponse(
+            status=HttpStatus(code=error.status),
+            headers=proc.HeaderMutation(set_headers=[_header(name, value) for name, value in headers]),
+            body=error.body(),
+            details=error.code or error.type,
+        )
+    )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1", "replace")
+
+
+def _header(name: str, value: str) -> HeaderValueOption:
+    return HeaderValueOption(
+        header=HeaderValue(key=name, raw_value=value.encode("latin-1")),
+        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    )

@@ -1,0 +1,160 @@
+"""Envoy's `ext_proc`, as the endpoint picker protocol of the Gateway API Inference Extension has it.
+
+It runs on gRPC's threaded server, which spends half of the CPU of grpc.aio. Each conversation holds a thread,
+also while a client sends its body slowly, so conversations are bounded in number and in time. Those over the
+bound are refused immediately, and the gateway then does what it is configured to do without a picker.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from time import monotonic
+
+import grpc
+import structlog
+from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from penstock_routing.flags import Certificate
+from penstock_runtime.serving import StartError
+
+from penstock_picker.conversation import Conversation, OutOfOrder, State
+from penstock_picker.pick import Picked
+from penstock_picker.picker import Call, Picker
+
+CONVERSATIONS = 512
+"""At once; each has a thread, which is made when it is first needed."""
+
+SWEEP_S = 0.5
+"""How often conversations are looked through for those that last too long."""
+
+ANSWER_S = 5.0
+"""Longest wait for limits that are asked for elsewhere; they answer, or are given up, long before."""
+
+SERVICES = frozenset({"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"})
+"""Health services that serve while a replica takes requests. `liveness` serves always."""
+
+log = structlog.get_logger()
+
+
+class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """The service. loop: that the picker's replicas are followed on."""
+
+    def __init__(self, picker: Picker, loop: asyncio.AbstractEventLoop) -> None:
+        self._picker, self._loop = picker, loop
+        self._open: dict[grpc.ServicerContext, float] = {}  # when each began
+
+    def Process(
+        self, request_iterator: Iterator[proc.ProcessingRequest], context: grpc.ServicerContext
+    ) -> Iterator[proc.ProcessingResponse]:
+        """Receive one request, and answer its endpoints."""
+        conversation = Conversation(self._pick, self._picker.max_body_bytes)
+        self._open[context] = monotonic()
+        try:
+            for message in request_iterator:
+                yield from conversation.receive(message)
+                if conversation.state is State.DONE:
+                    return
+        except OutOfOrder as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except grpc.RpcError:  # Envoy is gone, or the time is over
+            return
+        finally:
+            self._open.pop(context, None)
+
+    def sweep(self) -> None:
+        """End conversations in which the request takes too long to arrive."""
+        begun_s = monotonic() - self._picker.body_timeout_s
+        for context, at_s in list(self._open.items()):
+            if at_s < begun_s:
+                context.cancel()
+
+    def _pick(self, call: Call) -> Picked:
+        if not self._picker.shares_limits:
+            return self._picker.pick(call)
+        asking = asyncio.run_coroutine_threadsafe(self._picker.pick_sharing(call), self._loop)
+        return asking.result(ANSWER_S)
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """gRPC's health service, by the names of the endpoint picker protocol. ready: of the picker."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self._ready = ready
+
+    def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """Answer whether a service serves."""
+        if request.service != "liveness" and request.service not in SERVICES:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service[:128]}'")
+        serves = request.service == "liveness" or self._ready()
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if serves else status.NOT_SERVING)
+
+
+@contextmanager
+def ext_proc(
+    picker: Picker,
+    ready: Callable[[], bool],
+    address: str,
+    loop: asyncio.AbstractEventLoop,
+    certificate: Certificate | None = None,
+) -> Iterator[int]:
+    """Serve inside the block, and yield the port. Leaving it ends what is under way.
+
+    Raises StartError where the address cannot be had, OSError where the certificate cannot be read.
+    """
+    options = (
+        ("grpc.max_receive_message_length", picker.max_body_bytes + 2**20),
+        ("grpc.so_reuseport", 0),
+    )
+    server = grpc.server(
+        futures.ThreadPoolExecutor(CONVERSATIONS, "ext_proc"),
+        options=options,
+        maximum_concurrent_rpcs=CONVERSATIONS,
+    )
+    processor = ExternalProcessor(picker, loop)
+    proc_grpc.add_ExternalProcessorServicer_to_server(processor, server)
+    health_pb2_grpc.add_HealthServicer_to_server(Health(ready), server)
+    try:
+        if certificate is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials(certificate))
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {address}: {error}") from None
+    server.start()
+    stopped = threading.Event()
+    sweeping = threading.Thread(target=_sweep, args=(processor, stopped), daemon=True)
+    sweeping.start()
+    try:
+        yield port
+    finally:
+        stopped.set()
+        server.stop(1.0).wait()
+        sweeping.join()
+
+
+def credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Return credentials that are read again when a connection finds them renewed. Raises OSError."""
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        pair = (certificate.key.read_bytes(), certificate.cert.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        try:
+            return read()
+        except OSError as error:  # the last ones stay
+            log.warning("certificate unreadable", file=error.filename, why=error.strerror)
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(read(), renewed)  # type: ignore[arg-type]  # None: unchanged
+
+
+def _sweep(processor: ExternalProcessor, stopped: threading.Event) -> None:
+    while not stopped.wait(SWEEP_S):
+        processor.sweep()

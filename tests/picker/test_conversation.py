@@ -1,0 +1,140 @@
+"""Message order of ext_proc: whatever a gateway sends, one decision at most, and the body back as it came."""
+
+from typing import Any
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from penstock_picker.conversation import CHUNK_BYTES, Conversation, OutOfOrder, State, subset_of
+from penstock_picker.pick import Picked
+from penstock_picker.picker import Call
+from penstock_runtime.openai_errors import ApiError
+
+MAX_BODY_BYTES = 3 * CHUNK_BYTES
+PICKED = Picked("chat", "r0", ("10.0.0.1:7000", "10.0.0.2:7000"))
+PARTS = st.one_of(st.binary(max_size=20), st.integers(0, 2 * CHUNK_BYTES).map(bytes))
+
+
+def headers(ends: bool = False, **config: Any) -> proc.ProcessingRequest:
+    message = proc.ProcessingRequest(request_headers=proc.HttpHeaders(end_of_stream=ends))
+    for name, value in ((":method", "POST"), (":path", "/v1/completions?x=1")):
+        message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    if config:
+        message.protocol_config.request_body_mode = config["mode"]
+    return message
+
+
+def part(body: bytes, ends: bool) -> proc.ProcessingRequest:
+    return proc.ProcessingRequest(request_body=proc.HttpBody(body=body, end_of_stream=ends))
+
+
+TRAILERS = proc.ProcessingRequest(request_trailers=proc.HttpTrailers())
+
+
+class Gateway(RuleBasedStateMachine):
+    """Sends what a gateway may send, and what none should."""
+
+    @initialize(refuses=st.booleans())
+    def begin(self, refuses: bool) -> None:
+        self.refuses = refuses
+        self.calls: list[Call] = []
+        self.sent, self.answers = b"", list[proc.ProcessingResponse]()
+        self.conversation = Conversation(self.pick, MAX_BODY_BYTES)
+
+    def pick(self, call: Call) -> Picked:
+        self.calls.append(call)
+        if self.refuses:
+            raise ApiError(429, "no", type="rate_limit_error", code="slo_unattainable")
+        return PICKED
+
+    def send(self, message: proc.ProcessingRequest) -> None:
+        self.answers += self.conversation.receive(message)
+
+    def state(self) -> State:
+        return self.conversation.state
+
+    @precondition(lambda self: self.state() is State.BEGIN)
+    @rule(ends=st.booleans())
+    def headers_come(self, ends: bool) -> None:
+        self.send(headers(ends))
+
+    @precondition(lambda self: self.state() is State.BODY)
+    @rule(body=PARTS, ends=st.booleans())
+    def a_part_of_the_body_comes(self, body: bytes, ends: bool) -> None:
+        self.sent += body
+        self.send(part(body, ends))
+
+    @precondition(lambda self: self.state() is State.BODY)
+    @rule()
+    def trailers_come(self) -> None:
+        self.send(TRAILERS)
+
+    @rule(message=st.sampled_from([headers(), part(b"x", True), TRAILERS, proc.ProcessingRequest()]))
+    def another_message_ends_nothing(self, message: proc.ProcessingRequest) -> None:
+        expected = {State.BEGIN: ["request_headers"], State.BODY: ["request_body", "request_trailers"]}
+        if message.WhichOneof("request") not in expected.get(self.state(), []):
+            before = self.state()
+            with pytest.raises(OutOfOrder):
+                self.conversation.receive(message)
+            assert self.state() is before
+
+    @invariant()
+    def one_decision_at_most_and_answers_only_with_it(self) -> None:
+        if self.state() is not State.DONE:
+            assert self.calls == [] and self.answers == []
+            return
+        assert len(self.calls) <= 1
+        if len(self.sent) > MAX_BODY_BYTES:
+            assert [each.immediate_response.status.code for each in self.answers] == [413]
+        elif self.refuses:
+            assert [each.immediate_response.status.code for each in self.answers] == [429]
+        else:
+            self.answered()
+
+    def answered(self) -> None:
+        assert self.calls[0].body == self.sent and self.calls[0].path == "/v1/completions"
+        first, *rest = self.answers
+        set_headers = first.request_headers.response.header_mutation.set_headers
+        written = [(each.header.key, each.header.raw_value.decode()) for each in set_headers]
+        assert written == list(PICKED.headers)
+        assert first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == ",".join(
+            PICKED.endpoints
+        )
+        parts = [
+            each.request_body.response.body_mutation.streamed_response
+            for each in rest
+            if each.WhichOneof("response") == "request_body"
+        ]
+        assert b"".join(each.body for each in parts) == self.sent
+        assert all(len(each.body) <= CHUNK_BYTES for each in parts)
+        assert (
+            sum(each.end_of_stream for each in parts)
+            + sum(each.HasField("request_trailers") for each in rest)
+            <= 1
+        )
+
+
+TestGateway = Gateway.TestCase
+
+
+def test_a_mode_without_the_body_decides_by_the_headers() -> None:
+    calls: list[Call] = []
+
+    def pick(call: Call) -> Picked:
+        calls.append(call)
+        return PICKED
+
+    none = proc.ProcessingRequest().protocol_config.request_body_mode
+    (answer,) = Conversation(pick, MAX_BODY_BYTES).receive(headers(mode=none))
+    assert answer.WhichOneof("response") == "request_headers"
+    assert [call.body for call in calls] == [None]
+
+
+@pytest.mark.parametrize("hint", [" 10.0.0.1:1 ,10.0.0.2:1,", ["10.0.0.1:1", " 10.0.0.2:1"]])
+def test_a_hint_of_endpoints_is_a_text_or_a_list(hint: str | list[str]) -> None:
+    message = headers()
+    assert subset_of(message) is None
+    hints = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    hints.update({"x-gateway-destination-endpoint-subset": hint})
+    assert subset_of(message) == frozenset({"10.0.0.1:1", "10.0.0.2:1"})

@@ -1,0 +1,94 @@
+"""Envoy, the picker, sidecars and simulated engines, each a process of its own."""
+
+import re
+import subprocess
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+from gateway.envoy import Gateway, ext_authz, gateway, program
+from replica_processes import engine, logged, sidecar, started
+
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {name: test}
+spec:
+  model: {name: tiny}
+  engine: {type: simulated, timeModel: llama-3-8b-h100, maxModelLen: 4096}
+  scheduling: {policy: slos-serve}
+  routing: {order: round-robin, maxHops: 2, backup: reject}
+  tiers: [{name: chat, slo: {ttft: TTFT, tpot: 100ms}, allowRequestTargets: true}]
+"""
+BODY = {"model": "tiny", "prompt": [1] * 50, "max_tokens": 5, "ignore_eos": True}
+ADDRESS = re.compile(r"(\w+)=(127\.0\.0\.1:\d+)")
+
+
+class Replica(NamedTuple):
+    sidecar: Process
+    address: str
+    http: str
+
+
+@asynccontextmanager
+async def replica(folder: Path, name: str, ttft: str) -> AsyncIterator[Replica]:
+    """ttft: the tier's target, as this replica reads it."""
+    pool, telemetry = folder / f"{name}.yaml", folder / f"{name}.sock"
+    pool.write_text(POOL.replace("TTFT", ttft))
+    async with engine(pool, telemetry) as (_, at):
+        flags = sidecar(pool, at, "--telemetry", telemetry, "--http-port", "0")
+        async with started("penstock_sidecar.main", *flags) as process:
+            addresses = dict(ADDRESS.findall(await logged(process, "ready")))
+            await logged(process, "engine up")
+            yield Replica(process, addresses["address"], addresses["http"])
+
+
+@asynccontextmanager
+async def behind_envoy(folder: Path, *ttfts: str) -> AsyncIterator[tuple[Gateway, list[Replica]]]:
+    async with AsyncExitStack() as stack:
+        replicas = [
+            await stack.enter_async_context(replica(folder, f"r{number}", ttft))
+            for number, ttft in enumerate(ttfts)
+        ]
+        known = [f"--replica=r{number}={each.address}" for number, each in enumerate(replicas)]
+        ports = ("--ext-authz-port=0", "--admin-port=0")
+        picker = started("penstock_picker.main", "-f", folder / "r1.yaml", *known, *ports)
+        process = await stack.enter_async_context(picker)
+        line = await logged(process, "ready")
+        for _ in replicas:
+            await logged(process, "replica")
+        asks = ext_authz(dict(ADDRESS.findall(line))["ext_authz"])
+        front = gateway(folder, asks, [each.http for each in replicas])
+        yield await stack.enter_async_context(front), replicas
+
+
+async def complete(front: Gateway, /, **headers: str) -> tuple[int, dict[str, str]]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await front.http.post("/v1/completions", content=orjson.dumps(BODY), headers=named)
+    return response.status_code, {
+        **response.headers,
+        "code": response.json().get("error", {}).get("code", ""),
+    }
+
+
+async def test_a_replica_that_rejects_is_followed_by_the_next_one(tmp_path: Path) -> None:
+    async with behind_envoy(tmp_path, "0.001ms", "1s") as (front, replicas):
+        answers = [await complete(front) for _ in range(4)]
+        assert [status for status, _ in answers] == [200] * 4
+        assert {headers["x-penstock-verdict"] for _, headers in answers} == {"admitted"}
+        assert sorted(headers["x-penstock-hops"] for _, headers in answers)[-1] == "2"
+        status, headers = await complete(front, x_slo_ttft_ms="0.001")
+        assert (status, headers["code"]) == (429, "slo_unattainable")
+        assert headers["x-should-retry"] == "false"
+        replicas[0].sidecar.kill()
+        assert (await complete(front))[0] == 200
+
+
+def test_envoy_takes_the_example() -> None:
+    example = Path(__file__).parents[2] / "examples/envoy.yaml"
+    command = [program(), "--mode", "validate", "-c", str(example)]
+    validated = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert validated.returncode == 0, validated.stderr
