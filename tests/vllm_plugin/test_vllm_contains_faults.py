@@ -24,13 +24,13 @@ OURS = [
         for name in ("view_of", "rows_of", "under_way", "steps_to_first_end", "brought_one_each")
     ],
     *[
-        f"{HERE}Ledger.{name}"
+        f"{HERE}EngineLedger.{name}"
         for name in ("add", "start", "drop", "preempt", "advance", "all_move", "unblock")
     ],
     *[f"{HERE}{name}" for name in ("Pipeline.begin", "Pipeline.take", "Pipeline.end", "Pipeline.free_s")],
     *[
         f"{HERE}{name}"
-        for name in ("Learned.step", "StandingPlan.go_on", "StandingPlan.holds", "Planning.plan")
+        for name in ("EngineEstimates.step", "StandingPlan.go_on", "StandingPlan.holds", "Planning.plan")
     ],
     "penstock_vllm.carrying_out.cut_drafts",
     "penstock_vllm.carrying_out.CarryingOut._held_running",
