@@ -6,7 +6,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from penstock_picker.conversation import CHUNK_BYTES, Conversation, OutOfOrder, State, subset_of
+from penstock_picker.conversation import CHUNK_BYTES, Conversation, ConversationState, OutOfOrder, subset_of
 from penstock_picker.pick import Picked
 from penstock_picker.picker import Call
 from penstock_runtime.openai_errors import ApiError
@@ -51,28 +51,31 @@ class Gateway(RuleBasedStateMachine):
     def send(self, message: proc.ProcessingRequest) -> None:
         self.answers += self.conversation.receive(message)
 
-    def state(self) -> State:
+    def state(self) -> ConversationState:
         return self.conversation.state
 
-    @precondition(lambda self: self.state() is State.BEGIN)
+    @precondition(lambda self: self.state() is ConversationState.BEGIN)
     @rule(ends=st.booleans())
     def headers_come(self, ends: bool) -> None:
         self.send(headers(ends))
 
-    @precondition(lambda self: self.state() is State.BODY)
+    @precondition(lambda self: self.state() is ConversationState.BODY)
     @rule(body=PARTS, ends=st.booleans())
     def a_part_of_the_body_comes(self, body: bytes, ends: bool) -> None:
         self.sent += body
         self.send(part(body, ends))
 
-    @precondition(lambda self: self.state() is State.BODY)
+    @precondition(lambda self: self.state() is ConversationState.BODY)
     @rule()
     def trailers_come(self) -> None:
         self.send(TRAILERS)
 
     @rule(message=st.sampled_from([headers(), part(b"x", True), TRAILERS, proc.ProcessingRequest()]))
     def another_message_ends_nothing(self, message: proc.ProcessingRequest) -> None:
-        expected = {State.BEGIN: ["request_headers"], State.BODY: ["request_body", "request_trailers"]}
+        expected = {
+            ConversationState.BEGIN: ["request_headers"],
+            ConversationState.BODY: ["request_body", "request_trailers"],
+        }
         if message.WhichOneof("request") not in expected.get(self.state(), []):
             before = self.state()
             with pytest.raises(OutOfOrder):
@@ -81,7 +84,7 @@ class Gateway(RuleBasedStateMachine):
 
     @invariant()
     def one_decision_at_most_and_answers_only_with_it(self) -> None:
-        if self.state() is not State.DONE:
+        if self.state() is not ConversationState.DONE:
             assert self.calls == [] and self.answers == []
             return
         assert len(self.calls) <= 1

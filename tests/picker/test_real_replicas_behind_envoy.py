@@ -84,11 +84,12 @@ async def test_a_replica_that_rejects_is_followed_by_the_next_one(tmp_path: Path
         assert (status, headers["code"]) == (429, "slo_unattainable")
         assert headers["x-should-retry"] == "false"
         replicas[0].sidecar.kill()
+        await replicas[0].sidecar.wait()  # its connections are closed then
         assert (await complete(front))[0] == 200
 
 
 def test_envoy_takes_the_example() -> None:
-    example = Path(__file__).parents[2] / "examples/envoy.yaml"
+    example = Path(__file__).parents[2] / "docs/examples/envoy.yaml"
     command = [program(), "--mode", "validate", "-c", str(example)]
     validated = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert validated.returncode == 0, validated.stderr

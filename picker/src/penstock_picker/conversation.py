@@ -35,7 +35,7 @@ STRIPPED = (SUBSET, "x-prefiller-host-port")
 """Headers that send a request elsewhere in other stacks; a client's own go no further."""
 
 
-class State(StrEnum):
+class ConversationState(StrEnum):
     """How far a conversation is."""
 
     BEGIN = "begin"  # no message yet
@@ -52,7 +52,7 @@ class Conversation:
 
     def __init__(self, pick: Callable[[Call], Picked], max_body_bytes: int) -> None:
         self._pick, self._max_body_bytes = pick, max_body_bytes
-        self.state = State.BEGIN
+        self.state = ConversationState.BEGIN
         self._body, self._duplex = bytearray(), False
         self._head: dict[bytes, bytes] = {}
         self._subset: frozenset[str] | None = None
@@ -62,16 +62,16 @@ class Conversation:
         try:
             return self._answers(message)
         except ApiError as error:
-            self.state = State.DONE
+            self.state = ConversationState.DONE
             return [immediate(error)]
 
     def _answers(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
         kind = message.WhichOneof("request")
-        if self.state is State.BEGIN and kind == "request_headers":
+        if self.state is ConversationState.BEGIN and kind == "request_headers":
             return self._headers(message)
-        if self.state is State.BODY and kind == "request_body":
+        if self.state is ConversationState.BODY and kind == "request_body":
             return self._body_part(message.request_body)
-        if self.state is State.BODY and kind == "request_trailers" and self._duplex:
+        if self.state is ConversationState.BODY and kind == "request_trailers" and self._duplex:
             trailers = proc.ProcessingResponse(request_trailers=proc.TrailersResponse())
             return [*self._whole_request(ends=False), trailers]
         raise OutOfOrder(f"{kind} in the state {self.state}")
@@ -86,7 +86,7 @@ class Conversation:
         self._duplex = not message.HasField("protocol_config") or mode == ProcessingMode.FULL_DUPLEX_STREAMED
         if headers.end_of_stream or not (self._duplex or mode == ProcessingMode.BUFFERED):
             return [self._picked_with_headers(b"" if headers.end_of_stream else None)]
-        self.state = State.BODY
+        self.state = ConversationState.BODY
         return [] if self._duplex else [proc.ProcessingResponse(request_headers=proc.HeadersResponse())]
 
     def _body_part(self, part: proc.HttpBody) -> list[proc.ProcessingResponse]:
@@ -110,7 +110,7 @@ class Conversation:
         return proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata)
 
     def _decide(self, body: bytes | None) -> tuple[proc.CommonResponse, Struct]:
-        self.state = State.DONE
+        self.state = ConversationState.DONE
         method = self._head.get(b":method", b"").decode("latin-1")
         path = self._head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
         return changes_for(self._pick(Call(method, path, self._head, body, self._subset)))

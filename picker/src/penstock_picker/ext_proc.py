@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock_routing.flags import Certificate
 from penstock_runtime.serving import StartError
 
-from penstock_picker.conversation import Conversation, OutOfOrder, State
+from penstock_picker.conversation import Conversation, ConversationState, OutOfOrder
 from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
 
@@ -55,7 +55,7 @@ class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[mi
         try:
             for message in request_iterator:
                 yield from conversation.receive(message)
-                if conversation.state is State.DONE:
+                if conversation.state is ConversationState.DONE:
                     return
         except OutOfOrder as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -78,7 +78,7 @@ class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[mi
         return asking.result(ANSWER_S)
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class PickerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """gRPC's health service, by the names of the endpoint picker protocol. ready: of the picker."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ def ext_proc(
     )
     processor = ExternalProcessor(picker, loop)
     proc_grpc.add_ExternalProcessorServicer_to_server(processor, server)
-    health_pb2_grpc.add_HealthServicer_to_server(Health(ready), server)
+    health_pb2_grpc.add_HealthServicer_to_server(PickerHealth(ready), server)
     try:
         if certificate is None:
             port = server.add_insecure_port(address)
