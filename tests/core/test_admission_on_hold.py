@@ -14,13 +14,13 @@ MODEL = TimeModel("reading", (Term(2**-10, 2**-6),), 2**-16, 2**-30)
 """A millisecond a token, 16 a batch, 15 us for each token of context, 1 ns a pair; sums of such are exact."""
 
 
-def job(name: str, tokens: int, pace_s: float | None = 0.5, left: int = 20) -> Job:
-    return new_job(Request(name, "tier", 0.0, tokens, 500, Targets(60.0, pace_s)), left, best_effort=False)
+def job(name: str, tokens: int, tpot_s: float | None = 0.5, left: int = 20) -> Job:
+    return new_job(Request(name, "tier", 0.0, tokens, 500, Targets(60.0, tpot_s)), left, best_effort=False)
 
 
-def started(pace_s: float | None, newcomers: list[Job], *, drafts: int = 0, generated: int = 1) -> set[str]:
+def started(tpot_s: float | None, newcomers: list[Job], *, drafts: int = 0, generated: int = 1) -> set[str]:
     """The held requests that start beside a decode of 17 tokens with this pace."""
-    running = advance(job("d", 18 - generated, pace_s), 17, generated, 0.0)._replace(due_s=5.0)
+    running = advance(job("d", 18 - generated, tpot_s), 17, generated, 0.0)._replace(due_s=5.0)
     told = Speculation(drafts, 0.5) if drafts else None
     view = ReplicaView(0.0, 0.0, (running,), tuple(newcomers), KvCache(500, 490, 16), Limits(), MODEL, told)
     return set(FluidServe().step(view, frozenset())[0].tokens) - {"d"}
@@ -28,21 +28,21 @@ def started(pace_s: float | None, newcomers: list[Job], *, drafts: int = 0, gene
 
 @pytest.mark.parametrize("generated", [1, 7])
 def test_a_newcomer_starts_where_both_can_just_keep_the_tighter_pace(generated: int) -> None:
-    pace_s = MODEL.seconds(BatchWork(2, 18 + 100))
-    assert started(pace_s, [job("p", 100)], generated=generated) == {"p"}
-    assert started(nextafter(pace_s, 0), [job("p", 100)], generated=generated) == set()
-    assert started(0.5, [job("p", 100, pace_s)], generated=generated) == {"p"}
-    assert started(None, [job("p", 100, nextafter(pace_s, 0))], generated=generated) == set()
+    tpot_s = MODEL.seconds(BatchWork(2, 18 + 100))
+    assert started(tpot_s, [job("p", 100)], generated=generated) == {"p"}
+    assert started(nextafter(tpot_s, 0), [job("p", 100)], generated=generated) == set()
+    assert started(0.5, [job("p", 100, tpot_s)], generated=generated) == {"p"}
+    assert started(None, [job("p", 100, nextafter(tpot_s, 0))], generated=generated) == set()
     assert started(None, [job("p", 100, None)], generated=generated) == {"p"}
 
 
 def test_whoever_starts_counts_for_the_next() -> None:
-    pace_s = MODEL.seconds(BatchWork(3, 18 + 100 + 50))
-    assert started(pace_s, [job("p", 100), job("q", 50)]) == {"p", "q"}
-    assert started(nextafter(pace_s, 0), [job("p", 100), job("q", 50)]) == {"p"}
+    tpot_s = MODEL.seconds(BatchWork(3, 18 + 100 + 50))
+    assert started(tpot_s, [job("p", 100), job("q", 50)]) == {"p", "q"}
+    assert started(nextafter(tpot_s, 0), [job("p", 100), job("q", 50)]) == {"p"}
 
 
 def test_with_drafts_a_batch_brings_more_tokens_and_verifies_more() -> None:
-    pace_s = MODEL.seconds(BatchWork(2 * 4, 18 + 100, 0.0, 3)) / tokens_expected(0.5, 3)
-    assert started(pace_s * 1.0001, [job("p", 100)], drafts=3) == {"p"}
-    assert started(pace_s * 0.9999, [job("p", 100)], drafts=3) == set()
+    tpot_s = MODEL.seconds(BatchWork(2 * 4, 18 + 100, 0.0, 3)) / tokens_expected(0.5, 3)
+    assert started(tpot_s * 1.0001, [job("p", 100)], drafts=3) == {"p"}
+    assert started(tpot_s * 0.9999, [job("p", 100)], drafts=3) == set()

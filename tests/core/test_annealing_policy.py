@@ -14,7 +14,7 @@ from penstock_core.policies.annealing.capacity import fitting, room
 from penstock_core.policies.annealing.latency import latency_of
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask
 from penstock_core.policies.annealing.policy import Annealing
-from penstock_core.policies.annealing.state import AnnealingState, seen
+from penstock_core.policies.annealing.state import AnnealingState, updated
 from penstock_core.policies.annealing.window import ask, deadline_s, overdue, window
 from penstock_core.timing.builtin_models import time_model
 
@@ -183,35 +183,35 @@ def test_the_next_batch_has_its_turn_though_nothing_has_changed() -> None:
 
 def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     long = decode("a", answer=100)._replace(generated_tokens=39)
-    memory = seen(
-        seen(AnnealingState(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], [])
+    memory = updated(
+        updated(AnnealingState(), replica([decode("a", answer=100)], [prompt("b")])), replica([long], [])
     )
     assert memory.shares == {}
-    memory = seen(memory, replica([], [prompt("c")]))
+    memory = updated(memory, replica([], [prompt("c")]))
     assert memory.share("tier").mean == pytest.approx((1.0 + 0.4) / 2)
     assert memory.share("other").mean == 1.0
-    assert seen(memory, replica([], [prompt("c")])).open
+    assert updated(memory, replica([], [prompt("c")])).open
 
 
 def test_an_answer_of_twice_its_one_predicted_token_teaches_so() -> None:
-    memory = seen(AnnealingState(), replica([], [prompt("a", answer=1)]))
-    memory = seen(seen(memory, replica([decode("a", answer=1)], [])), replica([], []))
+    memory = updated(AnnealingState(), replica([], [prompt("a", answer=1)]))
+    memory = updated(updated(memory, replica([decode("a", answer=1)], [])), replica([], []))
     assert memory.share("tier").mean == pytest.approx((1.0 + 2.0) / 2)
 
 
 def test_answers_that_finish_together_teach_in_the_order_of_their_jobs() -> None:
     jobs = [decode(f"job {place}", answer=7 * place + 3) for place in range(40)]
-    together = seen(seen(AnnealingState(), replica(jobs, [])), replica([], []))
-    one_by_one = seen(AnnealingState(), replica(jobs, []))
+    together = updated(updated(AnnealingState(), replica(jobs, [])), replica([], []))
+    one_by_one = updated(AnnealingState(), replica(jobs, []))
     for place in range(40):
-        one_by_one = seen(one_by_one, replica(jobs[place + 1 :], []))
+        one_by_one = updated(one_by_one, replica(jobs[place + 1 :], []))
     assert together.share("tier") == one_by_one.share("tier")
 
 
 def test_a_preempted_job_opens_the_queue_again() -> None:
-    memory = replace(seen(AnnealingState(), replica([decode("a")], [])), open=False)
-    assert not seen(memory, replica([decode("a")], [])).open
-    assert seen(memory, replica([], [preempted(decode("a"))])).open
+    memory = replace(updated(AnnealingState(), replica([decode("a")], [])), open=False)
+    assert not updated(memory, replica([decode("a")], [])).open
+    assert updated(memory, replica([], [preempted(decode("a"))])).open
 
 
 def test_the_window_has_deadlines_to_come_first_and_then_the_oldest() -> None:

@@ -18,7 +18,7 @@ from penstock_core.policies.annealing.search import (
     best_plan,
     delay,
     disturb,
-    first_turn_s,
+    first_batch_s,
     next_random,
     search,
     seeded,
@@ -183,8 +183,8 @@ def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
     tables = Prospects(
         np.array([[1.0, 5.0, 2.0]] * 2), np.zeros((2, 3)), np.zeros(2), 0, np.array([0.5, 0.25])
     )
-    assert first_turn_s(tables, BatchSequence((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
-    assert first_turn_s(tables, BatchSequence((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
+    assert first_batch_s(tables, BatchSequence((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
+    assert first_batch_s(tables, BatchSequence((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_way() -> None:

@@ -91,7 +91,7 @@ TABLE = [
     ("tries are refused", seen(chat(60, hops=90), pool_of(5, 0.2)), None, (5, Reason.HOPPED)),
     ("a fifth of the tries is refused", seen(chat(60, hops=75), pool_of(5, 0.2)), None, (4, Reason.SURPLUS)),
     ("idle, and one has to stay", seen({}, pool_of(1, 0.0, running=0)), None, (1, Reason.STEADY)),
-    ("a tier without promises floods", seen({"batch": TierDemand(900, 0, 900, promises=False)}, pool_of(1)),
+    ("a tier without promises floods", seen({"batch": TierDemand(900, 0, 900, has_slo=False)}, pool_of(1)),
      None, (1, Reason.STEADY)),
     ("more than are allowed", seen(chat(60), pool_of(12, 0.9)), None, (10, Reason.BOUND)),
     ("fewer than are allowed", seen({}, (), desired=0), None, (1, Reason.BOUND)),
@@ -141,7 +141,7 @@ def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
         idle_timeout_s=600.0,
         forget_s=7200.0,
     )
-    assert TierDemand() == TierDemand(0, 0, 0, 0, 0, 0, 0, promises=True)
+    assert TierDemand() == TierDemand(0, 0, 0, 0, 0, 0, 0, has_slo=True)
     assert DemandObservation(15.0, 2) == DemandObservation(15.0, 2, {}, held=0, replicas=())
 
 
@@ -229,7 +229,7 @@ def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
     "demand",
     [
         seen({}, pool_of(1, running=1)),
-        seen({"batch": TierDemand(arrived=1, promises=False)}, pool_of(1, running=0)),
+        seen({"batch": TierDemand(arrived=1, has_slo=False)}, pool_of(1, running=0)),
         seen({}, pool_of(1, running=0), held=1),
     ],
     ids=["runs", "came", "held"],

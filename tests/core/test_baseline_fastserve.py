@@ -48,7 +48,7 @@ def test_quanta_double_from_the_shortest_iteration() -> None:
 )
 def test_a_newcomer_skips_to_the_queue_that_covers_its_prompt(tokens: int, queue: int) -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
-    assert queues.standing(prompt("a", tokens), {}).queue == queue
+    assert queues.position_of(prompt("a", tokens), {}).queue == queue
     covers_s = queues.quanta_s[queue]
     assert queue == 4 or MODEL.prefill_seconds(tokens) <= covers_s
     assert queue == 0 or MODEL.prefill_seconds(tokens) > queues.quanta_s[queue - 1]
@@ -66,9 +66,9 @@ def test_a_job_sinks_when_it_has_used_its_quantum_and_no_further_than_the_last()
 
 def test_who_was_not_served_for_long_starts_again_at_the_top() -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
-    assert queues.standing(decode("a"), {"a": standing(4, served_ago_s=29.0)}).queue == 4
-    assert queues.standing(decode("a"), {"a": standing(4, served_ago_s=30.0, used_s=1.0)}) == standing(0)
-    assert queues.standing(prompt("b", 4000, at_s=NOW_S - 30.0), {}).queue == 0
+    assert queues.position_of(decode("a"), {"a": standing(4, served_ago_s=29.0)}).queue == 4
+    assert queues.position_of(decode("a"), {"a": standing(4, served_ago_s=30.0, used_s=1.0)}) == standing(0)
+    assert queues.position_of(prompt("b", 4000, at_s=NOW_S - 30.0), {}).queue == 0
 
 
 def test_upper_queues_go_first_and_running_jobs_before_newcomers_of_theirs() -> None:
@@ -114,7 +114,7 @@ def test_whoever_was_not_served_keeps_its_standing() -> None:
 
 def test_a_newcomer_begins_with_all_of_its_quantum() -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
-    assert queues.standing(prompt("a", 1), {}) == standing(0)
+    assert queues.position_of(prompt("a", 1), {}) == standing(0)
     assert queues.served(standing(3), 100.0).queue == 4
 
 

@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from penstock_core.batch.relegation import Lost, beat, divided
+from penstock_core.batch.relegation import Lost, decode_batch, divide
 from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
@@ -30,11 +30,11 @@ def decode(
     context: int = 500,
     *,
     due_in_s: float = 0.1,
-    pace_s: float | None = 0.1,
+    tpot_s: float | None = 0.1,
     judge: Judge = Judge.MEAN,
     left: int = 50,
 ) -> Job:
-    request = Request(name, "tier", NOW_S, context, 4096, Targets(5.0, pace_s, None, judge))
+    request = Request(name, "tier", NOW_S, context, 4096, Targets(5.0, tpot_s, None, judge))
     job = advance(new_job(request, 1 + left, best_effort=False), context, 1, NOW_S)
     return job._replace(due_s=NOW_S + due_in_s)
 
@@ -62,7 +62,7 @@ def step_of(policy: Policy[Lost], view: ReplicaView, lost: Lost = frozenset()) -
 
 
 def lost_names(view: ReplicaView) -> set[str]:
-    _, behind = divided(view, frozenset(), beat(view))
+    _, behind = divide(view, frozenset(), decode_batch(view))
     return {job.request.id for jobs in behind for job in jobs}
 
 
@@ -82,7 +82,7 @@ PACES = {
     ),
     "behind within its window": (decode("d", due_in_s=-0.1, judge=Judge.WINDOW), set()),
     "behind where every gap counts": (decode("d", due_in_s=ONE_S - 1e-6, judge=Judge.MAX), {"d"}),
-    "nobody waits for it": (decode("d", due_in_s=inf, pace_s=None), set()),
+    "nobody waits for it": (decode("d", due_in_s=inf, tpot_s=None), set()),
     "no promise at all": (offline(decode("d")), {"d"}),
 }
 
@@ -117,7 +117,7 @@ def test_qoserve_fills_the_slack_of_its_decodes() -> None:
 
 
 def test_with_drafts_slack_goes_to_the_last_token_expected() -> None:
-    view = replica([decode("d", due_in_s=0.04, pace_s=0.02)], [prompt("p", 5000)], drafts=3)
+    view = replica([decode("d", due_in_s=0.04, tpot_s=0.02)], [prompt("p", 5000)], drafts=3)
     slack_s = 0.04 + (tokens_expected(0.7, 3) - 1) * 0.02
     step = step_of(QoServe(), view)
     assert step.drafts == {"d": 3}
@@ -200,9 +200,9 @@ def test_fluidserve_counts_memory_when_others_have_ended() -> None:
 
 
 def test_fluidserve_holds_what_would_break_a_pace() -> None:
-    running = [decode(f"d{i}", 16, pace_s=0.025, due_in_s=0.5) for i in range(1)]
+    running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(1)]
     assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "p"}
-    running = [decode(f"d{i}", 16, pace_s=0.025, due_in_s=0.5) for i in range(2)]
+    running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(2)]
     assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "d1"}
 
 

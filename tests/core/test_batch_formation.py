@@ -221,8 +221,8 @@ def test_best_effort_gives_its_blocks_and_seats_to_accepted_work() -> None:
     step = batch(running, [prompt("p", 500)], free_blocks=2)
     assert step.preempt == ("young",)
     assert step.tokens == {"d": 1, "p": 500, "old": 1}
-    seats = batch(running, [prompt("p", 100)], limits=Limits(running=3))
-    assert seats.preempt == ("young",)
+    slots = batch(running, [prompt("p", 100)], limits=Limits(running=3))
+    assert slots.preempt == ("young",)
 
 
 def test_a_prompt_waits_where_its_blocks_are_not_there() -> None:

@@ -46,10 +46,10 @@ def prompt(
     due_in_s: float,
     *,
     output: int = 50,
-    pace_s: float | None = 0.1,
+    tpot_s: float | None = 0.1,
     judge: Judge = Judge.MEAN,
 ) -> Job:
-    request = Request(name, "tier", NOW_S, tokens, 4096, Targets(due_in_s, pace_s, None, judge))
+    request = Request(name, "tier", NOW_S, tokens, 4096, Targets(due_in_s, tpot_s, None, judge))
     return new_job(request, output, False, output)
 
 
@@ -57,20 +57,20 @@ def decode(
     name: str,
     *,
     due_in_s: float = 0.1,
-    pace_s: float | None = 0.1,
+    tpot_s: float | None = 0.1,
     came: int = 1,
     output: int = 60,
     sure: int = 0,
     judge: Judge = Judge.MEAN,
     context: int = 300,
-    answer_pace_s: float | None = None,
+    answer_tpot_s: float | None = None,
 ) -> Job:
     """One of which `came` tokens came out, on its pace so far."""
-    request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, pace_s, None, judge, answer_pace_s))
-    first_s = NOW_S + due_in_s - came * (pace_s or 0.0)
+    request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, tpot_s, None, judge, answer_tpot_s))
+    first_s = NOW_S + due_in_s - came * (tpot_s or 0.0)
     job = advance(new_job(request, output, False, sure), context, 1, first_s)
     for token in range(1, came):
-        job = advance(job, 1, 1, first_s + token * (pace_s or 0.0))
+        job = advance(job, 1, 1, first_s + token * (tpot_s or 0.0))
     return job
 
 
@@ -145,7 +145,7 @@ def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
 
 
 def test_a_pace_that_no_batch_keeps_binds_nobody() -> None:
-    told = foreseen([decode("d", pace_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
+    told = foreseen([decode("d", tpot_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
     assert told.in_time
     assert told.sustainable
 
@@ -194,9 +194,9 @@ def test_no_margin_makes_decodes_late_by_itself() -> None:
 def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
     """It is 0.4 s ahead; its last token came 0.1 s ago, or comes with the batch under way."""
 
-    def limit_s(answer_pace_s: float | None, busy_s: float = 0.0) -> float:
-        ahead = decode("d", due_in_s=0.5, came=6, answer_pace_s=answer_pace_s)
-        ahead = ahead if answer_pace_s is None else ahead._replace(came_s=NOW_S - 0.1)
+    def limit_s(answer_tpot_s: float | None, busy_s: float = 0.0) -> float:
+        ahead = decode("d", due_in_s=0.5, came=6, answer_tpot_s=answer_tpot_s)
+        ahead = ahead if answer_tpot_s is None else ahead._replace(came_s=NOW_S - 0.1)
         return foreseen([ahead], [prompt("p", 9000, 9.0)], BatchingRule(1.0), replica(busy_s=busy_s)).limit_s
 
     assert limit_s(None) == pytest.approx(0.5)
@@ -208,13 +208,13 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
 def test_a_job_without_a_pace_makes_nobody_late() -> None:
     """A decode is due just when a batch of its own ends: whoever else is in it has broken its promise."""
     due = decode("d", due_in_s=STEP_S + 1e-4)
-    along = [decode(f"free{i}", pace_s=None) for i in range(200)]
+    along = [decode(f"free{i}", tpot_s=None) for i in range(200)]
     assert foreseen([due], [prompt("p", 20, 9.0)]).in_time
     assert not foreseen([due, *along], [prompt("p", 20, 9.0)]).in_time
 
 
 def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
-    decodes = [decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", pace_s=0.3, due_in_s=0.3)]
+    decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), decode("loose", tpot_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
     assert foreseen(decodes, prompts).skipped == frozenset()
     told = foreseen(decodes, prompts, BatchingRule(0.1, skips=True))
@@ -223,9 +223,9 @@ def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
 
 
 def test_more_decodes_than_a_pace_has_room_for_are_not_steady() -> None:
-    many = [decode(f"d{i}", pace_s=0.05, due_in_s=0.05) for i in range(400)]
+    many = [decode(f"d{i}", tpot_s=0.05, due_in_s=0.05) for i in range(400)]
     assert not foreseen(many, []).sustainable
-    few = many[:1] + [decode(f"l{i}", pace_s=0.5, due_in_s=0.5) for i in range(399)]
+    few = many[:1] + [decode(f"l{i}", tpot_s=0.5, due_in_s=0.5) for i in range(399)]
     assert not foreseen(few, []).sustainable
     assert foreseen(few, [], BatchingRule(0.1, skips=True)).sustainable
 
@@ -247,14 +247,14 @@ def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
 
 
 def test_an_answer_of_one_token_never_decodes() -> None:
-    told = foreseen([], [prompt("a", 200, 1.0, output=1, pace_s=0.0249), prompt("b", 5000, 9.0)])
+    told = foreseen([], [prompt("a", 200, 1.0, output=1, tpot_s=0.0249), prompt("b", 5000, 9.0)])
     assert told.in_time
 
 
 def test_what_would_take_for_ever_keeps_nothing() -> None:
-    endless = [prompt("p", 40 * (MOST_BATCHES + 1), inf, pace_s=None)]
+    endless = [prompt("p", 40 * (MOST_BATCHES + 1), inf, tpot_s=None)]
     assert not foreseen([], endless, view=replica(batch_tokens=40)).in_time
-    crowd = [decode(f"d{i}", pace_s=None, output=500) for i in range(40)]
+    crowd = [decode(f"d{i}", tpot_s=None, output=500) for i in range(40)]
     assert not foreseen(crowd, [prompt("p", 300, inf)], view=replica(batch_tokens=40)).in_time
 
 
@@ -265,13 +265,13 @@ def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
         decode(
             f"d{i}",
             due_in_s=random.uniform(-0.1, 0.4),
-            pace_s=random.choice((None, 0.02, 0.04, 0.1, 0.3)),
+            tpot_s=random.choice((None, 0.02, 0.04, 0.1, 0.3)),
             came=random.randint(1, 25),
             output=random.randint(1, 60),
             sure=random.choice((0, 40)),
             judge=random.choice(judges),
             context=random.randint(1, 1500),
-            answer_pace_s=random.choice((None, None, 0.01, 0.15)),
+            answer_tpot_s=random.choice((None, None, 0.01, 0.15)),
         )
         for i in range(random.randint(0, 20))
     ]
@@ -281,7 +281,7 @@ def any_replica(random: Random) -> tuple[ReplicaView, list[Job], list[Job]]:
             random.randint(1, 3000),
             random.uniform(0.01, 3.0),
             output=random.randint(1, 60),
-            pace_s=random.choice((None, 0.05, 0.2)),
+            tpot_s=random.choice((None, 0.05, 0.2)),
             judge=random.choice(judges),
         )
         for i in range(random.randint(0, 4))
@@ -316,15 +316,15 @@ RULES = [
 
 def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     """What a batch takes longer, tokens after it make up for; each of them takes as long as the last will."""
-    count, pace_s, context = 100, 0.1, 3000
+    count, tpot_s, context = 100, 0.1, 3000
     running = [
-        decode(f"d{i}", due_in_s=pace_s, pace_s=pace_s, sure=60, judge=Judge.WINDOW, context=context)
+        decode(f"d{i}", due_in_s=tpot_s, tpot_s=tpot_s, sure=60, judge=Judge.WINDOW, context=context)
         for i in range(count)
     ]
     grown = BatchWork(count, count * (context + 1 + WINDOW_TOKENS))
     told = foreseen(running, [], BatchingRule(9.0), replica(LLAMA))
     assert told.limit_s == pytest.approx(
-        pace_s + (WINDOW_TOKENS - 1) * (pace_s - LLAMA.seconds(grown)), abs=1e-9
+        tpot_s + (WINDOW_TOKENS - 1) * (tpot_s - LLAMA.seconds(grown)), abs=1e-9
     )
 
 
@@ -363,7 +363,7 @@ def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
 
 
 FAST = time_model("llama-3-8b-h100")
-TIGHT, LOOSE = decode("tight", pace_s=0.05, due_in_s=0.05), decode("loose", due_in_s=0.1)
+TIGHT, LOOSE = decode("tight", tpot_s=0.05, due_in_s=0.05), decode("loose", due_in_s=0.1)
 
 
 def holding(blocks: int, speculation: Speculation | None = None) -> ReplicaView:
@@ -391,9 +391,9 @@ def test_each_rule_is_tried_with_speculation_and_then_without() -> None:
 
 
 def test_no_decode_is_skipped_where_targets_are_alike_or_memory_is_short() -> None:
-    close = decode("close", pace_s=0.09, due_in_s=0.09)
+    close = decode("close", tpot_s=0.09, due_in_s=0.09)
     assert not any(rule.skips for rule in rules(replica(), [TIGHT, close]))
-    assert not any(rule.skips for rule in rules(replica(), [decode("free", pace_s=None)]))
+    assert not any(rule.skips for rule in rules(replica(), [decode("free", tpot_s=None)]))
     full_blocks = 2 * -(-360 // 16)
     assert any(rule.skips for rule in rules(holding(full_blocks), [TIGHT, LOOSE]))
     assert not any(rule.skips for rule in rules(holding(full_blocks - 1), [TIGHT, LOOSE]))

@@ -192,7 +192,7 @@ def test_the_oldest_is_protected_once_it_has_waited_too_long() -> None:
     jobs = [offline("old", age_s=31), offline("older", age_s=40), offline("young", age_s=5)]
     protected = oldest_waiting_too_long(view_of([], jobs), 30.0)
     assert protected is not None
-    assert (protected.request.id, protected.due_s, protected.pace_s) == ("older", -inf, None)
+    assert (protected.request.id, protected.due_s, protected.tpot_s) == ("older", -inf, None)
 
 
 def test_it_is_protected_from_the_moment_on_that_it_has_waited_so_long() -> None:
@@ -202,7 +202,7 @@ def test_it_is_protected_from_the_moment_on_that_it_has_waited_so_long() -> None
 def test_a_protected_job_that_decodes_has_no_deadline() -> None:
     protected = oldest_waiting_too_long(view_of([offline("old", age_s=31, generated=True)], []), 30.0)
     assert protected is not None
-    assert (protected.due_s, protected.pace_s) == (inf, None)
+    assert (protected.due_s, protected.tpot_s) == (inf, None)
 
 
 def test_nobody_is_protected_before_that_nor_what_can_never_fit() -> None:

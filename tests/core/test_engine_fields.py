@@ -35,11 +35,11 @@ def test_engine_sees_the_job_the_sidecar_planned(job: Job, spent_s: float) -> No
     )
     assert seen.request.arrival_s == pytest.approx(7.0)
     assert (seen.request.id, seen.request.targets) == (job.request.id, job.request.targets)
-    assert (seen.output_tokens, seen.sure_tokens, seen.best_effort, seen.pace_s) == (
+    assert (seen.output_tokens, seen.sure_tokens, seen.best_effort, seen.tpot_s) == (
         job.output_tokens,
         job.sure_tokens,
         job.best_effort,
-        job.pace_s,
+        job.tpot_s,
     )
 
 

@@ -38,9 +38,9 @@ def admitted(jobs: list[Job]) -> AdmittedSet:
     return AdmittedSet([job for job in jobs if job.decoding], prompts)
 
 
-def replica(blocks: int = 5000, *, seats: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
+def replica(blocks: int = 5000, *, slots: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
     kv = KvCache(blocks, blocks, 16)
-    return ReplicaView(0.0, busy_s, (), (), kv, Limits(8192, seats), replace(OPT, scale=scale))
+    return ReplicaView(0.0, busy_s, (), (), kv, Limits(8192, slots), replace(OPT, scale=scale))
 
 
 def test_who_fits_is_told_when_its_first_token_is_out() -> None:
@@ -53,7 +53,7 @@ def test_who_fits_is_told_when_its_first_token_is_out() -> None:
 @pytest.mark.parametrize(
     ("view", "there", "new", "reason"),
     [
-        pytest.param(replica(seats=3), decodes(3), asks("a"), Reason.DECODE_BUDGET, id="seats"),
+        pytest.param(replica(slots=3), decodes(3), asks("a"), Reason.DECODE_BUDGET, id="seats"),
         pytest.param(replica(busy_s=0.97), [], asks("a"), Reason.PREFILL_BUDGET, id="no-time-at-all"),
         pytest.param(
             replica(),
@@ -128,10 +128,10 @@ def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
 def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
     random = Random(seed)
     promised, new = few_requests(random)
-    blocks, seats = random.randint(20, 600), random.randint(1, 8)
-    if isinstance(feasible(replica(blocks, seats=seats), admitted(promised), new), Feasible):
+    blocks, slots = random.randint(20, 600), random.randint(1, 8)
+    if isinstance(feasible(replica(blocks, slots=slots), admitted(promised), new), Feasible):
         for more, at_more in ((random.randint(1, 900), 0), (0, 1)):
-            view = replica(blocks + more, seats=seats + at_more)
+            view = replica(blocks + more, slots=slots + at_more)
             assert isinstance(feasible(view, admitted(promised), new), Feasible)
 
 

@@ -39,7 +39,7 @@ def test_every_column_is_what_each_job_says_of_itself() -> None:
 
 
 def test_no_pace_is_an_infinite_one() -> None:
-    assert columns([job("free", 20, tpot_s=None), job("paced", 20)]).pace_s.tolist() == [inf, 0.1]
+    assert columns([job("free", 20, tpot_s=None), job("paced", 20)]).tpot_s.tolist() == [inf, 0.1]
 
 
 def test_nobody_has_empty_columns() -> None:

@@ -1,4 +1,4 @@
-"""A batch under construction keeps its accounts: what it says of blocks, seats, tokens and time is so."""
+"""A batch under construction keeps its accounts: what it says of blocks, slots, tokens and time is so."""
 
 from dataclasses import replace
 
@@ -54,13 +54,13 @@ def test_a_batch_knows_what_it_holds_and_how_long_it_takes(
     jobs = [job_of(f"j{i}", *kind) for i, kind in enumerate(kinds)]
     running = [job for job in jobs if job.computed_tokens]
     batch = opened(*running, waiting=tuple(job for job in jobs if not job.computed_tokens), running=32)
-    free_blocks, seats = 1000, 32 - len(running)
+    free_blocks, slots = 1000, 32 - len(running)
     work = BatchWork(0)
     for job in jobs:
         what = data.draw(st.sampled_from(["leave", "preempt", "add", "draft"]))
         if what == "preempt" and job.computed_tokens:
             batch.preempt(job)
-            free_blocks, seats = free_blocks + blocks(job.computed_tokens), seats + 1
+            free_blocks, slots = free_blocks + blocks(job.computed_tokens), slots + 1
         elif what in {"add", "draft"}:
             tokens = data.draw(st.integers(1, job.pending_tokens))
             drafts = data.draw(st.integers(0, 40)) if what == "draft" and job.decoding else 0
@@ -68,7 +68,7 @@ def test_a_batch_knows_what_it_holds_and_how_long_it_takes(
             batch.draft(job, drafts)
             end = job.computed_tokens + tokens + drafts
             free_blocks -= blocks(end) - blocks(job.computed_tokens)
-            seats -= not job.computed_tokens
+            slots -= not job.computed_tokens
             work = BatchWork(
                 work.tokens + tokens + drafts,
                 work.context_tokens + (job.computed_tokens + 1 if job.decoding else 0),
@@ -77,11 +77,11 @@ def test_a_batch_knows_what_it_holds_and_how_long_it_takes(
             )
             assert batch.tokens[job.request.id] == tokens
             assert batch.drafts.get(job.request.id, 0) == drafts
-    assert (batch.free_blocks, batch.free_seats) == (free_blocks, seats)
+    assert (batch.free_blocks, batch.free_slots) == (free_blocks, slots)
     assert batch.work == work
     assert batch.left_tokens == 8192 - work.tokens
     step = batch.step()
-    assert (step.duration_s, step.stands_blocks) == (MODEL.seconds(work), None)
+    assert (step.duration_s, step.repeatable_blocks) == (MODEL.seconds(work), None)
     assert (step.tokens, step.drafts, step.preempt) == (batch.tokens, batch.drafts, tuple(batch.preempted))
     longer = BatchWork(work.tokens + 3, work.context_tokens + 50, work.prefill_work + 1e4, work.spec_steps)
     assert batch.seconds(3, 50, 1e4) == MODEL.seconds(longer)
@@ -103,7 +103,7 @@ def test_decodes_added_together_are_as_if_added_one_by_one(contexts: list[int], 
         apart.draft(job, drafts)
     assert (together.tokens, together.work) == (apart.tokens, apart.work)
     assert {name: count for name, count in together.drafts.items() if count} == apart.drafts
-    assert (together.free_blocks, together.free_seats) == (apart.free_blocks, apart.free_seats)
+    assert (together.free_blocks, together.free_slots) == (apart.free_blocks, apart.free_slots)
 
 
 def test_drafts_for_all_take_no_more_than_there_is_of_tokens_blocks_or_time() -> None:
@@ -148,11 +148,11 @@ def test_nobody_is_preempted_twice_nor_out_of_the_batch() -> None:
         batch.preempt_idle(served)
         batch.preempt_idle(idle)
     assert list(batch.preempted) == ["idle"]
-    assert (batch.free_blocks, batch.free_seats) == (blocks(100), 1)
+    assert (batch.free_blocks, batch.free_slots) == (blocks(100), 1)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seats", "given", "there"),
+    ("wanted", "slots", "given", "there"),
     [
         (0, 0, "", True),
         (7, 1, "a", True),
@@ -164,11 +164,11 @@ def test_nobody_is_preempted_twice_nor_out_of_the_batch() -> None:
     ],
 )
 def test_victims_give_way_in_their_order_and_no_more_of_them_than_needed(
-    wanted: int, seats: int, given: str, there: bool
+    wanted: int, slots: int, given: str, there: bool
 ) -> None:
     running = [decode(name) for name in "abc"]
     batch = opened(*running, free_blocks=0, running=3)
-    assert batch.make_room(wanted, seats, running) is there
+    assert batch.make_room(wanted, slots, running) is there
     assert "".join(batch.preempted) == given
 
 
@@ -176,7 +176,7 @@ def test_a_step_stands_until_the_blocks_of_its_tokens_may_run_out() -> None:
     decodes = [decode(name) for name in "abc"]
 
     def stands(batch: OpenBatch) -> int | None:
-        return batch.standing_step().stands_blocks
+        return batch.repeatable_step().repeatable_blocks
 
     batch = opened(*decodes)
     assert stands(batch) is None

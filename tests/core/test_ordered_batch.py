@@ -7,10 +7,10 @@ from penstock_core.batch.forced_progress import let_oldest_move
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import (
     add_running,
-    newcomer_tokens,
     prompts_or_decodes,
     run_on,
     start,
+    starting_tokens,
 )
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
@@ -37,12 +37,12 @@ def replica(
     drafts: int = 0,
     *,
     tokens: int = 8192,
-    seats: int = 256,
+    slots: int = 256,
 ) -> ReplicaView:
     held = sum(-(-job.computed_tokens // 16) for job in running)
     kv = KvCache(held + free_blocks, free_blocks, 16)
     told = Speculation(drafts, 0.7) if drafts else None
-    return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, seats), MODEL, told)
+    return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, slots), MODEL, told)
 
 
 def blocks(tokens: int) -> int:
@@ -85,7 +85,7 @@ def test_decodes_draft_as_much_as_tokens_and_blocks_allow_and_together_as_one_by
 
 def test_who_runs_needs_no_seat() -> None:
     running = [prompt("p", 100, done=20), decode("d", 15)]
-    batch = OpenBatch(replica(running, [], seats=2))
+    batch = OpenBatch(replica(running, [], slots=2))
     run_on(batch, running)
     assert (batch.tokens, list(batch.preempted)) == ({"p": 80, "d": 1}, [])
 
@@ -108,15 +108,15 @@ def test_a_newcomer_leaves_the_spare_blocks_free(spare: int, started: bool) -> N
 
 
 def test_a_newcomer_takes_the_last_block_and_the_last_seat() -> None:
-    last = replica([decode("d", 15)], [prompt("p", 112), prompt("q", 1)], free_blocks=7, seats=2)
+    last = replica([decode("d", 15)], [prompt("p", 112), prompt("q", 1)], free_blocks=7, slots=2)
     for batch in (OpenBatch(last), prompts_or_decodes(last, last.waiting)):
         start(batch, () if batch.tokens else last.waiting)
         assert batch.tokens == {"p": 112}
-        assert (batch.free_blocks, batch.free_seats) == (0, 0)
+        assert (batch.free_blocks, batch.free_slots) == (0, 0)
 
 
 def test_nobody_starts_without_a_seat_or_a_token() -> None:
-    full = OpenBatch(replica([decode("d")], [prompt("p")], seats=1))
+    full = OpenBatch(replica([decode("d")], [prompt("p")], slots=1))
     start(full, full.view.waiting)
     assert full.tokens == {}
     ended = OpenBatch(replica([decode("d")], [prompt("p")], tokens=1))
@@ -127,12 +127,12 @@ def test_nobody_starts_without_a_seat_or_a_token() -> None:
 
 def test_whole_prompts_start_whole_or_not_unless_no_batch_is_long_enough() -> None:
     batch = OpenBatch(replica([decode("d")], [], tokens=101))
-    assert newcomer_tokens(batch, prompt("p", 101), whole=True) == 101
-    assert newcomer_tokens(batch, prompt("p", 300), whole=True) == 101
+    assert starting_tokens(batch, prompt("p", 101), whole=True) == 101
+    assert starting_tokens(batch, prompt("p", 300), whole=True) == 101
     run_on(batch, batch.view.running)
-    assert newcomer_tokens(batch, prompt("p", 100), whole=True) == 100
-    assert newcomer_tokens(batch, prompt("p", 101), whole=True) == 0
-    assert newcomer_tokens(batch, prompt("p", 101), whole=False) == 100
+    assert starting_tokens(batch, prompt("p", 100), whole=True) == 100
+    assert starting_tokens(batch, prompt("p", 101), whole=True) == 0
+    assert starting_tokens(batch, prompt("p", 101), whole=False) == 100
 
 
 def test_prompts_under_way_are_computed_before_any_starts_and_one_that_gave_way_lets_nobody_start() -> None:
@@ -154,13 +154,13 @@ def test_where_no_prompt_moves_decodes_go_alone_and_prompts_give_way_to_them() -
     assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["p"])
 
 
-def giving_way(need: Job, blocks: int, seats: int, free: int = 0) -> tuple[bool, list[str]]:
+def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool, list[str]]:
     surplus = [decode("old", 16), decode("new", 16), prompt("waiting", 16)]
     accepted = [decode("soon", 16, due_s=1.0), decode("later", 16, due_s=3.0), prompt("held", 16, due_s=9.0)]
     running = [job for job in (*surplus, *accepted) if job.computed_tokens]
-    batch = OpenBatch(replica(running, [], free_blocks=free, seats=4))
+    batch = OpenBatch(replica(running, [], free_blocks=free, slots=4))
     victims = Victims(surplus, [*accepted, *([need] if need.computed_tokens else [])])
-    there = batch.make_room(blocks, seats, victims.of(need))
+    there = batch.make_room(blocks, slots, victims.of(need))
     return there, list(batch.preempted)
 
 
@@ -179,9 +179,9 @@ def test_to_a_newcomer_nobody_with_a_promise_gives_way_and_to_one_that_runs_thos
 
 
 def moved(
-    running: list[Job], waiting: list[Job], free_blocks: int, tokens: int = 8192, seats: int = 256
+    running: list[Job], waiting: list[Job], free_blocks: int, tokens: int = 8192, slots: int = 256
 ) -> OpenBatch:
-    batch = OpenBatch(replica(running, waiting, free_blocks, tokens=tokens, seats=seats))
+    batch = OpenBatch(replica(running, waiting, free_blocks, tokens=tokens, slots=slots))
     let_oldest_move(batch)
     return batch
 
@@ -190,10 +190,10 @@ def test_where_nobody_could_move_whoever_was_started_first_does_at_the_cost_of_t
     running = [prompt("first", 100, done=16), prompt("second", 100, done=32), prompt("third", 100, done=32)]
     batch = moved(running, [prompt("w")], free_blocks=2)
     assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, ["third", "second"])
-    batch = moved(running, [prompt("w")], free_blocks=6, seats=3)
+    batch = moved(running, [prompt("w")], free_blocks=6, slots=3)
     assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, [])
     begun = [prompt("first", 100, done=1), prompt("second", 100, done=32)]
-    batch = moved(begun, [], free_blocks=6, seats=2)
+    batch = moved(begun, [], free_blocks=6, slots=2)
     assert (batch.tokens, list(batch.preempted)) == ({"first": 99}, [])
 
 

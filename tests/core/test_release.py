@@ -10,7 +10,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.external_engine.capacity import ReleaseWindow
-from penstock_core.external_engine.outlook import Inside, outlook
+from penstock_core.external_engine.planning_view import EngineJobs, planning_view
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
@@ -49,7 +49,7 @@ def view(held: Sequence[Job], now_s: float = 0.0, blocks: int = 1000, limits: Li
 
 def let_in(
     held: Sequence[Job],
-    inside: Inside = Inside(),  # noqa: B008
+    inside: EngineJobs = EngineJobs(),  # noqa: B008
     *,
     now_s: float = 0.0,
     blocks: int = 1000,
@@ -71,49 +71,49 @@ def test_nobody_held_asks_nobody() -> None:
     def never(_: ReplicaView, memory: None) -> tuple[Step, None]:
         raise AssertionError
 
-    assert release(never, view([]), Inside(), None, WINDOW).let_in == ()
+    assert release(never, view([]), EngineJobs(), None, WINDOW).let_in == ()
 
 
 def test_an_engine_that_has_enough_to_compute_gets_nothing_more() -> None:
-    inside = Inside((), (job("a", prompt=150),), since_s=0.0)
+    inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
     assert let_in([job("b")], inside, now_s=0.01).let_in == ()
     assert let_in([job("b")], inside, now_s=0.155).let_in == ("b",)  # done at 0.16
 
 
 def test_an_engine_that_is_later_than_foreseen_gets_the_next() -> None:
-    inside = Inside((), (job("a", prompt=150),), since_s=0.0)
+    inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
     assert let_in([job("b")], inside, now_s=9.0).let_in == ("b",)
 
 
 def test_there_is_a_seat_for_whoever_goes_in() -> None:
-    inside = Inside(tuple(decode(f"d{i}", 0.0, ahead_s=9.0) for i in range(6)))
+    inside = EngineJobs(tuple(decode(f"d{i}", 0.0, ahead_s=9.0) for i in range(6)))
     held = [job(f"h{i}", prompt=10) for i in range(4)]
     assert len(let_in(held, inside).let_in) == 2
 
 
 def test_there_is_memory_for_all_of_them_at_their_peak() -> None:
-    inside = Inside((decode("d", 0.0, ahead_s=9.0, prompt=100, out=60),))
+    inside = EngineJobs((decode("d", 0.0, ahead_s=9.0, prompt=100, out=60),))
     assert let_in([job("h", prompt=100, out=60)], inside, blocks=20, policy="vllm").let_in == ("h",)
     assert let_in([job("h", prompt=100, out=61)], inside, blocks=19, policy="vllm").let_in == ()
 
 
 def test_a_long_prompt_waits_until_those_inside_are_ahead_of_their_pace() -> None:
     long = job("long", prompt=190, ttft_s=5.0)
-    assert let_in([long], Inside((decode("d", 0.0),)), policy="vllm").let_in == ()
-    assert let_in([long], Inside((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").let_in == ("long",)
+    assert let_in([long], EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ()
+    assert let_in([long], EngineJobs((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").let_in == ("long",)
 
 
 def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None:
     """Four iterations of about 0.1 s: the pace is kept, so nobody has to be ahead."""
     limits = Limits(batch_tokens=90, running=8)
     long = job("long", prompt=350, ttft_s=5.0)
-    assert let_in([long], Inside((decode("d", 0.0),)), policy="vllm", limits=limits).let_in == ("long",)
-    slower = Inside((decode("d", 0.0, tpot_s=0.07),))
+    assert let_in([long], EngineJobs((decode("d", 0.0),)), policy="vllm", limits=limits).let_in == ("long",)
+    slower = EngineJobs((decode("d", 0.0, tpot_s=0.07),))
     assert let_in([long], slower, policy="vllm", limits=limits).let_in == ()
 
 
 def test_who_can_only_just_be_in_time_goes_in_whatever_it_costs_others() -> None:
-    inside = Inside((decode("d", 0.0),))
+    inside = EngineJobs((decode("d", 0.0),))
     assert let_in([job("long", prompt=190, ttft_s=0.22)], inside, policy="vllm").let_in == ("long",)
     lost = job("long", prompt=190, ttft_s=0.1)
     assert let_in([lost], inside, policy="vllm").let_in == ()
@@ -123,32 +123,35 @@ def test_who_can_only_just_be_in_time_goes_in_whatever_it_costs_others() -> None
 
 def test_who_cannot_keep_its_pace_anyway_holds_up_nobody() -> None:
     late = decode("d", 0.0, tpot_s=0.005)
-    assert let_in([job("long", prompt=190)], Inside((late,)), policy="vllm").let_in == ("long",)
+    assert let_in([job("long", prompt=190)], EngineJobs((late,)), policy="vllm").let_in == ("long",)
 
 
 def test_who_has_no_pace_holds_up_nobody() -> None:
     unpaced = decode("d", 0.0, tpot_s=None)
-    assert let_in([job("long", prompt=190)], Inside((unpaced,)), policy="vllm").let_in == ("long",)
+    assert let_in([job("long", prompt=190)], EngineJobs((unpaced,)), policy="vllm").let_in == ("long",)
 
 
 def test_nobody_with_a_promise_is_overtaken_for_want_of_room() -> None:
-    inside = Inside((decode("d", 0.0),))
+    inside = EngineJobs((decode("d", 0.0),))
     held = [job("long", prompt=150, ttft_s=5.0), job("short", prompt=10, ttft_s=5.0)]
     assert let_in(held, inside, policy="vllm").let_in == ()
     assert let_in(held[1:], inside, policy="vllm").let_in == ("short",)
 
 
 def test_best_effort_gets_its_share_and_is_passed_over_beyond() -> None:
-    inside = Inside(tuple(decode(f"b{i}", 0.0, offline=True) for i in range(4)))
+    inside = EngineJobs(tuple(decode(f"b{i}", 0.0, offline=True) for i in range(4)))
     held = [job("more", prompt=10, offline=True), job("short", prompt=10)]
     assert let_in(held, inside, policy="vllm").let_in == ("short",)
     none = replace(WINDOW, best_effort_share=0.0)
-    assert let_in(held, Inside((decode("d", 0.0),)), policy="vllm", window=none).let_in == ("more", "short")
+    assert let_in(held, EngineJobs((decode("d", 0.0),)), policy="vllm", window=none).let_in == (
+        "more",
+        "short",
+    )
 
 
 def test_best_effort_that_would_break_a_pace_is_passed_over() -> None:
     held = [job("more", prompt=150, offline=True), job("short", prompt=10)]
-    assert let_in(held, Inside((decode("d", 0.0),)), policy="vllm").let_in == ("short",)
+    assert let_in(held, EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ("short",)
 
 
 def test_best_effort_comes_last() -> None:
@@ -164,7 +167,7 @@ def test_whom_the_policy_promises_something_after_all_counts_from_then_on() -> N
         return Step({"b": 1}), 2
 
     held = [job("a", prompt=1), job("b", prompt=1, offline=True)]
-    decided = release(promoting, view(held), Inside(), 0, replace(WINDOW, lead_s=0.02))
+    decided = release(promoting, view(held), EngineJobs(), 0, replace(WINDOW, lead_s=0.02))
     assert (decided.let_in, decided.promote, decided.memory) == (("a", "b"), ("b",), 2)
 
 
@@ -173,35 +176,35 @@ def test_an_idle_engine_gets_somebody_whatever_the_policy_says() -> None:
         return Step(), memory
 
     held = [job("a"), job("b")]
-    assert release(nobody, view(held), Inside(), None, WINDOW).let_in == ("a",)
-    busy = Inside((decode("d", 0.0, ahead_s=9.0),))
+    assert release(nobody, view(held), EngineJobs(), None, WINDOW).let_in == ("a",)
+    busy = EngineJobs((decode("d", 0.0, ahead_s=9.0),))
     assert release(nobody, view(held), busy, None, WINDOW).let_in == ()
 
 
 def test_where_the_policy_fails_the_order_is_that_of_arrival() -> None:
     held = [job("a", ttft_s=5.0), job("b", ttft_s=0.5)]
-    assert release(in_order_of_arrival, view(held), Inside(), None, WINDOW).let_in == ("a", "b")
+    assert release(in_order_of_arrival, view(held), EngineJobs(), None, WINDOW).let_in == ("a", "b")
 
 
 def test_the_outlook_is_the_moment_when_the_prompts_inside_are_done() -> None:
     running = decode("d", 0.0, prompt=40)
-    inside = Inside((running,), (job("p", prompt=350),), since_s=0.0)
-    ahead = outlook(view([job("h")]), inside)
+    inside = EngineJobs((running,), (job("p", prompt=350),), since_s=0.0)
+    ahead = planning_view(view([job("h")]), inside)
     assert ahead.busy_until_s == pytest.approx(0.372)  # 199 and 151 tokens, each beside the decode's
     d, p = ahead.running
     assert (d.generated_tokens, d.computed_tokens) == (3, 42)
     assert (p.generated_tokens, p.decoding, p.anchor is not None) == (1, True, True)
     assert ahead.kv.free_blocks == 1000 - 3 - 22
     assert [job.request.id for job in ahead.waiting] == ["h"]
-    half_done = outlook(replace(view([]), now_s=0.21, busy_until_s=0.21), inside)
+    half_done = planning_view(replace(view([]), now_s=0.21, busy_until_s=0.21), inside)
     assert half_done.busy_until_s == pytest.approx(0.372)
     assert half_done.running[0].generated_tokens == 2
 
 
 def test_nobody_inside_gives_way() -> None:
-    ahead = outlook(view([]), Inside((decode("b", 0.0, offline=True),)))
+    ahead = planning_view(view([]), EngineJobs((decode("b", 0.0, offline=True),)))
     (rooted,) = ahead.running
-    assert (rooted.best_effort, rooted.due_s, rooted.pace_s) == (False, inf, None)
+    assert (rooted.best_effort, rooted.due_s, rooted.tpot_s) == (False, inf, None)
     assert ahead.busy_until_s == 0.0
 
 
@@ -228,8 +231,8 @@ class Engine:
         self.since_s, self.slowness = 0.0, slowness
 
     @property
-    def inside(self) -> Inside:
-        return Inside(tuple(self.decodes.values()), tuple(self.prefills), self.since_s)
+    def inside(self) -> EngineJobs:
+        return EngineJobs(tuple(self.decodes.values()), tuple(self.prefills), self.since_s)
 
     def take(self, came: Job, now_s: float) -> None:
         if not self.prefills:

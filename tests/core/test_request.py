@@ -69,16 +69,16 @@ def test_window_tier_is_due_from_its_window() -> None:
 
 def test_nobody_waits_for_a_job_without_targets() -> None:
     job = chat(targets=Targets())
-    assert (job.due_s, job.pace_s) == (NO_DEADLINE_S, None)
+    assert (job.due_s, job.tpot_s) == (NO_DEADLINE_S, None)
     assert advance(job, 100, 1, 99.0).due_s == NO_DEADLINE_S
 
 
 def test_a_thinker_is_planned_by_its_tighter_pace_until_it_answers() -> None:
     request = Request("r", "reasoning", 0.0, 10, 1000, Targets(1.0, 0.05, answer_tpot_s=0.1))
     thinking = advance(new_job(request, 100, best_effort=False), 10, 1, 0.5)
-    assert thinking.pace_s == 0.05
+    assert thinking.tpot_s == 0.05
     answering = thinking_ended(thinking, 0.6)
-    assert answering.pace_s == 0.1
+    assert answering.tpot_s == 0.1
     assert answering.due_s == pytest.approx(0.7)
     assert (thinking.came_s, answering.came_s) == (0.5, inf)
     assert thinking_ended(answering, 0.8) is answering

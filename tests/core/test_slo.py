@@ -16,7 +16,7 @@ from penstock_core.domain.slo import (
     first_token_due_s,
     judged_tpot_s,
     next_token_due_s,
-    pace_s,
+    tpot_target_s,
 )
 
 paces = st.floats(0.001, 2.0)
@@ -41,13 +41,13 @@ def test_first_token_is_due_by_its_own_target_then_by_half_of_e2e() -> None:
 
 
 def test_pace_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
-    assert pace_s(Targets(tpot_s=0.1), output_tokens=50) == 0.1
-    assert pace_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
-    assert pace_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
-    assert pace_s(Targets(e2e_s=10), output_tokens=1) is None
-    assert pace_s(Targets(e2e_s=10), output_tokens=2) == 5.0
-    assert pace_s(Targets(ttft_s=5, e2e_s=3), output_tokens=11) == 0.0
-    assert pace_s(Targets(), output_tokens=10) is None
+    assert tpot_target_s(Targets(tpot_s=0.1), output_tokens=50) == 0.1
+    assert tpot_target_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
+    assert tpot_target_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
+    assert tpot_target_s(Targets(e2e_s=10), output_tokens=1) is None
+    assert tpot_target_s(Targets(e2e_s=10), output_tokens=2) == 5.0
+    assert tpot_target_s(Targets(ttft_s=5, e2e_s=3), output_tokens=11) == 0.0
+    assert tpot_target_s(Targets(), output_tokens=10) is None
 
 
 def test_token_without_a_pace_is_never_due() -> None:

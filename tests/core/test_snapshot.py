@@ -77,7 +77,7 @@ def test_decodes_slow_prefill_down() -> None:
 
 
 def test_a_tight_pace_bounds_the_batch() -> None:
-    loose, tight = (snapshot(view(decode("a", tpot_s=pace_s))) for pace_s in (0.1, 0.030))
+    loose, tight = (snapshot(view(decode("a", tpot_s=tpot_s))) for tpot_s in (0.1, 0.030))
     assert (loose.tightest_pace_s, tight.tightest_pace_s) == (0.1, 0.030)
     assert tight.prefill_tokens_s < loose.prefill_tokens_s / 2
     assert snapshot(view(decode("a", tpot_s=0.001))).tightest_pace_s == inf  # nobody could keep that one

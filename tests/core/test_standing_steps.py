@@ -36,7 +36,7 @@ def test_whose_steps_stand(policy: str) -> None:
     scheduler = build(policy)
     step, _ = scheduler.step(view(decode("a"), decode("b")), scheduler.start())
     assert step.tokens == {"a": 1, "b": 1}
-    assert step.stands_blocks == (2 if policy in STANDING else None)
+    assert step.repeatable_blocks == (2 if policy in STANDING else None)
 
 
 @pytest.mark.parametrize("policy", STANDING)
@@ -52,9 +52,9 @@ def test_it_is_the_same_whenever_it_is_asked_for(
     jobs = [decode(f"{at}", count, judge=judge) for at, (count, judge) in enumerate(came)]
     scheduler, before = build(policy), view(*jobs)
     step, memory = scheduler.step(before, scheduler.start())
-    assert step.stands_blocks is not None
+    assert step.repeatable_blocks is not None
     ends_s = [2.0 + sum(took_s[: n + 1]) for n in range(len(took_s))]
-    kv = replace(before.kv, free_blocks=step.stands_blocks + spare_blocks)
+    kv = replace(before.kv, free_blocks=step.repeatable_blocks + spare_blocks)
     later = view(*after_each(jobs, ends_s), now_s=ends_s[-1], kv=kv, model=replace(MODEL, scale=scale))
     again, memory_then = scheduler.step(later, memory)
     assert replace(again, duration_s=step.duration_s) == step
@@ -74,7 +74,7 @@ def test_it_is_the_same_whenever_it_is_asked_for(
 )
 def test_it_does_not_where_anything_else_may_come_of_it(policy: str, there: ReplicaView) -> None:
     scheduler = build(policy)
-    assert scheduler.step(there, scheduler.start())[0].stands_blocks is None
+    assert scheduler.step(there, scheduler.start())[0].repeatable_blocks is None
 
 
 @pytest.mark.parametrize("arrival_s", [0.0, -1000.0], ids=["surplus", "waited too long"])
@@ -82,4 +82,4 @@ def test_slos_serve_is_asked_while_there_is_best_effort(arrival_s: float) -> Non
     offline = decode("b", best_effort=True)
     offline = offline._replace(request=replace(offline.request, arrival_s=arrival_s))
     scheduler = build("slos-serve")
-    assert scheduler.step(view(decode("a"), offline), None)[0].stands_blocks is None
+    assert scheduler.step(view(decode("a"), offline), None)[0].repeatable_blocks is None

@@ -86,21 +86,21 @@ def test_demand_says_what_routers_and_pods_say() -> None:
     told = reading_of("a", page(held=2, replicas=[row]))
     pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}
     demand = demand_of(
-        DemandTally(), readings=[told], replicas=pods, desired=2, promises={"chat": False}, now_s=1.0
+        DemandTally(), readings=[told], replicas=pods, desired=2, has_slo={"chat": False}, now_s=1.0
     )
     assert demand.held == 2
     assert demand.desired == 2
     assert [replica.name for replica in demand.ready()] == ["chat-replica-0"]
     assert demand.replicas[0].snapshot.running == 3
     assert demand.replicas[0].snapshot.prefill_wait_s == float("inf")
-    assert not demand.tiers["chat"].promises
+    assert not demand.tiers["chat"].has_slo
 
 
 def test_what_json_cannot_say_is_endless() -> None:
     """A replica whose decodes leave no time for prefills is full, not idle."""
     rows = [{"name": "chat-replica-0", "prefill_wait_s": None, "prefill_slack_s": 0.0}]
     told, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
-    demand = demand_of(DemandTally(), readings=[told], replicas=pods, desired=1, promises={}, now_s=1.0)
+    demand = demand_of(DemandTally(), readings=[told], replicas=pods, desired=1, has_slo={}, now_s=1.0)
     assert demand.replicas[0].snapshot.prefill_wait_s == float("inf")
 
 

@@ -367,12 +367,12 @@ def test_a_reported_end_of_thinking_gives_the_answer_its_own_pace_once() -> None
     for id in "ab":
         m.accept(thinker(id), 0.0, prompt_known=True)
     m.apply(report([("a", 100, 1), ("b", 100, 1)]), 5.0)
-    assert [j.pace_s for j in m.view(5.0, MODEL).running] == [0.05, 0.05]
+    assert [j.tpot_s for j in m.view(5.0, MODEL).running] == [0.05, 0.05]
     ended = report([("a", 102, 3), ("b", 102, 3)])
     ended.thinking_tokens.extend([3, 0])
     m.apply(ended, 5.1)
     a, b = m.view(5.1, MODEL).running
-    assert (a.pace_s, b.pace_s) == (0.2, 0.05)
+    assert (a.tpot_s, b.tpot_s) == (0.2, 0.05)
     assert a.due_s == pytest.approx(5.1 + 0.2)
     assert b.due_s == pytest.approx(5.0 + 3 * 0.05)
     later = report([("a", 104, 5), ("b", 104, 5)])
@@ -390,7 +390,7 @@ def test_without_reports_thinking_ends_where_the_tokens_that_pass_say() -> None:
     m.thinking_over("a", 3, 3.0)
     m.thinking_over("unknown", 3, 3.0)
     (a,) = m.view(3.0, MODEL).running
-    assert a.pace_s == 0.2
+    assert a.tpot_s == 0.2
     assert a.due_s == pytest.approx(3.2)
     assert m.thinking_tokens("a") == 3
 
@@ -404,7 +404,7 @@ def test_an_engines_word_on_thinking_goes_before_what_passes() -> None:
     m.apply(ended, 3.1)
     m.thinking_over("a", 3, 3.2)
     assert m.thinking_tokens("a") == 5
-    assert m.view(3.2, MODEL).running[0].pace_s == 0.2
+    assert m.view(3.2, MODEL).running[0].tpot_s == 0.2
 
 
 def test_an_engine_has_begun_with_what_its_last_report_runs_or_what_has_output() -> None:

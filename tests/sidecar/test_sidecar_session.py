@@ -90,7 +90,7 @@ async def test_the_policy_sees_budgets_as_deadlines(rig: Rig, router: Router) ->
     (view,), ((job,),) = rig.policy.views, rig.policy.asked
     assert job.due_s == pytest.approx(job.request.arrival_s + 1.0)
     assert view.now_s - job.request.arrival_s >= 0.4
-    assert (job.pace_s, job.request.prompt_tokens, job.request.max_output_tokens) == (0.02, 3, 5)
+    assert (job.tpot_s, job.request.prompt_tokens, job.request.max_output_tokens) == (0.02, 3, 5)
 
 
 async def test_a_slowdown_is_resolved_by_the_time_model(rig: Rig, router: Router) -> None:

@@ -135,7 +135,7 @@ def test_what_is_counted_is_what_happened() -> None:
     assert sum(tier.judged for tier in counted) == len(admitted)
     assert sum(tier.met for tier in counted) == sum(outcome.met for outcome in admitted)
     assert sum(tier.hops for tier in counted) == len(chats)
-    assert not any(demand.tiers["batch"].promises for demand in demands if "batch" in demand.tiers)
+    assert not any(demand.tiers["batch"].has_slo for demand in demands if "batch" in demand.tiers)
     assert sum(demand.elapsed_s for demand in demands) >= 20.0
 
 

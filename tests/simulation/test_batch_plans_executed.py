@@ -28,8 +28,8 @@ def drawn(random: Random, name: str, now_s: float, judges: Sequence[Judge], long
     """A request of any SLO; its length is known."""
     prompt, answer = random.randint(1, 2500), random.randint(1, longest)
     ttft_s = OPT.prefill_seconds(prompt) * random.uniform(1.0, 6.0)
-    pace_s = random.choice((None, 0.03, 0.05, 0.1, 0.3))
-    targets = Targets(ttft_s, pace_s, None, random.choice(judges))
+    tpot_s = random.choice((None, 0.03, 0.05, 0.1, 0.3))
+    targets = Targets(ttft_s, tpot_s, None, random.choice(judges))
     return new_job(Request(name, "tier", now_s, prompt, 4096, targets), answer, False, answer)
 
 
@@ -91,8 +91,8 @@ class Served:
 
     @staticmethod
     def _met(job: Job, times_s: list[float]) -> bool:
-        pace_s = judged_tpot_s(times_s, job.request.targets.judge) or 0.0
-        return times_s[0] <= job.due_s + ERROR_S and pace_s <= (job.pace_s or inf) + ERROR_S
+        tpot_s = judged_tpot_s(times_s, job.request.targets.judge) or 0.0
+        return times_s[0] <= job.due_s + ERROR_S and tpot_s <= (job.tpot_s or inf) + ERROR_S
 
 
 @examples(30)

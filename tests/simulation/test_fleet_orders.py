@@ -85,7 +85,7 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
 
 
 def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
-    idle = SimulatedReplica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).outlook(0.0)
+    idle = SimulatedReplica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).planning_view(0.0)
     for heard_s, heard in ((0.003, 1), (inf, 0)):
         snapshots = ReplicaSnapshots("r0", idle, STALE_S, heard_s)
         snapshots.sent("a", router=0, prompt_tokens=100, now_s=1.0)

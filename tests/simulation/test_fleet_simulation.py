@@ -327,7 +327,7 @@ def test_the_engine_gives_the_answer_its_own_pace() -> None:
         Arrival("late", 0.6, "chat", 10, 2),
     ]
     ended(EXACT, arrivals, build=handing_out(scripted))
-    paces = [next(job.pace_s for job in view.running if job.request.id == "a") for view in scripted.views[1:]]
+    paces = [next(job.tpot_s for job in view.running if job.request.id == "a") for view in scripted.views[1:]]
     assert paces == [0.03, 0.2]
 
 

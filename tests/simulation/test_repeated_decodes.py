@@ -34,7 +34,7 @@ class Counted:
     def step(self, view: ReplicaView, memory: Any) -> tuple[Step, Any]:
         self.asked += 1
         step, memory = self.policy.step(view, memory)
-        return (step if self.may_stand else replace(step, stands_blocks=None)), memory
+        return (step if self.may_stand else replace(step, repeatable_blocks=None)), memory
 
 
 class Load(NamedTuple):

@@ -151,7 +151,7 @@ def test_the_answer_gets_its_own_pace_with_the_last_token_of_thinking(job: Make,
     for turn in range(2, 6):
         step = Step({"a": 1}, drafts={"a": drafts} if drafts else {})
         state.apply(step, float(turn))
-        paces.append(state.running[0].pace_s)
+        paces.append(state.running[0].tpot_s)
     finished_thinking_tokens = 1 if drafts else 3
     assert paces == [0.03] * (finished_thinking_tokens - 1) + [0.1] * (5 - finished_thinking_tokens)
     assert state.running[0].anchor == (finished_thinking_tokens + 1.0, 5 if drafts else 4)

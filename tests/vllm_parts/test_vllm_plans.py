@@ -36,14 +36,14 @@ def held() -> dict[str, Held]:
 
 
 def test_everybody_s_next_token_is_nothing_to_carry_out() -> None:
-    plan = plan_of(Step(EVERYBODY, stands_blocks=7), VIEW, held())
-    assert (plan.order, plan.start, plan.caps, plan.stands_blocks) == (None, (), None, 7)
+    plan = plan_of(Step(EVERYBODY, repeatable_blocks=7), VIEW, held())
+    assert (plan.order, plan.start, plan.caps, plan.repeatable_blocks) == (None, (), None, 7)
 
 
 def test_newcomers_behind_everybody_are_all_that_is_carried_out() -> None:
     here = held()
-    whole = plan_of(Step({**EVERYBODY, "y": 100}, stands_blocks=7), VIEW, here)
-    assert (whole.order, whole.start, whole.caps, whole.stands_blocks) == (None, (here["y"],), None, None)
+    whole = plan_of(Step({**EVERYBODY, "y": 100}, repeatable_blocks=7), VIEW, here)
+    assert (whole.order, whole.start, whole.caps, whole.repeatable_blocks) == (None, (here["y"],), None, None)
     part = plan_of(Step({**EVERYBODY, "x": 40, "y": 100}), VIEW, here)
     assert (part.order, part.start, part.caps) == (None, (here["x"], here["y"]), {"engine-x": 40})
 
@@ -122,7 +122,7 @@ def test_whoever_is_preempted_or_promoted_is_said_with_the_rest() -> None:
     plan = plan_of(Step({"a": 1, "x": 100}, preempt=("b",), drafts={"a": 2}, promote=("x", "a")), VIEW, here)
     assert (plan.preempt, plan.order, plan.start) == ((here["b"],), (here["a"],), (here["x"],))
     assert plan.caps == {"engine-a": 3, "engine-b": 0, "engine-x": 100}
-    assert (plan.drafts, plan.promote, plan.stands_blocks) == ({"a": 2}, (here["x"], here["a"]), None)
+    assert (plan.drafts, plan.promote, plan.repeatable_blocks) == ({"a": 2}, (here["x"], here["a"]), None)
     only = plan_of(Step(EVERYBODY, promote=("x",)), VIEW, here)
     assert (only.order, only.promote) == ((here["a"], here["b"]), (here["x"],))
 

@@ -63,7 +63,7 @@ class Metrics:
         )
         self.telemetry_live = gauge("telemetry_live", "1 while planning uses the engine's reports.")
         self.held = gauge("held", "Accepted requests held before an engine of type openai.")
-        self.engine_seats = gauge("engine_seats", "Most requests that such an engine is given at once.")
+        self.engine_slots = gauge("engine_seats", "Most requests that such an engine is given at once.")
         self.release = histogram("release_seconds", "One decision about which requests enter it.", _PLANNING)
         self.release_failures = counter(
             "release_failures_total", "Release decisions in which the policy failed."

@@ -45,7 +45,7 @@ class Recorder:
         self.view = view
         wanted, memory = self._policy.step(view, memory)
         if self._always:
-            wanted = replace(wanted, stands_blocks=None)
+            wanted = replace(wanted, repeatable_blocks=None)
         self.step_wanted = self.answer(view) if self.answer is not None else wanted
         return self.step_wanted, memory
 

@@ -25,12 +25,12 @@ class EngineEstimates:
     speculation: of the drafter; None without one.
     """
 
-    def __init__(self, told: TimeModel, drafter: Speculation | None) -> None:
-        self._told, self._drafter = told, drafter
+    def __init__(self, fitted: TimeModel, drafter: Speculation | None) -> None:
+        self._fitted, self._drafter = fitted, drafter
         self._correction = Correction()
         self._acceptance = Acceptance(drafter.acceptance if drafter else 0.0)
         self._noted: list[MeasuredStep] = []
-        self._model = corrected(told, self._correction)
+        self._model = corrected(fitted, self._correction)
         self.speculation = drafter
 
     @property
@@ -48,8 +48,8 @@ class EngineEstimates:
 
     def _learn(self) -> None:
         for work, seconds in self._noted:
-            self._correction = observe_step(self._correction, self._told, work, seconds)
-        self._model = corrected(self._told, self._correction)
+            self._correction = observe_step(self._correction, self._fitted, work, seconds)
+        self._model = corrected(self._fitted, self._correction)
         self._noted.clear()
 
     def drafts(self, drafted: Sequence[Drafted]) -> None:

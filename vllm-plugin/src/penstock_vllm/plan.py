@@ -33,7 +33,7 @@ class StepInstructions(NamedTuple):
     caps: see above; running requests in vLLM's own order have none.
     drafts: most draft tokens of each by job id; a job that is not in it verifies none.
     promote: jobs that are admitted from now on.
-    stands_blocks: as in the policy's step.
+    repeatable_blocks: as in the policy's step.
     """
 
     preempt: tuple[Held, ...]
@@ -42,7 +42,7 @@ class StepInstructions(NamedTuple):
     caps: Caps | None
     drafts: Mapping[RequestId, int]
     promote: tuple[Held, ...]
-    stands_blocks: int | None = None
+    repeatable_blocks: int | None = None
 
 
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
@@ -85,7 +85,7 @@ def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
 def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return a plan without instructions for running requests. Raises ImpossibleStep for new ones."""
     if len(step.tokens) == len(view.running):
-        return StepInstructions((), None, (), None, step.drafts, (), step.stands_blocks)
+        return StepInstructions((), None, (), None, step.drafts, (), step.repeatable_blocks)
     newcomers = dict(islice(step.tokens.items(), len(view.running), None))
     waiting = {job.request.id: job for job in view.waiting if job.request.id in newcomers}
     _check_tokens(newcomers, {}, waiting)

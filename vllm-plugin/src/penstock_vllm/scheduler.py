@@ -379,11 +379,11 @@ class Steering(CarryingOut):
         one_each = len(view.running) == len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens
         if not one_each or len(view.running) != running:
             return step
-        if plan.stands_blocks is not None and self._plans_stand and not ledger.waiting:
+        if plan.repeatable_blocks is not None and self._plans_stand and not ledger.waiting:
             left = steps_to_first_end(self.running, self._bounds.longest_tokens)
             longer_s = model.seconds(further(step.work, running)) - step.foreseen_s
             self._standing = StandingPlan(
-                ledger.roster, plan.stands_blocks, left, running, step.work, step.foreseen_s, longer_s
+                ledger.roster, plan.repeatable_blocks, left, running, step.work, step.foreseen_s, longer_s
             )
         return step._replace(roster=ledger.roster)
 

@@ -27,7 +27,7 @@ from penstock_core.autoscaling.utilization import filling
 HOPPED = 0.2
 """Highest share of replica rejections among all tries at which replicas may still be removed."""
 
-MOST_AWAY = 0.25
+MOST_REMOVED_SHARE = 0.25
 """Largest share of the replicas that one decision removes; one may always be removed."""
 
 Extreme = Callable[[int, int], int]
@@ -58,32 +58,32 @@ def decide_replicas(
 
 def _asked(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float) -> Decision:
     """Return the decision for this observation alone, without windows and bounds."""
-    wants, wanted = need(scaling, memory), is_busy(demand)
+    needed, wanted = need(scaling, memory), is_busy(demand)
     if demand.desired == 0 and wanted:
-        return Decision(max(ceil(wants.replicas), 1), ScalingReason.WAKE, f"{demand.held} requests are held")
+        return Decision(max(ceil(needed.replicas), 1), ScalingReason.WAKE, f"{demand.held} requests are held")
     idle_s = now_s - (now_s if memory.busy_s is None else memory.busy_s)
     idle = scaling.min_replicas == 0 and (demand.desired == 0 or idle_s >= scaling.idle_timeout_s)
     if idle and not wanted:
         return Decision(0, ScalingReason.IDLE, f"no request for {idle_s:.0f} s")
-    return _moved(scaling, demand, memory, wants)
+    return _moved(scaling, demand, memory, needed)
 
 
-def _moved(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, wants: Need) -> Decision:
+def _moved(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, needed: Need) -> Decision:
     """Scale up to what is needed, or down to what a slightly larger demand would need."""
     desired = demand.desired
-    more = ceil(wants.replicas)
+    more = ceil(needed.replicas)
     if more > desired:
-        return Decision(more, wants.reason, wants.because)
-    fewer = max(ceil(wants.replicas * (1 + scaling.tolerance)), _kept_busy(scaling, demand), 1)
+        return Decision(more, needed.reason, needed.because)
+    fewer = max(ceil(needed.replicas * (1 + scaling.tolerance)), _needed_for_load(scaling, demand), 1)
     if fewer >= desired:
-        return Decision(desired, ScalingReason.STEADY, wants.because)
+        return Decision(desired, ScalingReason.STEADY, needed.because)
     hopped = _hopped(memory)
     if hopped > HOPPED:
         return Decision(desired, ScalingReason.HOPPED, f"{hopped:.0%} of all tries were refused")
-    return Decision(fewer, ScalingReason.SURPLUS, wants.because)
+    return Decision(fewer, ScalingReason.SURPLUS, needed.because)
 
 
-def _kept_busy(scaling: Scaling, demand: DemandObservation) -> int:
+def _needed_for_load(scaling: Scaling, demand: DemandObservation) -> int:
     """Return the number of replicas that the admitted requests would fill now, with the tolerance."""
     full = sum(filling(replica.snapshot) for replica in demand.ready())
     return ceil(full * (1 + scaling.tolerance) / scaling.fill)
@@ -125,7 +125,7 @@ def _stabilised(demand: DemandObservation, memory: AutoscalerState, asked: Decis
         replicas = max(min(slot.replicas for slot in memory.up), desired)
     else:
         replicas = min(max(slot.replicas for slot in memory.down), desired)
-        replicas = max(replicas, desired - max(int(desired * MOST_AWAY), 1))
+        replicas = max(replicas, desired - max(int(desired * MOST_REMOVED_SHARE), 1))
     if replicas == desired != asked.replicas:
         return Decision(
             desired, ScalingReason.STABILISING, f"{asked.replicas} are asked for: {asked.message}"

@@ -40,7 +40,7 @@ class TierDemand:
     hops: int = 0
     judged: int = 0
     met: int = 0
-    promises: bool = True
+    has_slo: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ def observed(
         now = _period(demand, min(ready, memory.ready), now_s)
         periods = with_period(periods, now, scaling.observed_s)
     busy_s = now_s if memory.busy_s is None or is_busy(demand) else memory.busy_s
-    seen = replace(memory, periods=periods, ready=ready, busy_s=busy_s)
-    return replace(seen, capacity_rps=_capacity_rps(scaling, demand, seen))
+    observed = replace(memory, periods=periods, ready=ready, busy_s=busy_s)
+    return replace(observed, capacity_rps=_capacity_rps(scaling, demand, observed))
 
 
 def is_busy(demand: DemandObservation) -> bool:
@@ -59,9 +59,9 @@ def shortfall_now(scaling: Scaling, memory: AutoscalerState) -> Shortfall | None
 
 
 def _period(demand: DemandObservation, ready: int, now_s: float) -> Period:
-    promised = {name: tier for name, tier in demand.tiers.items() if tier.promises}
-    tries = sum(tier.hops for tier in promised.values())
-    admitted = sum(tier.admitted for tier in promised.values())
+    with_slo = {name: tier for name, tier in demand.tiers.items() if tier.has_slo}
+    tries = sum(tier.hops for tier in with_slo.values())
+    admitted = sum(tier.admitted for tier in with_slo.values())
     return Period(
         ended_s=now_s,
         seconds=demand.elapsed_s,
@@ -69,7 +69,7 @@ def _period(demand: DemandObservation, ready: int, now_s: float) -> Period:
         filled=sum(filling(replica.snapshot) for replica in demand.ready()),
         tries=tries,
         tries_refused=max(tries - admitted, 0),
-        shares={name: _share(tier) for name, tier in promised.items()},
+        shares={name: _share(tier) for name, tier in with_slo.items()},
     )
 
 
@@ -77,21 +77,21 @@ def _share(tier: TierDemand) -> Share:
     return Share(tier.arrived, tier.best_effort + tier.rejected, tier.judged, tier.met)
 
 
-def _capacity_rps(scaling: Scaling, demand: DemandObservation, seen: AutoscalerState) -> float | None:
+def _capacity_rps(scaling: Scaling, demand: DemandObservation, observed: AutoscalerState) -> float | None:
     """Return the capacity of one replica in requests per second after this period."""
-    known = seen.capacity_rps
-    if not seen.ready or not seen.periods or not demand.elapsed_s:
+    known = observed.capacity_rps
+    if not observed.ready or not observed.periods or not demand.elapsed_s:
         return known
-    carried_rps = offered_rps(seen.periods) / seen.ready
-    short = shortfall_now(scaling, seen)
+    carried_rps = offered_rps(observed.periods) / observed.ready
+    short = shortfall_now(scaling, observed)
     if short is not None:
-        carried_rps /= short.times(seen.ready)
+        carried_rps /= short.times(observed.ready)
         return carried_rps if known is None else _towards(scaling, demand, known, carried_rps)
     if known is None:
         return None
     if carried_rps > known:
         return _towards(scaling, demand, known, carried_rps)
-    half_full = seen.periods[-1].filled >= HALF_FULL * seen.ready
+    half_full = observed.periods[-1].filled >= HALF_FULL * observed.ready
     return known if half_full else known * FORGOTTEN_GROWTH ** (demand.elapsed_s / scaling.forget_s)
 
 

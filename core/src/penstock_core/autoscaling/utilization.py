@@ -10,20 +10,20 @@ from math import inf
 from penstock_core.forecast.snapshot import Snapshot
 
 
-def filling(said: Snapshot) -> float:
+def filling(snapshot: Snapshot) -> float:
     """Return the utilization, from 0 for an idle replica to 1 for a full one. Without a snapshot it is 0."""
-    return max(_of_memory(said), _of_time(said))
+    return max(_of_memory(snapshot), _of_time(snapshot))
 
 
-def _of_memory(said: Snapshot) -> float:
-    if said.kv_tokens_total == 0:
+def _of_memory(snapshot: Snapshot) -> float:
+    if snapshot.kv_tokens_total == 0:
         return 0.0
-    return 1.0 - max(said.kv_tokens_headroom, 0) / said.kv_tokens_total
+    return 1.0 - max(snapshot.kv_tokens_headroom, 0) / snapshot.kv_tokens_total
 
 
-def _of_time(said: Snapshot) -> float:
-    if said.prefill_slack_s == inf or said.prefill_wait_s <= 0.0:
+def _of_time(snapshot: Snapshot) -> float:
+    if snapshot.prefill_slack_s == inf or snapshot.prefill_wait_s <= 0.0:
         return 0.0
-    if said.prefill_wait_s == inf:
+    if snapshot.prefill_wait_s == inf:
         return 1.0
-    return said.prefill_wait_s / (said.prefill_wait_s + said.prefill_slack_s)
+    return snapshot.prefill_wait_s / (snapshot.prefill_wait_s + snapshot.prefill_slack_s)

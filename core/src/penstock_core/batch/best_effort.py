@@ -23,10 +23,10 @@ def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
     """Return the best-effort job to protect, as planning sees it: due before all deadlines, then without a
     TPOT target; None if no job has waited for `aging_s`.
     """
-    everyone, now_s = (*view.running, *view.waiting), view.now_s
-    old = [job for job in everyone if job.best_effort and now_s - job.request.arrival_s >= aging_s]
+    all_jobs, now_s = (*view.running, *view.waiting), view.now_s
+    old = [job for job in all_jobs if job.best_effort and now_s - job.request.arrival_s >= aging_s]
     job = min([job for job in old if _can_ever_fit(view, job)], key=_age, default=None)
-    return None if job is None else job._replace(due_s=inf if job.decoding else -inf, pace_s=None)
+    return None if job is None else job._replace(due_s=inf if job.decoding else -inf, tpot_s=None)
 
 
 def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
@@ -68,7 +68,7 @@ def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) 
         return False
     if job.computed_tokens == 0:
         growth = len(batch.tokens)
-        if batch.free_seats < 1 or batch.blocks_wanted(job, job.pending_tokens) + growth > batch.free_blocks:
+        if batch.free_slots < 1 or batch.blocks_wanted(job, job.pending_tokens) + growth > batch.free_blocks:
             return not _can_ever_fit(batch.view, job)
     elif not _make_room(batch, job, chunk, jobs):
         chunk = min(chunk, batch.room_tokens(job))

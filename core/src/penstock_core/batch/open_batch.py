@@ -19,7 +19,7 @@ class OpenBatch:
         self.preempted: dict[RequestId, None] = {}  # in order
         self.work = BatchWork(0)
         self.free_blocks = view.kv.free_blocks
-        self.free_seats = view.limits.running - len(view.running)
+        self.free_slots = view.limits.running - len(view.running)
 
     @property
     def left_tokens(self) -> int:
@@ -38,7 +38,7 @@ class OpenBatch:
         batch_tokens, context, attention, spec_steps = self.work
         self.free_blocks -= self.blocks_wanted(job, tokens)
         if job.computed_tokens == 0:
-            self.free_seats -= 1
+            self.free_slots -= 1
         self.tokens[job.request.id] = tokens
         if job.decoding:
             context += job.computed_tokens + 1
@@ -136,32 +136,32 @@ class OpenBatch:
         """Free a running job's blocks and slot."""
         self.preempted[job.request.id] = None
         self.free_blocks += self.view.kv.blocks_for(job.computed_tokens)
-        self.free_seats += 1
+        self.free_slots += 1
 
     def preempt_idle(self, job: Job) -> None:
         """Preempt a job unless it is in the batch or already preempted."""
         if job.request.id not in self.tokens and job.request.id not in self.preempted:
             self.preempt(job)
 
-    def has_room(self, blocks: int, seats: int) -> bool:
+    def has_room(self, blocks: int, slots: int) -> bool:
         """Return whether this many blocks and slots are free."""
-        return self.free_blocks >= blocks and self.free_seats >= seats
+        return self.free_blocks >= blocks and self.free_slots >= slots
 
-    def make_room(self, blocks: int, seats: int, victims: Iterable[Job]) -> bool:
+    def make_room(self, blocks: int, slots: int, victims: Iterable[Job]) -> bool:
         """Preempt victims in order until this much is free. Returns whether it is.
 
         victims: an iterator, which continues where the previous call stopped, so each job is visited once per
             step.
         """
-        if self.has_room(blocks, seats):
+        if self.has_room(blocks, slots):
             return True  # getting the first victim may be expensive
         for job in victims:
             self.preempt_idle(job)
-            if self.has_room(blocks, seats):
+            if self.has_room(blocks, slots):
                 return True
         return False
 
-    def standing_step(self) -> Step:
+    def repeatable_step(self) -> Step:
         """Return the step of a policy that runs all jobs whenever tokens and blocks suffice.
 
         If that is one token each, and no job waits, neither time nor progress changes it, so it can be
@@ -169,13 +169,15 @@ class OpenBatch:
         """
         count, view = len(self.tokens), self.view
         one_each = 0 < count == len(view.running) == self.work.tokens and not self.work.prefill_work
-        stands = one_each and not view.waiting and view.speculation is None
-        return self._step(count if stands else None)
+        repeats = one_each and not view.waiting and view.speculation is None
+        return self._step(count if repeats else None)
 
     def step(self) -> Step:
         """Return the finished batch as a step."""
         return self._step(None)
 
-    def _step(self, stands_blocks: int | None) -> Step:
+    def _step(self, repeatable_blocks: int | None) -> Step:
         seconds = self.view.model.seconds(self.work)
-        return Step(self.tokens, tuple(self.preempted), self.drafts, seconds, stands_blocks=stands_blocks)
+        return Step(
+            self.tokens, tuple(self.preempted), self.drafts, seconds, repeatable_blocks=repeatable_blocks
+        )

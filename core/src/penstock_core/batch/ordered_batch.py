@@ -67,14 +67,14 @@ def add_all_decodes(batch: OpenBatch, decodes: Sequence[Job]) -> bool:
 def start(batch: OpenBatch, waiting: Iterable[Job], *, whole: bool = False, spare_blocks: int = 0) -> None:
     """Start new requests in order until the first that does not fit. `spare_blocks` stay free."""
     for job in waiting:
-        tokens = newcomer_tokens(batch, job, whole)
+        tokens = starting_tokens(batch, job, whole)
         blocks = batch.blocks_wanted(job, job.pending_tokens)
         if not tokens or not batch.has_room(blocks + spare_blocks, 1):
             return
         batch.add(job, tokens)
 
 
-def newcomer_tokens(batch: OpenBatch, job: Job, whole: bool) -> int:
+def starting_tokens(batch: OpenBatch, job: Job, whole: bool) -> int:
     """Return the tokens with which a request starts: the rest of the batch, or with `whole` all or none."""
     tokens = min(job.pending_tokens, batch.left_tokens)
     if whole and tokens < min(job.pending_tokens, batch.view.limits.batch_tokens):

@@ -31,7 +31,7 @@ class Work(NamedTuple):
     prefills: list[Job]
 
 
-class Beat(NamedTuple):
+class DecodeBatch(NamedTuple):
     """A batch of all decodes alone: its work, its duration, and the tokens of each decode.
 
     tokens: mean number generated per decode, more than one with speculation.
@@ -44,43 +44,45 @@ class Beat(NamedTuple):
     def slack_s(self, decodes: list[Job], now_s: float) -> float:
         """Return the longest next batch with which no decode is late; infinite without deadlines."""
         return (
-            min([job.due_s + (self.tokens - 1) * (job.pace_s or 0.0) for job in decodes], default=inf) - now_s
+            min([job.due_s + (self.tokens - 1) * (job.tpot_s or 0.0) for job in decodes], default=inf) - now_s
         )
 
 
-def beat(view: ReplicaView) -> Beat:
+def decode_batch(view: ReplicaView) -> DecodeBatch:
     """Return the batch of all decodes of the view."""
     decodes = [job for job in view.running if job.decoding]
     tokens, context_tokens = len(decodes), sum([job.computed_tokens for job in decodes]) + len(decodes)
-    told = view.speculation
-    if told is None:
+    speculation = view.speculation
+    if speculation is None:
         work = BatchWork(tokens, context_tokens)
-        return Beat(work, view.model.seconds(work), 1.0)
-    work = BatchWork(tokens * (1 + told.max_tokens), context_tokens, 0.0, told.max_tokens)
-    return Beat(work, view.model.seconds(work), tokens_expected(told.acceptance, told.max_tokens))
+        return DecodeBatch(work, view.model.seconds(work), 1.0)
+    work = BatchWork(tokens * (1 + speculation.max_tokens), context_tokens, 0.0, speculation.max_tokens)
+    return DecodeBatch(
+        work, view.model.seconds(work), tokens_expected(speculation.acceptance, speculation.max_tokens)
+    )
 
 
-def divided(view: ReplicaView, lost: Lost, decodes: Beat) -> tuple[Work, Work]:
+def divide(view: ReplicaView, lost: Lost, decodes: DecodeBatch) -> tuple[Work, Work]:
     """Return the jobs whose SLO can be met and the others, given those lost before."""
-    live, behind = Work([], []), Work([], [])
+    on_time, relegated = Work([], []), Work([], [])
     for jobs in (view.running, view.waiting):
         for job in jobs:
             if job.best_effort or job.request.id in lost:
-                side = behind
+                side = relegated
             elif job.decoding:
-                side = live if _keeps_pace(job, view.now_s, decodes) else behind
+                side = on_time if _meets_tpot(job, view.now_s, decodes) else relegated
             else:
-                side = live if view.now_s + soonest_s(view, job, decodes) <= job.due_s else behind
+                side = on_time if view.now_s + soonest_s(view, job, decodes) <= job.due_s else relegated
             (side.decodes if job.decoding else side.prefills).append(job)
-    return live, behind
+    return on_time, relegated
 
 
-def lost_of(behind: Work) -> Lost:
+def lost_in(relegated: Work) -> Lost:
     """Return the jobs to remember as lost."""
-    return frozenset([job.request.id for jobs in behind for job in jobs])
+    return frozenset([job.request.id for jobs in relegated for job in jobs])
 
 
-def soonest_s(view: ReplicaView, job: Job, decodes: Beat) -> float:
+def soonest_s(view: ReplicaView, job: Job, decodes: DecodeBatch) -> float:
     """Return the seconds until a prefill's first token if all of it is in the next batch."""
     pending = job.pending_tokens
     tokens, context_tokens, _, spec_steps = decodes.work
@@ -88,12 +90,12 @@ def soonest_s(view: ReplicaView, job: Job, decodes: Beat) -> float:
     return view.model.seconds(BatchWork(tokens + pending, context_tokens, attention, spec_steps))
 
 
-def _keeps_pace(job: Job, now_s: float, decodes: Beat) -> bool:
+def _meets_tpot(job: Job, now_s: float, decodes: DecodeBatch) -> bool:
     """Return whether batches of decodes alone bring a job back to its TPOT target before it is judged."""
-    if job.pace_s is None or job.due_s >= now_s + decodes.seconds:
+    if job.tpot_s is None or job.due_s >= now_s + decodes.seconds:
         return True
     since = job.generated_tokens - (job.anchor or NO_ANCHOR).tokens
     tokens = tokens_until_judged(job.request.targets.judge.window, since, job.output_tokens_left)
-    return job.due_s + (tokens - 1) * job.pace_s >= now_s + decodes.seconds * max(
+    return job.due_s + (tokens - 1) * job.tpot_s >= now_s + decodes.seconds * max(
         tokens / decodes.tokens, 1.0
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import add_chunk, add_running, run_on
-from penstock_core.batch.relegation import Beat, Work
+from penstock_core.batch.relegation import DecodeBatch, Work
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 
@@ -31,40 +31,42 @@ class PromptBounds(NamedTuple):
     limit_s: float
     batch_tokens: int
     victims: Iterator[Job]
-    givers: Iterator[Job]
+    relegated_victims: Iterator[Job]
 
 
-def everybody(job: Job) -> bool:
+def any_job(job: Job) -> bool:
     """Allow every new request to start."""
     return True
 
 
 def slack_batch(
     view: ReplicaView,
-    live: Work,
-    behind: Work,
-    decodes: Beat,
+    on_time: Work,
+    relegated: Work,
+    decodes: DecodeBatch,
     *,
     most_prompt_tokens: int,
-    may_start: MayStart = everybody,
+    may_start: MayStart = any_job,
 ) -> OpenBatch:
     """Return a batch of decodes, then prompts in the given order within the duration, then relegated jobs."""
     batch = OpenBatch(view)
-    served = [*live.decodes, *live.prefills, *behind.decodes, *behind.prefills]
+    served = [*on_time.decodes, *on_time.prefills, *relegated.decodes, *relegated.prefills]
     victims = reversed([job for job in served if job.computed_tokens])
-    run_on(batch, live.decodes, victims)
-    limit_s = decodes.slack_s(live.decodes, view.now_s) if batch.tokens else inf
-    givers = reversed([job for jobs in behind for job in jobs if job.computed_tokens])
-    bounds = PromptBounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, givers)
-    all_served = _add_prompts(batch, live.prefills, bounds, may_start)
+    run_on(batch, on_time.decodes, victims)
+    limit_s = decodes.slack_s(on_time.decodes, view.now_s) if batch.tokens else inf
+    relegated_victims = reversed([job for jobs in relegated for job in jobs if job.computed_tokens])
+    bounds = PromptBounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, relegated_victims)
+    all_served = _add_prompts(batch, on_time.prefills, bounds, may_start)
     tokens = batch.work.tokens
-    for job in behind.decodes:
+    for job in relegated.decodes:
         in_time = not batch.tokens or batch.seconds(1, job.computed_tokens + 1) <= limit_s
         if in_time and batch.left_tokens and job.request.id not in batch.preempted:
             add_running(batch, job, victims)
     if all_served:
         most_tokens = bounds.batch_tokens + batch.work.tokens - tokens
-        _add_prompts(batch, behind.prefills, PromptBounds(limit_s, most_tokens, victims, iter(())), everybody)
+        _add_prompts(
+            batch, relegated.prefills, PromptBounds(limit_s, most_tokens, victims, iter(())), any_job
+        )
     return batch
 
 
@@ -85,7 +87,7 @@ def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: PromptBounds, ma
         elif not may_start(job):
             all_served = False
             continue
-        elif batch.make_room(batch.blocks_wanted(job, job.pending_tokens), 1, bounds.givers):
+        elif batch.make_room(batch.blocks_wanted(job, job.pending_tokens), 1, bounds.relegated_victims):
             batch.add(job, tokens)
         else:
             return False

@@ -40,14 +40,18 @@ def judge(
 ) -> Judgement:
     """Judge a request by its tokens (at least one), the first `thinking_tokens` of which were thinking."""
     ttft_s, e2e_s = token_times_s[0] - arrival_s, token_times_s[-1] - arrival_s
-    tpot_s, pace_s = worse_stage(_stages(targets, token_times_s, thinking_tokens))
-    measured = (("ttft", ttft_s, targets.ttft_s), ("tpot", tpot_s, pace_s), ("e2e", e2e_s, targets.e2e_s))
+    tpot_s, target_tpot_s = worse_stage(_stages(targets, token_times_s, thinking_tokens))
+    measured = (
+        ("ttft", ttft_s, targets.ttft_s),
+        ("tpot", tpot_s, target_tpot_s),
+        ("e2e", e2e_s, targets.e2e_s),
+    )
     return Judgement(ttft_s, tpot_s, e2e_s, tuple(name for name, *pair in measured if exceeds(*pair)))
 
 
-def exceeds(seen_s: float | None, target_s: float | None) -> bool:
+def exceeds(measured_s: float | None, target_s: float | None) -> bool:
     """Return whether a measured time exceeds its target, if there are both."""
-    return seen_s is not None and target_s is not None and seen_s > target_s + TOLERANCE_S
+    return measured_s is not None and target_s is not None and measured_s > target_s + TOLERANCE_S
 
 
 class Stage(NamedTuple):

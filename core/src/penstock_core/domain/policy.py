@@ -25,7 +25,7 @@ class Step:
     drafts: job id -> draft tokens that are verified in addition, for decodes with speculation.
     promote: best-effort jobs that are admitted from now on, because their SLOs can still be met.
     duration_s: predicted by the view's time model.
-    stands_blocks: the step can be repeated without calling the policy while the view's jobs are the only
+    repeatable_blocks: the step can be repeated without calling the policy while the view's jobs are the only
         ones, every step generates one token of each, and this many blocks are free. None: call for every
         step.
     """
@@ -35,7 +35,7 @@ class Step:
     drafts: Mapping[RequestId, int] = field(default_factory=dict)
     duration_s: float = 0.0
     promote: tuple[RequestId, ...] = ()
-    stands_blocks: int | None = None
+    repeatable_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,42 +44,43 @@ class AdmissionState:
 
 
 def decide(
-    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], standing: AdmissionState, bounds: Holds
+    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], state: AdmissionState, bounds: Holds
 ) -> list[Verdict]:
     """Return one verdict for each candidate, in order."""
     verdicts: list[Verdict | None] = []
     for job in new:
-        refused = refusal(job, standing, bounds)
+        refused = refusal(job, state, bounds)
         if refused is None:
-            standing = _with_one_more(standing, job)
+            state = _with_one_more(state, job)
         verdicts.append(refused or (BestEffort() if job.best_effort else None))
-    asked = [job for job, said in zip(new, verdicts, strict=True) if said is None]
+    asked = [job for job, verdict in zip(new, verdicts, strict=True) if verdict is None]
     planned = iter(policy.admit(view, asked) if asked else ())
-    return [next(planned) if said is None else said for said in verdicts]
+    return [next(planned) if verdict is None else verdict for verdict in verdicts]
 
 
 def for_all(verdicts: Sequence[Verdict]) -> Verdict:
     """Return one verdict for a request of several answers: accepted as a whole or not at all."""
-    admitted = [said for said in verdicts if isinstance(said, Admitted)]
+    admitted = [verdict for verdict in verdicts if isinstance(verdict, Admitted)]
     if len(admitted) == len(verdicts):
         return Admitted(
-            max(said.ttft_predicted_s for said in admitted), max(said.tpot_predicted_s for said in admitted)
+            max(verdict.ttft_predicted_s for verdict in admitted),
+            max(verdict.tpot_predicted_s for verdict in admitted),
         )
-    return next((said for said in verdicts if isinstance(said, Rejected)), BestEffort())
+    return next((verdict for verdict in verdicts if isinstance(verdict, Rejected)), BestEffort())
 
 
-def refusal(job: Job, standing: AdmissionState, bounds: Holds) -> Rejected | None:
+def refusal(job: Job, state: AdmissionState, bounds: Holds) -> Rejected | None:
     """Return why this replica rejects a job whatever the policy decides; None if the policy decides."""
-    if standing.draining:
+    if state.draining:
         return Rejected(Reason.DRAINING)
-    if not standing.engine_ready:
+    if not state.engine_ready:
         return Rejected(Reason.ENGINE_DOWN)
-    full = job.best_effort and standing.best_effort >= bounds.best_effort
-    if full or standing.carried >= bounds.carried:
+    full = job.best_effort and state.best_effort >= bounds.best_effort
+    if full or state.carried >= bounds.carried:
         return Rejected(Reason.QUEUE_FULL)
     return None
 
 
-def _with_one_more(standing: AdmissionState, job: Job) -> AdmissionState:
-    best_effort = standing.best_effort + job.best_effort
-    return replace(standing, carried=standing.carried + 1, best_effort=best_effort)
+def _with_one_more(state: AdmissionState, job: Job) -> AdmissionState:
+    best_effort = state.best_effort + job.best_effort
+    return replace(state, carried=state.carried + 1, best_effort=best_effort)

@@ -19,7 +19,7 @@ from penstock_core.domain.slo import (
     anchor_after_each,
     first_token_due_s,
     next_token_due_s,
-    pace_s,
+    tpot_target_s,
 )
 
 RequestId = str
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     generated_tokens: tokens generated so far.
     output_tokens: predicted length of the whole answer, a planning quantile, above `generated_tokens`.
     due_s: deadline of its next token, on the owner's clock; infinite without an SLO.
-    pace_s: TPOT target in seconds per token, or None.
+    tpot_s: TPOT target in seconds per token, or None.
     anchor: token from which its TPOT is counted; None before the first token.
     best_effort: uses only remaining capacity, and may be preempted by any admitted job.
     sure_tokens: length that its answer, or its thinking if that has its own TPOT target, almost surely
@@ -65,7 +65,7 @@ class Job(NamedTuple):
     generated_tokens: int
     output_tokens: int
     due_s: float
-    pace_s: float | None
+    tpot_s: float | None
     anchor: Anchor | None
     best_effort: bool
     sure_tokens: int = 0
@@ -96,7 +96,7 @@ def new_job(request: Request, output_tokens: int, best_effort: bool, sure_tokens
         generated_tokens=0,
         output_tokens=output_tokens,
         due_s=first_token_due_s(request.arrival_s, request.targets),
-        pace_s=pace_s(request.targets, output_tokens),
+        tpot_s=tpot_target_s(request.targets, output_tokens),
         anchor=None,
         best_effort=best_effort,
         sure_tokens=sure_tokens,
@@ -133,15 +133,15 @@ def _grown(job: Job, computed_tokens: int, new_tokens: int, anchor: Anchor, now_
 
     Called for every token: all fields in their order, since `_replace` and keywords take twice as long.
     """
-    request, pace_s, output_tokens = job.request, job.pace_s, job.output_tokens
+    request, tpot_s, output_tokens = job.request, job.tpot_s, job.output_tokens
     generated_tokens = job.generated_tokens + new_tokens
     return Job(
         request,
         job.computed_tokens + computed_tokens,
         generated_tokens,
         output_tokens if output_tokens > generated_tokens else generated_tokens + 1,
-        next_token_due_s(anchor, generated_tokens, pace_s),
-        pace_s,
+        next_token_due_s(anchor, generated_tokens, tpot_s),
+        tpot_s,
         anchor,
         job.best_effort,
         job.sure_tokens,
@@ -159,12 +159,12 @@ def thinking_ended(job: Job, now_s: float) -> Job:
     if targets.answer_tpot_s is None:
         return job
     targets = replace(targets, tpot_s=targets.answer_tpot_s, answer_tpot_s=None)
-    anchor, answer_pace_s = Anchor(now_s, job.generated_tokens), pace_s(targets, job.output_tokens)
+    anchor, answer_tpot_s = Anchor(now_s, job.generated_tokens), tpot_target_s(targets, job.output_tokens)
     return job._replace(
         request=replace(job.request, targets=targets),
-        pace_s=answer_pace_s,
+        tpot_s=answer_tpot_s,
         anchor=anchor,
-        due_s=next_token_due_s(anchor, job.generated_tokens, answer_pace_s),
+        due_s=next_token_due_s(anchor, job.generated_tokens, answer_tpot_s),
         came_s=inf,
     )
 

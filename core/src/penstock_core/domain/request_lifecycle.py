@@ -136,5 +136,5 @@ def _rows() -> list[str]:
 
 def _row(state: State) -> str:
     cells = [TABLE.get((state, event)) for event in Event]
-    told = [f"**{cell[0].value}**: {cell[1].value}" if cell else "" for cell in cells]
-    return f"| {state.value} | " + " | ".join(told) + " |"
+    texts = [f"**{cell[0].value}**: {cell[1].value}" if cell else "" for cell in cells]
+    return f"| {state.value} | " + " | ".join(texts) + " |"

@@ -135,20 +135,20 @@ def first_token_due_s(arrival_s: float, targets: Targets) -> float:
     return NO_DEADLINE_S
 
 
-def pace_s(targets: Targets, output_tokens: int) -> float | None:
+def tpot_target_s(targets: Targets, output_tokens: int) -> float | None:
     """Return the TPOT target to plan for: the tier's smallest, or e2e's share per predicted token."""
-    paces_s = [pace for pace in (targets.tpot_s, targets.answer_tpot_s) if pace is not None]
+    targets_s = [pace for pace in (targets.tpot_s, targets.answer_tpot_s) if pace is not None]
     if targets.e2e_s is not None and output_tokens > 1:
         first_s = targets.ttft_s if targets.ttft_s is not None else targets.e2e_s / 2
-        paces_s.append(max(targets.e2e_s - first_s, 0.0) / (output_tokens - 1))
-    return min(paces_s) if paces_s else None
+        targets_s.append(max(targets.e2e_s - first_s, 0.0) / (output_tokens - 1))
+    return min(targets_s) if targets_s else None
 
 
-def next_token_due_s(anchor: Anchor, generated_tokens: int, pace_s: float | None) -> float:
-    """Return the deadline of the token after `generated_tokens`: one per `pace_s` from the anchor."""
-    if pace_s is None:
+def next_token_due_s(anchor: Anchor, generated_tokens: int, tpot_target_s: float | None) -> float:
+    """Return the deadline of the token after `generated_tokens`: one per `tpot_target_s` from the anchor."""
+    if tpot_target_s is None:
         return NO_DEADLINE_S
-    return anchor.at_s + (generated_tokens + 1 - anchor.tokens) * pace_s
+    return anchor.at_s + (generated_tokens + 1 - anchor.tokens) * tpot_target_s
 
 
 def judged_tpot_s(token_times_s: list[float], judge: Judge) -> float | None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.external_engine.outlook import Inside, course_of
+from penstock_core.external_engine.planning_view import EngineJobs, prefill_forecast
 from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.timing.time_model import BatchWork
 
@@ -48,7 +48,7 @@ class Refusal(NamedTuple):
     passed_over: bool
 
 
-def refusal(view: ReplicaView, inside: Inside, job: Job, window: ReleaseWindow) -> Refusal | None:
+def refusal(view: ReplicaView, inside: EngineJobs, job: Job, window: ReleaseWindow) -> Refusal | None:
     """Return why this job is held now; None if it may be released."""
     jobs = (*inside.jobs, job)
     if job.best_effort and not _shared(view, [one for one in jobs if one.best_effort], window):
@@ -68,37 +68,37 @@ def iteration_s(view: ReplicaView, decodes: Sequence[Job]) -> float:
 
 def _shared(view: ReplicaView, surplus: Sequence[Job], window: ReleaseWindow) -> bool:
     """Return whether this much best effort leaves the reserved share free. One may be inside in any case."""
-    seats, blocks = view.limits.running, view.kv.total_blocks
+    slots, blocks = view.limits.running, view.kv.total_blocks
     share = window.best_effort_share
     return len(surplus) == 1 or (
-        len(surplus) <= share * seats and forecast_jobs(surplus, view.kv).peak_blocks <= share * blocks
+        len(surplus) <= share * slots and forecast_jobs(surplus, view.kv).peak_blocks <= share * blocks
     )
 
 
-def _in_time(view: ReplicaView, inside: Inside, job: Job, window: ReleaseWindow) -> bool:
+def _in_time(view: ReplicaView, inside: EngineJobs, job: Job, window: ReleaseWindow) -> bool:
     """Return whether decodes inside meet their TPOT despite this prompt, or the job cannot wait."""
     if view.now_s - job.request.arrival_s >= window.patience_s:
         return True
     alone_s = iteration_s(view, inside.decodes)
-    course = course_of(view, inside.joined_by(job, view.now_s))
-    last_call_s = course.done_s + alone_s + window.lead_s
-    if course.done_s <= job.due_s < last_call_s:
+    prefills_done = prefill_forecast(view, inside.joined_by(job, view.now_s))
+    last_call_s = prefills_done.done_s + alone_s + window.lead_s
+    if prefills_done.done_s <= job.due_s < last_call_s:
         return True
-    iterations = max(ceil((course.done_s - view.now_s) / course.iteration_s), 1)
+    iterations = max(ceil((prefills_done.done_s - view.now_s) / prefills_done.iteration_s), 1)
     return all(
-        _pace_kept(decode, decode.pace_s, view.now_s, iterations, course.done_s)
+        _tpot_met(decode, decode.tpot_s, view.now_s, iterations, prefills_done.done_s)
         for decode in inside.decodes
-        if decode.pace_s is not None and not decode.best_effort and _can_keep(decode, view.now_s, alone_s)
+        if decode.tpot_s is not None and not decode.best_effort and _can_meet(decode, view.now_s, alone_s)
     )
 
 
-def _pace_kept(job: Job, pace_s: float, now_s: float, iterations: int, done_s: float) -> bool:
+def _tpot_met(job: Job, tpot_s: float, now_s: float, iterations: int, done_s: float) -> bool:
     """Return whether each token of these iterations is in time; the first and the last decide."""
     first_s = now_s + (done_s - now_s) / iterations
-    return first_s <= job.due_s and done_s <= job.due_s + (iterations - 1) * pace_s
+    return first_s <= job.due_s and done_s <= job.due_s + (iterations - 1) * tpot_s
 
 
-def _can_keep(job: Job, now_s: float, alone_s: float) -> bool:
+def _can_meet(job: Job, now_s: float, alone_s: float) -> bool:
     """Return whether a job's last token can still be in time if only decodes are computed from now on."""
     left = job.output_tokens_left
-    return now_s + left * alone_s <= job.due_s + (left - 1) * (job.pace_s or 0.0)
+    return now_s + left * alone_s <= job.due_s + (left - 1) * (job.tpot_s or 0.0)

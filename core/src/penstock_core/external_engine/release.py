@@ -3,8 +3,8 @@
 An engine whose iterations cannot be planned serves first come first served. So the order is made before it,
 as in the annealing paper's decoupled design [SLO-aware annealing, §4]: admitted requests are held outside and
 released when the policy would give them tokens. The policy is asked for the next step as always, in the view
-of the moment when the prompts inside are computed (`outlook`). Held requests that this step computes are
-released in its order, as far as there is capacity for their whole prompts (`capacity`), because such an
+of the moment when the prompts inside are computed (`planning_view`). Held requests that this step computes
+are released in its order, as far as there is capacity for their whole prompts (`capacity`), because such an
 engine cannot be limited to a chunk. An admitted request is not overtaken for lack of capacity.
 
 Then the policy is asked for the step after that, until the engine has work for an iteration and for the
@@ -22,7 +22,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, promoted
 from penstock_core.external_engine.capacity import ReleaseWindow, iteration_s, refusal
-from penstock_core.external_engine.outlook import Inside, outlook
+from penstock_core.external_engine.planning_view import EngineJobs, planning_view
 
 Memory = TypeVar("Memory")
 
@@ -43,13 +43,13 @@ class Release(NamedTuple, Generic[Memory]):
 
 
 def release(
-    next_step: NextStep[Memory], view: ReplicaView, inside: Inside, memory: Memory, window: ReleaseWindow
+    next_step: NextStep[Memory], view: ReplicaView, inside: EngineJobs, memory: Memory, window: ReleaseWindow
 ) -> Release[Memory]:
     """Return the jobs to release now. `view` has the held requests, `inside` those that were sent."""
     let_in: list[RequestId] = []
     promote: list[RequestId] = []
     while view.waiting and len(inside.jobs) < view.limits.running:
-        ahead = outlook(view, inside)
+        ahead = planning_view(view, inside)
         enough_s = iteration_s(view, inside.decodes) + window.lead_s
         if ahead.busy_until_s - view.now_s > enough_s:
             break
@@ -79,7 +79,7 @@ def _with_promoted(view: ReplicaView, ids: Sequence[RequestId]) -> ReplicaView:
     )
 
 
-def _chosen(view: ReplicaView, inside: Inside, step: Step, window: ReleaseWindow) -> list[Job]:
+def _chosen(view: ReplicaView, inside: EngineJobs, step: Step, window: ReleaseWindow) -> list[Job]:
     """Return the step's held jobs for which there is capacity, in its order."""
     held = {job.request.id: job for job in view.waiting}
     asked = [held[job_id] for job_id in step.tokens if job_id in held]

@@ -13,7 +13,7 @@ RELAXED_BY = 8
 """Slots per added slot and second."""
 
 
-class Seats(NamedTuple):
+class EngineSlots(NamedTuple):
     """limit: the configured slots.
 
     most: slots that are used now. queued: whether the last report had a queue.
@@ -23,11 +23,11 @@ class Seats(NamedTuple):
     most: int
     queued: bool = False
 
-    def refused(self, inside: int) -> "Seats":
-        """Return the slots after the engine rejected a request beside this many."""
-        return self._replace(most=max(min(self.most, inside), 1))
+    def refused(self, sent: int) -> "EngineSlots":
+        """Return the slots after the engine rejected a request while it had this many."""
+        return self._replace(most=max(min(self.most, sent), 1))
 
-    def told(self, running: int, waiting: int) -> "Seats":
+    def reported(self, running: int, waiting: int) -> "EngineSlots":
         """Return the slots after the engine's report of running and queued requests.
 
         Called once per second.
@@ -38,6 +38,6 @@ class Seats(NamedTuple):
             return self._replace(queued=True)
         return self._replace(most=max(min(self.most, running), 1))
 
-    def relaxed(self) -> "Seats":
+    def relaxed(self) -> "EngineSlots":
         """Return the slots after a second without a sign of too many requests."""
-        return Seats(self.limit, min(self.most + self.most // RELAXED_BY + 1, self.limit))
+        return EngineSlots(self.limit, min(self.most + self.most // RELAXED_BY + 1, self.limit))

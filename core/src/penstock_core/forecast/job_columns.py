@@ -13,7 +13,7 @@ from penstock_core.domain.request import Job, transposed
 class JobColumns(NamedTuple):
     """One element per job, named as in `Job`; `size_tokens` are its prompt and its generated tokens.
 
-    output_tokens_left: at least one. pace_s: TPOT target, infinite without one.
+    output_tokens_left: at least one. tpot_s: TPOT target, infinite without one.
     """
 
     size_tokens: Ints
@@ -21,7 +21,7 @@ class JobColumns(NamedTuple):
     generated_tokens: Ints
     output_tokens_left: Ints
     due_s: Floats
-    pace_s: Floats
+    tpot_s: Floats
 
     def of(self, chosen: Bools | Ints) -> "JobColumns":
         """Return some of the jobs."""
@@ -31,7 +31,7 @@ class JobColumns(NamedTuple):
             self.generated_tokens[chosen],
             self.output_tokens_left[chosen],
             self.due_s[chosen],
-            self.pace_s[chosen],
+            self.tpot_s[chosen],
         )
 
     @property
@@ -56,5 +56,5 @@ def columns(jobs: Sequence[Job]) -> JobColumns:
         generated,
         np.maximum(np.fromiter(of.output_tokens, np.int64, count) - generated, 1),
         np.fromiter(of.due_s, np.float64, count),
-        np.fromiter([inf if pace is None else pace for pace in of.pace_s], np.float64, count),
+        np.fromiter([inf if pace is None else pace for pace in of.tpot_s], np.float64, count),
     )

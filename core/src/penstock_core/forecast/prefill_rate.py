@@ -31,10 +31,12 @@ def prefill_rate(
 ) -> PrefillRate:
     """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets."""
     model, drafts, generated = view.model, 0, 1.0
-    told = view.speculation
-    if told is not None and decodes.tokens:
-        acceptance = told.acceptance
-        drafts, _ = fastest_length(model, decodes, told.max_tokens, lambda n: tokens_expected(acceptance, n))
+    speculation = view.speculation
+    if speculation is not None and decodes.tokens:
+        acceptance = speculation.acceptance
+        drafts, _ = fastest_length(
+            model, decodes, speculation.max_tokens, lambda n: tokens_expected(acceptance, n)
+        )
         generated = tokens_expected(acceptance, drafts)
     tokens = decodes.tokens * (1 + drafts)
     alone_s = model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))

@@ -49,9 +49,9 @@ class PromptLength:
         text_tokens = prompt_tokens - MESSAGE_TOKENS * messages
         if text_tokens <= 0 or text_bytes <= 0:
             return self
-        seen = min(max(text_bytes / text_tokens, LEAST_BYTES_PER_TOKEN), MOST_BYTES_PER_TOKEN)
+        measured = min(max(text_bytes / text_tokens, LEAST_BYTES_PER_TOKEN), MOST_BYTES_PER_TOKEN)
         rate = LEARNING_RATE * min(text_tokens / FULL_WEIGHT_TOKENS, 1.0)
-        distance = seen - self.bytes_per_token
+        distance = measured - self.bytes_per_token
         return PromptLength(
             self.bytes_per_token + rate * distance,
             self.deviation + rate * (abs(distance) - self.deviation),

@@ -56,34 +56,34 @@ class Snapshot:
     kv_tokens_headroom: int = 0
 
 
-def makes_sense(said: Snapshot) -> bool:
+def makes_sense(received: Snapshot) -> bool:
     """Return whether all durations and rates are valid: neither NaN nor negative.
 
     A peer of another version, or a faulty one, may send anything. All comparisons with NaN are false, so it
     would decide every order's choice.
     """
     return (
-        said.work_s >= 0
-        and said.prefill_wait_s >= 0
-        and said.prefill_slack_s >= 0
-        and said.prefill_tokens_s >= 0
-        and said.step_s >= 0
-        and said.tightest_pace_s >= 0
+        received.work_s >= 0
+        and received.prefill_wait_s >= 0
+        and received.prefill_slack_s >= 0
+        and received.prefill_tokens_s >= 0
+        and received.step_s >= 0
+        and received.tightest_pace_s >= 0
     )
 
 
 def snapshot(view: ReplicaView) -> Snapshot:
     """Return the snapshot of this view."""
-    everybody = (*view.running, *view.waiting)
-    jobs = columns(everybody)
-    promised = np.fromiter([not job.best_effort for job in everybody], np.bool_, len(everybody))
+    all_jobs = (*view.running, *view.waiting)
+    jobs = columns(all_jobs)
+    with_slo = np.fromiter([not job.best_effort for job in all_jobs], np.bool_, len(all_jobs))
     free_in_s = max(view.busy_until_s - view.now_s, 0.0)
-    queue = _queue(view, jobs, promised, free_in_s)
+    queue = _queue(view, jobs, with_slo, free_in_s)
     decoding = jobs.decoding
     return Snapshot(
         running=len(view.running),
         waiting=len(view.waiting),
-        best_effort=len(everybody) - int(promised.sum()),
+        best_effort=len(all_jobs) - int(with_slo.sum()),
         prefill_tokens_left=int(jobs.pending_tokens[~decoding].sum()),
         kv_tokens_free=view.kv.free_blocks * view.kv.block_tokens,
         kv_tokens_total=view.kv.total_blocks * view.kv.block_tokens,
@@ -91,9 +91,9 @@ def snapshot(view: ReplicaView) -> Snapshot:
         prefill_wait_s=queue.wait_s,
         prefill_slack_s=queue.slack_s,
         prefill_tokens_s=queue.rate.tokens_s,
-        step_s=view.model.seconds(_decodes(jobs, decoding & promised)),
+        step_s=view.model.seconds(_decodes(jobs, decoding & with_slo)),
         tightest_pace_s=queue.tightest_pace_s,
-        kv_tokens_headroom=_headroom_blocks(view, jobs.of(promised), queue) * view.kv.block_tokens,
+        kv_tokens_headroom=_headroom_blocks(view, jobs.of(with_slo), queue) * view.kv.block_tokens,
     )
 
 
@@ -106,12 +106,14 @@ class _Queue(NamedTuple):
     slack_s: float
 
 
-def _queue(view: ReplicaView, jobs: JobColumns, promised: Bools, free_in_s: float) -> _Queue:
-    decoding = jobs.decoding & promised
-    prefills = jobs.of(~jobs.decoding & promised)
+def _queue(view: ReplicaView, jobs: JobColumns, with_slo: Bools, free_in_s: float) -> _Queue:
+    decoding = jobs.decoding & with_slo
+    prefills = jobs.of(~jobs.decoding & with_slo)
     prefills = prefills.of(np.argsort(prefills.due_s, kind="stable"))
-    paces_s = jobs.pace_s[promised]
-    kept_s = paces_s[paces_s >= view.model.seconds(BatchWork(1))]  # smaller targets cannot be met in any case
+    targets_s = jobs.tpot_s[with_slo]
+    kept_s = targets_s[
+        targets_s >= view.model.seconds(BatchWork(1))
+    ]  # smaller targets cannot be met in any case
     tightest_s = float(kept_s.min(initial=inf))
     by_then = _decodes(jobs, decoding)._replace(tokens=int(decoding.sum()) + len(prefills.due_s))
     rate = prefill_rate(view, by_then, tightest_s)
@@ -135,14 +137,14 @@ def _work_s(model: TimeModel, jobs: JobColumns) -> float:
     return model.scale * token_s * float(tokens)
 
 
-def _headroom_blocks(view: ReplicaView, promised: JobColumns, queue: _Queue) -> int:
+def _headroom_blocks(view: ReplicaView, with_slo: JobColumns, queue: _Queue) -> int:
     """Return the blocks that stay free without new requests.
 
     A prefill may start as late as the queue is long.
     """
-    step_s, queued = queue.rate.period_s, ~promised.decoding
+    step_s, queued = queue.rate.period_s, ~with_slo.decoding
     longest = queue.wait_s / step_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
     delay = np.where(queued, int(longest), 0)
-    left = promised.output_tokens_left
-    future = forecast(promised.size_tokens, left, view.kv.block_tokens, delay)
+    left = with_slo.output_tokens_left
+    future = forecast(with_slo.size_tokens, left, view.kv.block_tokens, delay)
     return max(view.kv.total_blocks - future.peak_blocks, 0)

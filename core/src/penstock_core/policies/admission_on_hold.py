@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from penstock_core.batch.relegation import Beat, Work
+from penstock_core.batch.relegation import DecodeBatch, Work
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.forecast.kv_forecast import forecast_jobs
@@ -27,20 +27,20 @@ MOST_CANDIDATES = 16
 class Holding:
     """Decides which jobs may start in one step.
 
-    `live`: jobs that can meet their SLO, prefills in service order.
+    `on_time`: jobs that can meet their SLO, prefills in service order.
     """
 
-    def __init__(self, view: ReplicaView, live: Work, decodes: Beat) -> None:
-        running = [job for jobs in live for job in jobs if job.computed_tokens]
-        held = list(islice([job for job in live.prefills if not job.computed_tokens], MOST_CANDIDATES))
-        self._view, self._beat = view, decodes
+    def __init__(self, view: ReplicaView, on_time: Work, decodes: DecodeBatch) -> None:
+        running = [job for jobs in on_time for job in jobs if job.computed_tokens]
+        held = list(islice([job for job in on_time.prefills if not job.computed_tokens], MOST_CANDIDATES))
+        self._view, self._decodes = view, decodes
         self._total_blocks = view.kv.total_blocks
         self._rows = forecast_jobs([*running, *held], view.kv).blocks if held else np.zeros((0, 1), np.int64)
         self._peak = self._rows[: len(running)].sum(axis=0)
         self._row_of = {job.request.id: len(running) + i for i, job in enumerate(held)}
         self._running = len(running)
         self._context_tokens = sum([job.request.prompt_tokens + job.generated_tokens for job in running])
-        self._pace_s = min([job.pace_s for job in running if job.pace_s is not None], default=inf)
+        self._tpot_s = min([job.tpot_s for job in running if job.tpot_s is not None], default=inf)
 
     def starts(self, job: Job) -> bool:
         """Return whether a job may start; if so, it counts from then on."""
@@ -48,16 +48,16 @@ class Holding:
         if row is None:
             return False
         peak = self._peak + self._rows[row]
-        pace_s = min(self._pace_s, inf if job.pace_s is None else job.pace_s)
+        tpot_s = min(self._tpot_s, inf if job.tpot_s is None else job.tpot_s)
         context_tokens = self._context_tokens + job.pending_tokens
-        if self._running and (peak.max() > self._total_blocks or self._token_s(context_tokens) > pace_s):
+        if self._running and (peak.max() > self._total_blocks or self._token_s(context_tokens) > tpot_s):
             return False
         self._running += 1
-        self._peak, self._pace_s, self._context_tokens = peak, pace_s, context_tokens
+        self._peak, self._tpot_s, self._context_tokens = peak, tpot_s, context_tokens
         return True
 
     def _token_s(self, context_tokens: int) -> float:
         """Return the seconds per token of one more decode beside all running ones."""
-        drafts = self._beat.work.spec_steps
+        drafts = self._decodes.work.spec_steps
         work = BatchWork((self._running + 1) * (1 + drafts), context_tokens, 0.0, drafts)
-        return self._view.model.seconds(work) / self._beat.tokens
+        return self._view.model.seconds(work) / self._decodes.tokens

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import newcomer_tokens, run_on
+from penstock_core.batch.ordered_batch import run_on, starting_tokens
 from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.feedback_queues import QueuePosition, QueuePositions, Queues, queues_of
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class FastServe:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: QueuePositions) -> tuple[Step, QueuePositions]:
         """Return the next batch, and the state after it."""
@@ -52,7 +52,7 @@ def _by_queue(view: ReplicaView, queues: Queues, memory: QueuePositions) -> list
     by_queue: list[tuple[list[Job], list[Job]]] = [([], []) for _ in queues.quanta_s]
     for i, jobs in enumerate((view.running, view.waiting)):
         for job in jobs:
-            by_queue[queues.standing(job, memory).queue][i].append(job)
+            by_queue[queues.position_of(job, memory).queue][i].append(job)
     return by_queue
 
 
@@ -79,7 +79,7 @@ def _started(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> bool:
     if not batch.has_room(blocks, 1) and not _enough_idle(batch, blocks):
         return False
     batch.make_room(blocks, 1, victims)
-    batch.add(job, newcomer_tokens(batch, job, whole=False))
+    batch.add(job, starting_tokens(batch, job, whole=False))
     return True
 
 
@@ -100,7 +100,7 @@ def _after(view: ReplicaView, queues: Queues, memory: QueuePositions, step: Step
         for job in jobs:
             job_id = job.request.id
             if job_id in step.tokens:
-                after[job_id] = queues.served(queues.standing(job, memory), step.duration_s)
+                after[job_id] = queues.served(queues.position_of(job, memory), step.duration_s)
             elif job_id in memory:
                 after[job_id] = memory[job_id]
     return after

@@ -19,7 +19,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 Members = frozenset[RequestId]
 """Requests of the present batch, including those that have left."""
@@ -35,7 +35,7 @@ class Fcfs:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: Members) -> tuple[Step, Members]:
         """Compute the batch's prompts, else its decodes; start the next batch if it has ended."""
@@ -43,7 +43,7 @@ class Fcfs:
         if not view.running and not waiting:
             waiting = next_batch(view)
             memory = frozenset([job.request.id for job in waiting])
-        return prompts_or_decodes(view, waiting).standing_step(), memory
+        return prompts_or_decodes(view, waiting).repeatable_step(), memory
 
 
 def next_batch(view: ReplicaView) -> list[Job]:

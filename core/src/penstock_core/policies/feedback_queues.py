@@ -41,9 +41,9 @@ class Queues(NamedTuple):
     starvation_s: float
     now_s: float
 
-    def standing(self, job: Job, standings: QueuePositions) -> QueuePosition:
+    def position_of(self, job: Job, positions: QueuePositions) -> QueuePosition:
         """Return the present position of a job."""
-        known = standings.get(job.request.id)
+        known = positions.get(job.request.id)
         if known is None:
             queue, used_s = bisect_left(self.prompt_tokens, job.pending_tokens), 0.0
             known = QueuePosition(queue, used_s, job.request.arrival_s)
@@ -51,9 +51,9 @@ class Queues(NamedTuple):
             return QueuePosition(0, 0.0, self.now_s)
         return known
 
-    def served(self, standing: QueuePosition, duration_s: float) -> QueuePosition:
+    def served(self, position_of: QueuePosition, duration_s: float) -> QueuePosition:
         """Return the position after an iteration of this duration with the job."""
-        queue, used_s = standing.queue, standing.used_s + duration_s
+        queue, used_s = position_of.queue, position_of.used_s + duration_s
         if used_s >= self.quanta_s[queue] and queue + 1 < len(self.quanta_s):
             queue, used_s = queue + 1, 0.0
         return QueuePosition(queue, used_s, self.now_s + duration_s)

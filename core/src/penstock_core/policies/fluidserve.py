@@ -17,14 +17,14 @@ Knobs: `most_prompt_tokens` of a batch; the engine's `limits.batch_tokens`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.batch.relegation import Lost, Work, beat, divided, lost_of
+from penstock_core.batch.relegation import Lost, Work, decode_batch, divide, lost_in
 from penstock_core.batch.slack_batch import slack_batch
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
 from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.admission_on_hold import Holding
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class FluidServe:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: Lost) -> tuple[Step, Lost]:
         """Return the next batch, and the shed jobs."""
-        decodes = beat(view)
-        live, behind = divided(view, memory, decodes)
-        by_deadline = Work(live.decodes, sorted(live.prefills, key=deadline_order))
+        decodes = decode_batch(view)
+        on_time, relegated = divide(view, memory, decodes)
+        by_deadline = Work(on_time.decodes, sorted(on_time.prefills, key=deadline_order))
         holding = Holding(view, by_deadline, decodes)
         batch = slack_batch(
             view,
             by_deadline,
-            behind,
+            relegated,
             decodes,
             most_prompt_tokens=self.most_prompt_tokens,
             may_start=holding.starts,
         )
-        return batch.step(), lost_of(behind)
+        return batch.step(), lost_in(relegated)

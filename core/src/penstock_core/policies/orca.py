@@ -19,7 +19,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Orca:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch."""
         batch = OpenBatch(view)
         run_on(batch, view.running)
         start(batch, _reserved(view), whole=True)
-        return batch.standing_step(), None
+        return batch.repeatable_step(), None
 
 
 def _reserved(view: ReplicaView) -> Iterator[Job]:

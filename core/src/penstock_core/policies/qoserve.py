@@ -15,13 +15,13 @@ Knobs: `work_weight`; `most_prompt_tokens`, beyond which longer chunks gain noth
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.batch.relegation import Lost, Work, beat, divided, lost_of
+from penstock_core.batch.relegation import Lost, Work, decode_batch, divide, lost_in
 from penstock_core.batch.slack_batch import slack_batch
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 from penstock_core.timing.time_model import BatchWork
 
 USUAL_TOKENS = 1024
@@ -41,15 +41,15 @@ class QoServe:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: Lost) -> tuple[Step, Lost]:
         """Return the next batch, and the jobs that can no longer meet their SLO."""
-        decodes = beat(view)
-        live, behind = divided(view, memory, decodes)
-        by_priority = Work(live.decodes, self._by_priority(view, live.prefills))
-        batch = slack_batch(view, by_priority, behind, decodes, most_prompt_tokens=self.most_prompt_tokens)
-        return batch.step(), lost_of(behind)
+        decodes = decode_batch(view)
+        on_time, relegated = divide(view, memory, decodes)
+        by_priority = Work(on_time.decodes, self._by_priority(view, on_time.prefills))
+        batch = slack_batch(view, by_priority, relegated, decodes, most_prompt_tokens=self.most_prompt_tokens)
+        return batch.step(), lost_in(relegated)
 
     def _by_priority(self, view: ReplicaView, prefills: Sequence[Job]) -> list[Job]:
         """Return the prefills by deadline and remaining work; ties in order of arrival."""

@@ -21,7 +21,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Sarathi:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch."""
@@ -41,4 +41,4 @@ class Sarathi:
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:
             start(batch, view.waiting)
-        return batch.standing_step(), None
+        return batch.repeatable_step(), None

@@ -19,7 +19,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 USUAL_PROMPT_TOKENS = 1024
@@ -35,7 +35,7 @@ class Sjf:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch."""
@@ -43,7 +43,7 @@ class Sjf:
         run_on(batch, decodes_first(view.running))
         if not batch.preempted:
             start(batch, shortest_first(view.waiting, view.model))
-        return batch.standing_step(), None
+        return batch.repeatable_step(), None
 
 
 def shortest_first(jobs: Sequence[Job], model: TimeModel) -> Iterator[Job]:

@@ -9,7 +9,7 @@ from penstock_core.forecast.prefill_queue import full_batches
 from penstock_core.timing.time_model import BatchWork
 
 
-def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+def admit_all(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
     """Return verdicts with the predicted end of the queue before each candidate, first come first served."""
     queue = [job for job in (*view.running, *view.waiting) if not job.decoding]
     decodes = [job for job in view.running if job.decoding]
@@ -20,8 +20,8 @@ def admit_everyone(view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
             verdicts.append(BestEffort())
             continue
         context = sum(other.computed_tokens + 1 for other in decodes)
-        pace_s = view.model.seconds(BatchWork(len(decodes) + len(queue), context))
-        verdicts.append(Admitted(_first_token_s(view, queue, len(decodes), context), pace_s))
+        tpot_s = view.model.seconds(BatchWork(len(decodes) + len(queue), context))
+        verdicts.append(Admitted(_first_token_s(view, queue, len(decodes), context), tpot_s))
     return verdicts
 
 

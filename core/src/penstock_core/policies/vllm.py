@@ -21,7 +21,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Vllm:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch: running requests, then waiting ones unless a request had to be preempted."""
@@ -41,4 +41,4 @@ class Vllm:
         run_on(batch, view.running)
         if not batch.preempted:
             start(batch, view.waiting)
-        return batch.standing_step(), None
+        return batch.repeatable_step(), None

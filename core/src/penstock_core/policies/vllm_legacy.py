@@ -17,7 +17,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 WATERMARK = 0.01
 """Share of the blocks that a prompt leaves free for decodes; that engine's own setting."""
@@ -32,9 +32,9 @@ class VllmLegacy:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return prompts if any can continue or start, else decodes."""
         spare_blocks = int(WATERMARK * view.kv.total_blocks) if view.running else 0
-        return prompts_or_decodes(view, view.waiting, spare_blocks).standing_step(), None
+        return prompts_or_decodes(view, view.waiting, spare_blocks).repeatable_step(), None

@@ -54,8 +54,10 @@ class ReplicaLoad:
 
         A replica whose memory is unknown is assumed to have enough.
         """
-        said = self.snapshot
-        return said.kv_tokens_total == 0 or said.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
+        snapshot = self.snapshot
+        return (
+            snapshot.kv_tokens_total == 0 or snapshot.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
+        )
 
     def first_token_s(self, prompt_tokens: int) -> float:
         """Return the seconds until a new request's first token, after all waiting prefills."""

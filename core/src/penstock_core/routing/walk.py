@@ -158,8 +158,8 @@ def lost(walk: Walk, tried: Try, affordable: bool = True) -> Walk:
 
 def retry_after_s(refusals: Iterable[Rejected]) -> int:
     """Return whole seconds until the first of the replicas that rejected a request could admit it."""
-    told = [r.earliest_s for r in refusals if r.earliest_s is not None and isfinite(r.earliest_s)]
-    retry_s = ceil(min(told)) if told else RETRY_UNKNOWN_S
+    earliest_s = [r.earliest_s for r in refusals if r.earliest_s is not None and isfinite(r.earliest_s)]
+    retry_s = ceil(min(earliest_s)) if earliest_s else RETRY_UNKNOWN_S
     return min(max(retry_s, 1), RETRY_LONGEST_S)
 
 

@@ -62,11 +62,11 @@ class Acceptance:
     all: Trials = NONE_YET
     tiers: Mapping[str, Trials] = field(default_factory=dict)
 
-    def measured(self, told: Speculation) -> Speculation:
+    def measured(self, configured: Speculation) -> Speculation:
         """Return the engine's speculation with the measured rates."""
         chance = self.all.chance(self.prior)
         by_tier = {tier: trials.chance(chance) for tier, trials in self.tiers.items()}
-        return replace(told, acceptance=chance, by_tier=by_tier)
+        return replace(configured, acceptance=chance, by_tier=by_tier)
 
 
 def observe(acceptance: Acceptance, drafted: Iterable[Drafted]) -> Acceptance:

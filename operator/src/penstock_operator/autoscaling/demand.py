@@ -60,7 +60,7 @@ def demand_of(
     readings: Sequence[DemandReading],
     replicas: Mapping[str, ReplicaState],
     desired: int,
-    promises: Mapping[str, bool],
+    has_slo: Mapping[str, bool],
     now_s: float,
 ) -> DemandObservation:
     """Return one observation for autoscaling.
@@ -72,9 +72,7 @@ def demand_of(
     return DemandObservation(
         elapsed_s=elapsed_s,
         desired=desired,
-        tiers={
-            name: TierDemand(**counts, promises=promises.get(name, True)) for name, counts in added.items()
-        },
+        tiers={name: TierDemand(**counts, has_slo=has_slo.get(name, True)) for name, counts in added.items()},
         held=sum(reading.held for reading in readings),
         replicas=tuple(
             ReplicaDemand(name, state, _snapshot(told.get(name, {})))

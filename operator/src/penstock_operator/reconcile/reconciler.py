@@ -208,7 +208,7 @@ def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> M
         readings=reconciled.readings,
         replicas={pod["metadata"]["name"]: _state(pod) for pod in pods},
         desired=reconciled.planned.replicas,
-        promises={tier.name: not tier.best_effort for tier in reconciled.pool.spec.tiers},
+        has_slo={tier.name: not tier.best_effort for tier in reconciled.pool.spec.tiers},
         now_s=now_s,
     )
     written_rps = learned_capacity_rps(reconciled.pool.metadata.name, reconciled.children)

@@ -5,7 +5,7 @@ tokens that pass, from the time model, and from its `/metrics` where it has them
 reached it past this sidecar, which take slots and memory (`others`).
 
 Admission plans with the engine as it will be when the prompts in it are computed
-(`penstock_core.external_engine.outlook`), and with all held requests as waiting.
+(`penstock_core.external_engine.planning_view`), and with all held requests as waiting.
 """
 
 from collections.abc import Callable, Collection
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, RequestId, promoted
-from penstock_core.external_engine.outlook import Inside, outlook
-from penstock_core.external_engine.slots import Seats
+from penstock_core.external_engine.planning_view import EngineJobs, planning_view
+from penstock_core.external_engine.slots import EngineSlots
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
@@ -45,16 +45,16 @@ class HoldingMirror(ReplicaMirror):
         speculation: Speculation | None = None,
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
-        self.slots = Seats(limits.running, limits.running)
+        self.slots = EngineSlots(limits.running, limits.running)
         self._let_in: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
         self._others = Count(0, 0)
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> EngineJobs:
         """Requests that the engine has, and that have not ended."""
         jobs = [found.job for found in self._let_in.values()]
-        return Inside(
+        return EngineJobs(
             tuple(job for job in jobs if job.generated_tokens),
             tuple(job for job in jobs if not job.generated_tokens),
             self._since_s,
@@ -110,7 +110,7 @@ class HoldingMirror(ReplicaMirror):
             self.slots, self._others = self.slots.relaxed(), Count(0, 0)
         else:
             self._kv = load.kv or self._kv  # another size after a restart
-            self.slots = self.slots.told(load.running, load.waiting)
+            self.slots = self.slots.reported(load.running, load.waiting)
             blocks = ceil(load.kv_used * self._kv.total_blocks)
             self._others = Count(
                 max(load.running + load.waiting - max(before.requests, after.requests), 0),
@@ -136,4 +136,4 @@ class HoldingMirror(ReplicaMirror):
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """The replica as admission plans with it."""
-        return outlook(self.held(now_s, model), self.inside)
+        return planning_view(self.held(now_s, model), self.inside)

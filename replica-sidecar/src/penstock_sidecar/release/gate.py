@@ -43,7 +43,7 @@ class ReleaseGate:
     ) -> None:
         self._policy, self._mirror, self._learned = policy, mirror, learned
         self._bounds, self._metrics = bounds, metrics
-        metrics.engine_seats.set(mirror.slots.most)
+        metrics.engine_slots.set(mirror.slots.most)
         self._faults = Faults(metrics.faults)
         self._pacemaker = Pacemaker(mirror, learned, metrics)
         self._memory = policy.start()
@@ -90,7 +90,7 @@ class ReleaseGate:
         """Take the engine's own load into account, if it has one."""
         before = self._mirror.count
         self._mirror.engine_load(await load(), before, self._mirror.count)
-        self._metrics.engine_seats.set(self._mirror.slots.most)
+        self._metrics.engine_slots.set(self._mirror.slots.most)
 
     def ask(self) -> None:
         """Decide again: something has changed that may release a request."""

@@ -70,7 +70,7 @@ class EngineState:
         self._running_cache: tuple[Job, ...] | None = None  # invalidated by every change
         self._waiting_cache: tuple[Job, ...] | None = None
         self._iteration = Iteration()
-        self._repeatable_blocks: int | None = None  # `Step.stands_blocks` of the last step
+        self._repeatable_blocks: int | None = None  # `Step.repeatable_blocks` of the last step
         self._repeated: RepeatedDecodes | None = None
 
     def __contains__(self, job_id: RequestId) -> bool:
@@ -191,7 +191,7 @@ class EngineState:
         for entry in iteration.decodes:
             if entry.job.computed_tokens == entry.blocks * self.block_tokens:
                 self._grow(entry, entry.job.computed_tokens + 1)
-        self._iteration, self._repeatable_blocks = iteration, step.stands_blocks
+        self._iteration, self._repeatable_blocks = iteration, step.repeatable_blocks
         return iteration
 
     def repeat_last(self) -> Iteration | None:

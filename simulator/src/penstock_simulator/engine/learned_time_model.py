@@ -11,11 +11,11 @@ class LearnedTimeModel:
     """
 
     def __init__(self, model: TimeModel) -> None:
-        self._told = model
+        self._configured = model
         self._correction = Correction()
         self.model = corrected(model, self._correction)
 
     def observe(self, work: BatchWork, duration_s: float) -> None:
         """Update the correction with an iteration that has ended."""
-        self._correction = observe(self._correction, self._told, work, duration_s)
-        self.model = corrected(self._told, self._correction)
+        self._correction = observe(self._correction, self._configured, work, duration_s)
+        self.model = corrected(self._configured, self._correction)

@@ -12,12 +12,12 @@ class MeasuredSpeculation:
     measured: the settings to plan with; None without a drafter.
     """
 
-    def __init__(self, told: Speculation | None) -> None:
-        self._told = self.measured = told
-        self._acceptance = Acceptance(0.0 if told is None else told.acceptance)
+    def __init__(self, configured: Speculation | None) -> None:
+        self._configured = self.measured = configured
+        self._acceptance = Acceptance(0.0 if configured is None else configured.acceptance)
 
     def observe(self, drafted: Sequence[Drafted]) -> None:
         """Update the acceptance rate with an iteration that has ended."""
-        if drafted and self._told is not None:
+        if drafted and self._configured is not None:
             self._acceptance = observe(self._acceptance, drafted)
-            self.measured = self._acceptance.measured(self._told)
+            self.measured = self._acceptance.measured(self._configured)

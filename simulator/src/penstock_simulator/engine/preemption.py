@@ -38,8 +38,8 @@ def preempt_for_growth(
 
 def _preemption_order(wanted: Iteration, running: Sequence[ActiveRequest]) -> list[ActiveRequest]:
     """Return all candidates, the first to be preempted first."""
-    newcomers = [g.entry for g in reversed(wanted.grants) if g.entry.blocks == 0]
-    return [*newcomers, *sorted(reversed(running), key=lambda entry: not entry.job.best_effort)]
+    started = [g.entry for g in reversed(wanted.grants) if g.entry.blocks == 0]
+    return [*started, *sorted(reversed(running), key=lambda entry: not entry.job.best_effort)]
 
 
 def _without(wanted: Iteration, out: dict[int, ActiveRequest]) -> Iteration:

@@ -1,8 +1,8 @@
 """Iterations that repeat the previous one, in constant time.
 
 While all running requests decode and none waits, consecutive steps are equal, which a policy states with
-`Step.stands_blocks`. Then the policy is not called again and jobs are not advanced at each iteration: only
-the iteration's end time is recorded. Jobs are advanced when they are read, or when an event ends the
+`Step.repeatable_blocks`. Then the policy is not called again and jobs are not advanced at each iteration:
+only the iteration's end time is recorded. Jobs are advanced when they are read, or when an event ends the
 repetition. The results are the same as without it.
 """
 

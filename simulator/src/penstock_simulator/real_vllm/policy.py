@@ -20,7 +20,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 from penstock_simulator.real_vllm.live_scheduler import LiveScheduler, Scheduled
 
@@ -35,7 +35,7 @@ class RealVllm:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all requests."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: LiveScheduler | None) -> tuple[Step, LiveScheduler]:
         """Return vLLM's next step."""

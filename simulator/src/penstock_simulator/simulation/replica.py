@@ -62,22 +62,22 @@ class SimulatedReplica:
         busy_until_s = max(self._timer.expected_end_s, now_s)
         return self._engine.view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
 
-    def outlook(self, now_s: float) -> ReplicaView:
+    def planning_view(self, now_s: float) -> ReplicaView:
         """Return the view as of the end of the running iteration, which admission and snapshots use."""
-        return self.lazy_outlook(now_s)()
+        return self.lazy_planning_view(now_s)()
 
-    def lazy_outlook(self, now_s: float) -> Callable[[], ReplicaView]:
-        """Return a function that computes the outlook as of this call; most snapshots are never read."""
+    def lazy_planning_view(self, now_s: float) -> Callable[[], ReplicaView]:
+        """Return a function that computes the planning view of this moment; most are never read."""
         busy, busy_until_s, under_way = self.busy, max(self._timer.expected_end_s, now_s), self._under_way
         read_view = self._engine.lazy_view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
         chunks = under_way.chunks()
 
-        def outlook() -> ReplicaView:
+        def planning_view() -> ReplicaView:
             view = read_view()
             resting = under_way.resting(view.running) if busy else frozenset[RequestId]()
             return at_iteration_end(view, chunks, resting)
 
-        return outlook
+        return planning_view
 
     def admit(self, now_s: float) -> Iterator[tuple[SimulatedRequest, Verdict]]:
         """Decide about all new requests together and yield the verdicts; requests not rejected are queued."""
@@ -130,7 +130,7 @@ class SimulatedReplica:
             carried=len(self.requests),
             best_effort=len(self._best_effort),
         )
-        return decide(self._policy, self.outlook(now_s), new, standing, self._holds)
+        return decide(self._policy, self.planning_view(now_s), new, standing, self._holds)
 
     def _take(self, simulated: SimulatedRequest, job: Job, now_s: float) -> None:
         if not self.requests:

@@ -111,7 +111,7 @@ class _Simulation:
         self._replicas = FleetReplicas(fleet.replicas, make)
         self._routers, self._sessions = Routers(fleet), Sessions()
         for replica in self._replicas.ready.values():
-            self._routers.add_replica(replica.name, replica.outlook(0.0))
+            self._routers.add_replica(replica.name, replica.planning_view(0.0))
         self._events: EventQueue[_Event] = EventQueue()
         self._arrivals = iter(arrivals)
         self._next_arrival = next(self._arrivals, None)
@@ -232,7 +232,7 @@ class _Simulation:
             if not replica.busy and replica.requests:
                 self._start_iteration(replica, now_s)
             if not replica.draining:
-                self._routers.publish(replica.name, replica.lazy_outlook(now_s), now_s)
+                self._routers.publish(replica.name, replica.lazy_planning_view(now_s), now_s)
             elif not replica.requests and self._replicas.drained(replica):
                 self._start_missing_replicas(now_s)
 
@@ -288,7 +288,7 @@ class _Simulation:
         replica = self._replicas.finish_start(start)
         if replica is None:
             return
-        self._routers.add_replica(replica.name, replica.outlook(now_s))
+        self._routers.add_replica(replica.name, replica.planning_view(now_s))
         self._start_missing_replicas(now_s)
         held, self._held = self._held, deque()
         for simulated in held:

@@ -65,54 +65,54 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
             add_running(batch, job, victims)
         elif claim.urgent:
             tokens = min(left, batch.largest_chunk(job, room.limit_s))
-            owed = _owed(batch, claims)
-            others = sum(owed.values()) - owed.get(job.request.id, 0)
+            reserved = _reserved(batch, claims)
+            others = sum(reserved.values()) - reserved.get(job.request.id, 0)
             _add_urgent(batch, job, tokens, others, [*patient, *idle])
 
 
 def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: Sequence[Job]) -> None:
     """Add the prompt, if jobs with remaining time can free the blocks that it needs."""
-    seats, blocks = int(job.computed_tokens == 0), batch.blocks_wanted(job, job.pending_tokens) + spared
+    slots, blocks = int(job.computed_tokens == 0), batch.blocks_wanted(job, job.pending_tokens) + spared
     others = [v for v in reversed(patient) if not _served(batch, v)]
     could_be_free = batch.free_blocks + sum([batch.view.kv.blocks_for(v.computed_tokens) for v in others])
-    if tokens > 0 and blocks <= could_be_free and seats <= batch.free_seats + len(others):
-        batch.make_room(blocks, seats, others)
+    if tokens > 0 and blocks <= could_be_free and slots <= batch.free_slots + len(others):
+        batch.make_room(blocks, slots, others)
         batch.add(job, tokens)
 
 
 def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: float) -> None:
     """Add prompts to the rest of the batch, the least remaining time first [Algorithm 1, lines 5-7]."""
-    owed = _owed(batch, claims)
+    reserved = _reserved(batch, claims)
     queue = sorted([c for c in claims if not _served(batch, c.job)], key=_patience)
     while queue and _left_tokens(batch, room) > 0:
         last_s = queue[0].remaining_s + gamma_s
         group = [_prompt(batch, claim.job) for claim in queue if claim.remaining_s <= last_s]
         queue = queue[len(group) :]
-        _fill_with_nearest(batch, group, room, owed)
+        _fill_with_nearest(batch, group, room, reserved)
 
 
 def _fill_with_nearest(
-    batch: OpenBatch, group: list[Prompt], room: Budget, owed: dict[RequestId, int]
+    batch: OpenBatch, group: list[Prompt], room: Budget, reserved: dict[RequestId, int]
 ) -> None:
-    """Add the prompt nearest to the remaining resources, until none fits [Algorithm 2]. Updates `owed`."""
+    """Add the prompt nearest to the remaining resources until none fits [Algorithm 2]. Updates `reserved`."""
     while group:
         left = ResourceDemand(_left_tokens(batch, room), batch.free_blocks)
-        unowed = left.blocks - sum(owed.values())
+        unreserved = left.blocks - sum(reserved.values())
         demands = {
             i: demand
             for i, prompt in enumerate(group)
-            if (demand := _demand(batch, prompt, ResourceDemand(left.tokens, unowed), owed))
+            if (demand := _demand(batch, prompt, ResourceDemand(left.tokens, unreserved), reserved))
         }
         if not demands:
             return
         nearest = min(demands, key=lambda i: _wasted(batch, group[i], demands[i], left, room.tokens))
         job, whole = group.pop(nearest)
         tokens = min(demands[nearest].tokens, batch.largest_chunk(job, room.limit_s))
-        if tokens == whole.tokens or (tokens > 0 and _may_be_cut(job, owed)):
+        if tokens == whole.tokens or (tokens > 0 and _may_be_cut(job, reserved)):
             batch.add(job, tokens)
-            owed.pop(job.request.id, None)
+            reserved.pop(job.request.id, None)
             if tokens < whole.tokens:
-                owed[job.request.id] = _blocks_after(batch, job, tokens)
+                reserved[job.request.id] = _blocks_after(batch, job, tokens)
 
 
 def _wasted(
@@ -138,38 +138,38 @@ def _left_tokens(batch: OpenBatch, room: Budget) -> int:
 
 
 def _demand(
-    batch: OpenBatch, prompt: Prompt, unowed: ResourceDemand, owed: dict[RequestId, int]
+    batch: OpenBatch, prompt: Prompt, unreserved: ResourceDemand, reserved: dict[RequestId, int]
 ) -> ResourceDemand | None:
     """Return the prompt's demand, cut to the remaining resources if allowed; None if it does not fit.
 
     unowed: resources beside the blocks that running prompts still need, its own included.
     """
     job, whole = prompt
-    blocks = unowed.blocks + owed.get(job.request.id, 0)
-    if job.computed_tokens == 0 and (whole.blocks > blocks or batch.free_seats < 1):
+    blocks = unreserved.blocks + reserved.get(job.request.id, 0)
+    if job.computed_tokens == 0 and (whole.blocks > blocks or batch.free_slots < 1):
         return None
-    if whole.tokens <= unowed.tokens and whole.blocks <= blocks:
+    if whole.tokens <= unreserved.tokens and whole.blocks <= blocks:
         return whole
-    if not _may_be_cut(job, owed):
+    if not _may_be_cut(job, reserved):
         return None
-    tokens = min(whole.tokens, unowed.tokens, batch.room_tokens(job))
+    tokens = min(whole.tokens, unreserved.tokens, batch.room_tokens(job))
     return ResourceDemand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None
 
 
-def _may_be_cut(job: Job, owed: dict[RequestId, int]) -> bool:
+def _may_be_cut(job: Job, reserved: dict[RequestId, int]) -> bool:
     """Return whether a prompt may be cut: it is running already, or no other is."""
-    return not owed or job.request.id in owed
+    return not reserved or job.request.id in reserved
 
 
-def _owed(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]:
+def _reserved(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]:
     """Return the blocks still needed by prompts that are half computed after this iteration."""
-    owed: dict[RequestId, int] = {}
+    reserved: dict[RequestId, int] = {}
     for job in [claim.job for claim in claims if not claim.job.decoding]:
         tokens = batch.tokens.get(job.request.id, 0)
         under_way = (job.computed_tokens > 0 or tokens > 0) and job.request.id not in batch.preempted
         if under_way and tokens < job.pending_tokens:
-            owed[job.request.id] = _blocks_after(batch, job, tokens)
-    return owed
+            reserved[job.request.id] = _blocks_after(batch, job, tokens)
+    return reserved
 
 
 def _blocks_after(batch: OpenBatch, job: Job, tokens: int) -> int:

@@ -36,7 +36,7 @@ from penstock_core.policies.accelgen.remaining_time import (
     pauses_after,
 )
 from penstock_core.policies.accelgen.token_budget import READING_TBT_S, budget
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 class AccelGenState(NamedTuple):
@@ -60,7 +60,7 @@ class AccelGen:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: AccelGenState) -> tuple[Step, AccelGenState]:
         """Apply token budget, order, then both algorithms; best effort uses the rest."""
@@ -72,8 +72,8 @@ class AccelGen:
         prompts = [self._claim(job, view, tempo) for job in served if not job.decoding]
         batch = OpenBatch(view)
         if any(claim.urgent for claim in prompts) or not add_all_decodes(batch, decodes):
-            everybody = [*(self._claim(job, view, tempo) for job in decodes), *prompts]
-            serve_urgent(batch, everybody, room, best_effort)
+            all_jobs = [*(self._claim(job, view, tempo) for job in decodes), *prompts]
+            serve_urgent(batch, all_jobs, room, best_effort)
         select(batch, prompts, room, self.gamma_s)
         fill_surplus(batch, best_effort, min(room.longest_s, room.limit_s))
         let_oldest_move(batch)
@@ -85,9 +85,9 @@ class AccelGen:
     def _sorted_out(self, view: ReplicaView) -> tuple[list[Job], list[Job]]:
         """Return the jobs to serve, with the oldest best-effort job once it is overdue, and the rest."""
         oldest = oldest_waiting_too_long(view, self.aging_s)
-        everybody = (*view.running, *view.waiting)
-        best_effort = [job for job in everybody if job.best_effort and not _is(job, oldest)]
-        return [job for job in everybody if not job.best_effort or _is(job, oldest)], best_effort
+        all_jobs = (*view.running, *view.waiting)
+        best_effort = [job for job in all_jobs if job.best_effort and not _is(job, oldest)]
+        return [job for job in all_jobs if not job.best_effort or _is(job, oldest)], best_effort
 
 
 def _is(job: Job, other: Job | None) -> bool:

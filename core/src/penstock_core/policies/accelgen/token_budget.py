@@ -49,14 +49,14 @@ def pivot_tokens(model: TimeModel) -> int:
 
 def tbt_s(job: Job, reading_s: float) -> float:
     """Return the target time between two tokens of a decode."""
-    return reading_s if job.pace_s is None else job.pace_s
+    return reading_s if job.tpot_s is None else job.tpot_s
 
 
 def budget(view: ReplicaView, decodes: Sequence[Job], reading_s: float) -> Budget:
     """Return S_b for these decodes."""
     context = sum([job.computed_tokens for job in decodes]) + len(decodes)
     decodes_s = view.model.seconds(BatchWork(len(decodes), context))
-    limit_s = min([pace_s for job in decodes if (pace_s := tbt_s(job, reading_s)) > decodes_s], default=inf)
+    limit_s = min([tpot_s for job in decodes if (tpot_s := tbt_s(job, reading_s)) > decodes_s], default=inf)
     most = min(pivot_tokens(view.model), view.limits.batch_tokens)
     tokens = min(view.model.tokens_within(limit_s, context), most)
     return Budget(tokens, limit_s, view.model.seconds(BatchWork(max(tokens, len(decodes), 1), context)))

@@ -22,9 +22,9 @@ from penstock_core.policies.annealing.latency import BatchLatency
 from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside
 
 
-def fitting(kv: KvCache, running: Sequence[Job], newcomers: Sequence[Job]) -> list[Job]:
+def fitting(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) -> list[Job]:
     """Return the new requests that fit into memory, each beside running ones and earlier ones that fit."""
-    return list(compress(newcomers, first_fit(kv, running, newcomers)))
+    return list(compress(candidates, first_fit(kv, running, candidates)))
 
 
 class Room(NamedTuple):
@@ -45,9 +45,9 @@ def room(
         return Room(most, NOBODY)
     context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).T
     prefilling = np.array([not job.decoding for job in running])
-    newcomers = np.arange(most + 1.0)[:, None]
-    prefill_s = _held_up_s(latency, prompt_tokens, newcomers) + prefilling * latency.prefill_s(1.0, context)
-    decode_s = latency.decode_s(newcomers + len(running), context[None, :], decode[None, :])
+    candidates = np.arange(most + 1.0)[:, None]
+    prefill_s = _held_up_s(latency, prompt_tokens, candidates) + prefilling * latency.prefill_s(1.0, context)
+    decode_s = latency.decode_s(candidates + len(running), context[None, :], decode[None, :])
     latency_s = waited_s + prefill_s + decode_s
     in_time = (latency_s <= e2e_s) & (waited_s + prefill_s <= ttft_s)
     in_time &= decode_s <= tpot_s * np.maximum(decode, 1.0)
@@ -56,7 +56,7 @@ def room(
     return Room(places, Beside(len(running), int(met[0]), tuple(latency_s.sum(axis=1)[1:].tolist())))
 
 
-def _held_up_s(latency: BatchLatency, prompt_tokens: float, newcomers: Floats) -> Floats:
+def _held_up_s(latency: BatchLatency, prompt_tokens: float, candidates: Floats) -> Floats:
     """Return the seconds for which the prefill of this many new requests delays the decodes."""
-    prefill_s = latency.prefill_s(newcomers, np.full_like(newcomers, prompt_tokens))
-    return np.where(newcomers > 0, prefill_s, 0.0)
+    prefill_s = latency.prefill_s(candidates, np.full_like(candidates, prompt_tokens))
+    return np.where(candidates > 0, prefill_s, 0.0)

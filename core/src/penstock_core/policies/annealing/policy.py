@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import newcomer_tokens, run_on, start
+from penstock_core.batch.ordered_batch import run_on, start, starting_tokens
 from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -28,10 +28,10 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.annealing.capacity import Room, fitting, room
 from penstock_core.policies.annealing.latency import latency_of
 from penstock_core.policies.annealing.plan_tables import Ask, prospects
-from penstock_core.policies.annealing.search import best_plan, first_turn_s
-from penstock_core.policies.annealing.state import AnnealingState, seen
+from penstock_core.policies.annealing.search import best_plan, first_batch_s
+from penstock_core.policies.annealing.state import AnnealingState, updated
 from penstock_core.policies.annealing.window import ask, overdue, window
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Annealing:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: AnnealingState) -> tuple[Step, AnnealingState]:
         """Continue running requests, start the plan's first batch, and add best effort in the rest."""
-        memory = seen(memory, view)
+        memory = updated(memory, view)
         batch = OpenBatch(view)
-        promised, surplus = _in_two(view.running, memory.moving)
-        run_on(batch, promised, reversed([*promised, *surplus]))
+        with_slo, surplus = _in_two(view.running, memory.moving)
+        run_on(batch, with_slo, reversed([*with_slo, *surplus]))
         if view.waiting and not batch.preempted:
             if memory.open or view.now_s >= memory.next_s:
-                memory = self._planned(view, memory, promised)
+                memory = self._planned(view, memory, with_slo)
             _start(batch, _in_turn(view.waiting, memory), reversed(surplus))
         run_on(batch, [job for job in surplus if job.request.id not in batch.preempted])
         offline = [job for job in view.waiting if job.best_effort and job.request.id != memory.moving]
@@ -66,28 +66,28 @@ class Annealing:
             start(batch, fitting(view.kv, view.running, offline[: self.window]))
         return batch.step(), memory
 
-    def _planned(self, view: ReplicaView, memory: AnnealingState, promised: list[Job]) -> AnnealingState:
+    def _planned(self, view: ReplicaView, memory: AnnealingState, with_slo: list[Job]) -> AnnealingState:
         """Return the state with the jobs that start now: the plan's first batch, and an overdue job."""
         moving = memory.moving or _id_of(overdue(view.waiting, view.now_s, self.aging_s))
         jobs = [job for job in window(view.waiting, self.window, view.now_s) if job.request.id != moving]
-        first, turn_s = self._first_batch(view, memory, promised, jobs) if jobs else ([], inf)
+        first, batch_s = self._first_batch(view, memory, with_slo, jobs) if jobs else ([], inf)
         return replace(
             memory,
             moving=moving,
             starting=tuple(job.request.id for job in first),
             plans=memory.plans + 1,
-            next_s=view.now_s + turn_s,
+            next_s=view.now_s + batch_s,
             open=bool(jobs) and not first,
         )
 
     def _first_batch(
-        self, view: ReplicaView, memory: AnnealingState, promised: list[Job], jobs: list[Job]
+        self, view: ReplicaView, memory: AnnealingState, with_slo: list[Job], jobs: list[Job]
     ) -> tuple[list[Job], float]:
         """Return the waiting jobs that start now, in order, and the time of the next batch's start."""
         latency = latency_of(view.model)
         asks = self._asks(view, memory, jobs)
         usual_tokens = sum(one.prompt_tokens for one in asks) / len(asks)
-        most = min(len(fitting(view.kv, promised, jobs)), view.limits.running - len(promised))
+        most = min(len(fitting(view.kv, with_slo, jobs)), view.limits.running - len(with_slo))
         free = room(latency, view.running, self._asks(view, memory, view.running), usual_tokens, most)
         if not view.running:
             free = Room(max(free.places, 1), free.beside)
@@ -96,7 +96,7 @@ class Annealing:
         tables = prospects(latency, asks, free.places, free.beside)
         plan = best_plan(tables, memory.plans)
         first = [jobs[at] for at in plan.order[: plan.sizes[0]]]
-        return fitting(view.kv, promised, first), first_turn_s(tables, plan)
+        return fitting(view.kv, with_slo, first), first_batch_s(tables, plan)
 
     def _asks(self, view: ReplicaView, memory: AnnealingState, jobs: Sequence[Job]) -> list[Ask]:
         return [
@@ -108,14 +108,14 @@ class Annealing:
 def _in_two(running: Sequence[Job], moving: str | None) -> tuple[list[Job], list[Job]]:
     """Return the jobs that are served first, including the overdue one, and the best-effort jobs."""
     surplus = [job for job in running if job.best_effort and job.request.id != moving]
-    promised = [job for job in running if not job.best_effort or job.request.id == moving]
-    return promised, surplus
+    with_slo = [job for job in running if not job.best_effort or job.request.id == moving]
+    return with_slo, surplus
 
 
 def _start(batch: OpenBatch, jobs: Iterator[Job], victims: Iterator[Job]) -> None:
     """Start new requests until the first that does not fit even after preempting best effort."""
     for job in jobs:
-        tokens = newcomer_tokens(batch, job, whole=False)
+        tokens = starting_tokens(batch, job, whole=False)
         if not tokens or not batch.make_room(batch.blocks_wanted(job, tokens), 1, victims):
             return
         batch.add(job, tokens)

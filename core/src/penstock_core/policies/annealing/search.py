@@ -66,7 +66,7 @@ def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQ
     return BatchSequence(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
 
 
-def first_turn_s(prospects: Prospects, plan: BatchSequence) -> float:
+def first_batch_s(prospects: Prospects, plan: BatchSequence) -> float:
     """Return the seconds from the start of a plan's first batch to the start of the next one."""
     row = plan.sizes[0] - 1
     return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())

@@ -39,7 +39,7 @@ class AnnealingState:
         return self.shares.get(tier, AS_PREDICTED)
 
 
-def seen(memory: AnnealingState, view: ReplicaView) -> AnnealingState:
+def updated(memory: AnnealingState, view: ReplicaView) -> AnnealingState:
     """Return the state after this view.
 
     `open` is set if a job has arrived, ended, or been preempted since.

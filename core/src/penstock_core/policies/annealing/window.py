@@ -56,8 +56,8 @@ def ask(job: Job, now_s: float, share: float) -> Ask:
     """
     left = max(share * job.output_tokens_left, 1.0)
     targets, arrival_s = Targets() if job.best_effort else job.request.targets, job.request.arrival_s
-    paces_s = [pace_s for pace_s in (targets.tpot_s, targets.answer_tpot_s) if pace_s is not None]
-    tpot_s, e2e_s = min(paces_s, default=inf), inf if targets.e2e_s is None else targets.e2e_s
+    targets_s = [tpot_s for tpot_s in (targets.tpot_s, targets.answer_tpot_s) if tpot_s is not None]
+    tpot_s, e2e_s = min(targets_s, default=inf), inf if targets.e2e_s is None else targets.e2e_s
     waited_s = now_s - arrival_s
     if job.anchor is None:
         ttft_s = inf if targets.ttft_s is None else targets.ttft_s

@@ -24,16 +24,16 @@ def decide(view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job]) 
     """Return the verdicts on candidates (by deadline, none best effort) beside the admitted requests."""
     if not candidates:
         return {}
-    everyone = feasible(view, admitted, candidates)
-    if isinstance(everyone, Feasible):
-        return _admitted(view, candidates, everyone)
+    all_together = feasible(view, admitted, candidates)
+    if isinstance(all_together, Feasible):
+        return _admitted(view, candidates, all_together)
     if len(candidates) == 1:
-        return {candidates[0].request.id: _rejected(everyone)}
+        return {candidates[0].request.id: _rejected(all_together)}
     chosen, plan = _confirmed(view, admitted, propose(view, admitted, candidates))
     verdicts: dict[RequestId, Verdict] = {}
     left_out = [job for job in candidates if job not in chosen]
     for tried, job in enumerate(sorted(left_out, key=work_left)):
-        answer = feasible(view, admitted, [*chosen, job]) if tried < MOST_TRIED else everyone
+        answer = feasible(view, admitted, [*chosen, job]) if tried < MOST_TRIED else all_together
         if isinstance(answer, Feasible):
             chosen, plan = [*chosen, job], answer
         else:
@@ -58,7 +58,7 @@ def _admitted(view: ReplicaView, chosen: Sequence[Job], plan: Feasible) -> dict[
     return {
         job.request.id: Admitted(
             min(plan.first_token_s[job.request.id], job.due_s) - view.now_s,
-            min(plan.step_s, job.pace_s or plan.step_s),
+            min(plan.step_s, job.tpot_s or plan.step_s),
         )
         for job in chosen
     }

@@ -86,7 +86,7 @@ def _decodes_alone(view: ReplicaView, decodes: Sequence[Job], *, all_admitted: b
     speculation = speculation_lengths(view.speculation, view.model, decodes)
     if speculation:
         _draft(batch, decodes, speculation, inf)
-    step = batch.standing_step() if all_admitted else batch.step()
+    step = batch.repeatable_step() if all_admitted else batch.step()
     in_time = step.duration_s <= min([job.due_s for job in decodes], default=inf) - view.now_s
     return step if in_time or not speculation else None
 

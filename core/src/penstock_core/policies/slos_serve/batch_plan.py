@@ -179,7 +179,7 @@ def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
 
     Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`).
     """
-    targets_s = [job.pace_s for job in jobs if job.pace_s is not None]
+    targets_s = [job.tpot_s for job in jobs if job.tpot_s is not None]
     if not targets_s or max(targets_s) < 2 * min(targets_s):
         return False
     peaks = [
@@ -212,7 +212,7 @@ def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
     """The requests as columns, none of them in the batch that runs now."""
     of = transposed(jobs)
     targets = [request.targets for request in of.request]
-    tpot_s = _floats([NO_TARGET_S if tpot_s is None else tpot_s for tpot_s in of.pace_s])
+    tpot_s = _floats([NO_TARGET_S if tpot_s is None else tpot_s for tpot_s in of.tpot_s])
     tokens = _floats(of.generated_tokens)
     # each token may be the last of its thinking: its lead is lost then, and the answer's target counts
     gap_s = _floats([target.answer_tpot_s or inf for target in targets])

@@ -120,7 +120,7 @@ def best_set(program: Program) -> list[int]:
     binding = program.claims.sum(axis=0) > program.room
     claims, room = program.claims[:, binding], program.room[binding]
     most = BEAM if candidates > EXACT_CANDIDATES else 1 << EXACT_CANDIDATES
-    sets = _nobody(program, len(room))
+    sets = _empty_set(program, len(room))
     for prefill, alone_s in zip(program.prefills, without_candidates(program), strict=True):
         then_s = sets.done_s + _seconds(program, sets, prefill)
         in_time = then_s + program.period_s[sets.chosen, sets.tightest] <= prefill.due_s
@@ -145,15 +145,15 @@ def best_set(program: Program) -> list[int]:
 
 def without_candidates(program: Program) -> list[float]:
     """Return when each prefill is passed if no candidate is chosen."""
-    nobody, now_s, passed = _nobody(program, 0), program.start_s, []
+    empty, now_s, passed = _empty_set(program, 0), program.start_s, []
     for prefill in program.prefills:
         if prefill.candidate is None:
-            now_s += float(_seconds(program, nobody, prefill)[0])
+            now_s += float(_seconds(program, empty, prefill)[0])
         passed.append(now_s)
     return passed
 
 
-def _nobody(program: Program, buckets: int) -> Sets:
+def _empty_set(program: Program, buckets: int) -> Sets:
     zero = np.zeros(1, np.int64)
     start_s = np.array([program.start_s])
     return Sets(zero, zero + program.tightest, zero, np.zeros(1), start_s, np.zeros((1, buckets), np.int64))
@@ -186,7 +186,7 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     """Return the program that chooses among these candidates (by deadline) beside these admitted requests."""
     jobs, present = columns([*admitted, *candidates]), len(admitted)
     shortest_s = view.model.seconds(BatchWork(1))
-    targets_s = np.where(jobs.pace_s >= shortest_s, jobs.pace_s, inf)  # of tighter ones none can be met
+    targets_s = np.where(jobs.tpot_s >= shortest_s, jobs.tpot_s, inf)  # of tighter ones none can be met
     tightest_s = float(targets_s[:present].min(initial=inf))
     tightest_with_s = np.minimum(targets_s[present:], tightest_s)
     classes_s = sorted({*tightest_with_s.tolist(), tightest_s})

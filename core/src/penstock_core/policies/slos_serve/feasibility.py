@@ -12,7 +12,7 @@ from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
 from penstock_core.forecast.kv_forecast import forecast
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
-from penstock_core.policies.slos_serve.price import Promised, too_dear
+from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import BatchWork, chunk_work
 
@@ -55,11 +55,13 @@ def feasible(view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job]) -> Fe
     if peak.share > 1.0:
         return Infeasible(Reason.KV_MEMORY, peak.over_in_steps * step_s)
     first_token_s = {job.request.id: at_s for job, at_s in zip(prompts, plan.first_token_s, strict=True)}
-    promised = [
-        Promised(job, peak.share, (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s))
+    committed = [
+        CommittedShares(
+            job, peak.share, (first_token_s[job.request.id] - view.now_s) / (job.due_s - view.now_s)
+        )
         for job in new
     ]
-    resource = too_dear(admitted.usual, promised) if new else None
+    resource = too_costly(admitted.usual, committed) if new else None
     if resource is Reason.KV_MEMORY:
         return Infeasible(resource, peak.over_in_steps * step_s)
     if resource is Reason.PREFILL_BUDGET:
@@ -76,7 +78,7 @@ def possible_when_idle(job: Job, view: ReplicaView) -> bool:
     peak_tokens = size_tokens + job.output_tokens_left - 1
     if kv.blocks_for(peak_tokens) > kv.total_blocks:
         return False
-    if job.pace_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.pace_s:
+    if job.tpot_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.tpot_s:
         return False
     pending, done, alone_s = job.pending_tokens, 0, 0.0
     while done < pending:

@@ -127,7 +127,7 @@ def _catch_up_s(engine: Engine, rows: Rows) -> float:
 
 
 @part
-def _lent_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
+def _window_slack_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
     """How much later than its next deadline a batch may end for a row to reach its window's end in time."""
     if rows.window[row] == 0:
         return 0.0
@@ -138,7 +138,7 @@ def _lent_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
 @part
 def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
     """When a batch may end for the row to be in time, if its other tokens then take `catch_up_s` each."""
-    end_s = rows.deadline_s[row] + _lent_s(rows, row, rows.since[row], catch_up_s)
+    end_s = rows.deadline_s[row] + _window_slack_s(rows, row, rows.since[row], catch_up_s)
     return float(min(end_s, rows.gap_ends_s[row]))
 
 
@@ -179,13 +179,13 @@ def _end_window_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> 
     """
     if rows.most[row] < rows.window[row]:
         return
-    early_s = now_s + rows.tpot_s[row] + _lent_s(rows, row, 0.0, catch_up_s)
+    early_s = now_s + rows.tpot_s[row] + _window_slack_s(rows, row, 0.0, catch_up_s)
     if rows.since[row] >= rows.window[row] or early_s < _latest_end_s(rows, row, catch_up_s):
         _begin_window(rows, row, now_s, 0.0)
 
 
 @part
-def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
+def _extend_missed(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
     """Decodes that are late anyway get half of what a period leaves until they are on time again.
 
     Rows without a deadline are left out of that: they must not make anybody late. A gap that decodes alone
@@ -201,9 +201,9 @@ def _forgive(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None
     spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
     for row in range(len(rows.decoding)):
         if rows.decoding[row]:
-            behind_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
-            if behind_s > TIME_ERROR_S:
-                rows.deadline_s[row] += behind_s + spare_s
+            late_s = now_s + decodes_s - _latest_end_s(rows, row, decodes_s)
+            if late_s > TIME_ERROR_S:
+                rows.deadline_s[row] += late_s + spare_s
             if decodes_s > rows.gap_s[row]:
                 rows.gap_s[row] = rows.gap_ends_s[row] = inf
 
@@ -214,14 +214,14 @@ def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: flo
     decodes_s = iteration_seconds(engine, _decodes(rows, rows.decoding))
     if decodes_s == 0.0:
         return True, Time(now_s, rule.longest_s)
-    slack_s, lent_s = inf, inf
+    slack_s, usable_s = inf, inf
     for row in range(len(rows.decoding)):
         if rows.decoding[row]:
             left_s = _latest_end_s(rows, row, catch_up_s) - now_s
             slack_s = min(slack_s, left_s)
             margin = rule.margin if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
-            lent_s = min(lent_s, left_s / (1.0 + margin))
-    limit_s = min(longest_batch_s(rule.longest_s, decodes_s), max(lent_s, decodes_s))
+            usable_s = min(usable_s, left_s / (1.0 + margin))
+    limit_s = min(longest_batch_s(rule.longest_s, decodes_s), max(usable_s, decodes_s))
     return slack_s >= decodes_s - TIME_ERROR_S, Time(now_s, limit_s)
 
 
@@ -338,7 +338,7 @@ def simulate(
     first_token_s, batches = np.full(left, inf), np.zeros(left, np.int64)
     catch_up_s = _catch_up_s(engine, rows)
     _generate(rows, rows.in_batch, start_s, catch_up_s)
-    _forgive(engine, rows, start_s, rule.longest_s)
+    _extend_missed(engine, rows, start_s, rule.longest_s)
     in_time, time = _limit(engine, rows, rule, start_s, catch_up_s)
     chosen = _chosen(rows, rule.skips, time, catch_up_s)
     first_limit_s, first, todo, batch, idle = time.limit_s, chosen, 0, 0, 0

@@ -32,7 +32,7 @@ class UsualCosts(NamedTuple):
     work: float
 
 
-class Promised(NamedTuple):
+class CommittedShares(NamedTuple):
     """Shares of the resources that are promised with a candidate: of the KV cache, and of its time."""
 
     job: Job
@@ -48,20 +48,20 @@ def usual_costs(admitted: Sequence[Job]) -> UsualCosts:
     return UsualCosts(memory_cost / len(admitted), work_cost / len(admitted))
 
 
-def too_dear(usual: UsualCosts, promised: Sequence[Promised]) -> Reason | None:
+def too_costly(usual: UsualCosts, committed: Sequence[CommittedShares]) -> Reason | None:
     """Return the resource of which a candidate costs too much, if there is one."""
-    spent = [(share.job, share.memory) for share in promised]
-    if not affordable(usual.memory, memory, MEMORY_STEEPNESS, spent):
+    shares = [(share.job, share.memory) for share in committed]
+    if not affordable(usual.memory, memory, MEMORY_STEEPNESS, shares):
         return Reason.KV_MEMORY
-    spent = [(share.job, share.time) for share in promised]
-    if not affordable(usual.work, work, TIME_STEEPNESS, spent):
+    shares = [(share.job, share.time) for share in committed]
+    if not affordable(usual.work, work, TIME_STEEPNESS, shares):
         return Reason.PREFILL_BUDGET
     return None
 
 
-def affordable(usual_cost: float, cost: Cost, steepness: float, spent: Iterable[tuple[Job, float]]) -> bool:
+def affordable(usual_cost: float, cost: Cost, steepness: float, shares: Iterable[tuple[Job, float]]) -> bool:
     """Return whether every candidate is cheap enough for the share of the resource that is spent with it."""
-    return all([cost(job) <= usual_cost * exp(steepness * (1.0 - share)) for job, share in spent])
+    return all([cost(job) <= usual_cost * exp(steepness * (1.0 - share)) for job, share in shares])
 
 
 def work(job: Job) -> float:

@@ -47,10 +47,10 @@ def with_promoted(view: ReplicaView, job: Job) -> ReplicaView:
 
 def _candidates(view: ReplicaView, best_effort: Sequence[Job]) -> list[Job]:
     """Best-effort requests that may still meet their SLO, as they would be admitted, by deadline."""
-    return sorted([promoted(job) for job in best_effort if _hopeful(view, job)], key=deadline_order)
+    return sorted([promoted(job) for job in best_effort if _can_meet_slo(view, job)], key=deadline_order)
 
 
-def _hopeful(view: ReplicaView, job: Job) -> bool:
+def _can_meet_slo(view: ReplicaView, job: Job) -> bool:
     if job.generated_tokens or not view.now_s <= job.due_s < NO_DEADLINE_S:
         return False
     return view.now_s + view.model.seconds(BatchWork(job.pending_tokens)) <= job.due_s

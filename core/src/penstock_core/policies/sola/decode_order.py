@@ -22,9 +22,9 @@ def worst_first(decodes: Sequence[Job], now_s: float, decode_s: float) -> list[J
 
 def predicted_ratio(job: Job, now_s: float, decode_s: float) -> float:
     """Return predicted TPOT over target; 0 for a decode without a target."""
-    if not job.pace_s or job.anchor is None:
+    if not job.tpot_s or job.anchor is None:
         return 0.0
     out_tokens = job.generated_tokens - job.anchor.tokens
     left_tokens = tokens_until_judged(job.request.targets.judge.window, out_tokens, job.output_tokens_left)
     elapsed_s = now_s - job.anchor.at_s
-    return (elapsed_s + decode_s * left_tokens) / ((out_tokens + left_tokens) * job.pace_s)
+    return (elapsed_s + decode_s * left_tokens) / ((out_tokens + left_tokens) * job.tpot_s)

@@ -98,11 +98,11 @@ def _add_prompts(
         tokens = min(job.pending_tokens, most_tokens - batch.work.tokens)
         if tokens <= 0:
             return
-        newcomer = job.computed_tokens == 0
+        is_new = job.computed_tokens == 0
         blocks = batch.blocks_wanted(job, tokens) + growth_blocks
-        if batch.make_room(blocks, int(newcomer), newest_first(best_effort)):
+        if batch.make_room(blocks, int(is_new), newest_first(best_effort)):
             batch.add(job, tokens)
-        elif not newcomer and (room_tokens := min(batch.room_tokens(job), tokens)) > 0:
+        elif not is_new and (room_tokens := min(batch.room_tokens(job), tokens)) > 0:
             batch.add(job, room_tokens)
 
 

@@ -77,5 +77,5 @@ def level(ratios: Sequence[float]) -> float:
 
 def problem(window: Sequence[Pressure]) -> LatencyGoal:
     """Return the latency with the worse ratio over the window [Table 2]; TTFT if they are equal."""
-    ttft, tpot = max([seen.ttft for seen in window]), max([seen.tpot for seen in window])
+    ttft, tpot = max([sample.ttft for sample in window]), max([sample.tpot for sample in window])
     return LatencyGoal.TTFT if ttft >= tpot else LatencyGoal.TPOT

@@ -37,7 +37,7 @@ from penstock_core.policies.sola.iteration import (
 from penstock_core.policies.sola.kv_admission import startable
 from penstock_core.policies.sola.monitor import LatencyGoal, Pressure, problem
 from penstock_core.policies.sola.workload import PromptQueue, in_order
-from penstock_core.policies.unconditional_admission import admit_everyone
+from penstock_core.policies.unconditional_admission import admit_all
 
 
 class SolaState(NamedTuple):
@@ -63,7 +63,7 @@ class Sola:
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit all candidates."""
-        return admit_everyone(view, new)
+        return admit_all(view, new)
 
     def step(self, view: ReplicaView, memory: SolaState) -> tuple[Step, SolaState]:
         """Apply monitor, choice of problem, order and workload; then add requests without targets."""

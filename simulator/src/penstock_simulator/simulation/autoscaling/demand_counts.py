@@ -52,7 +52,7 @@ class DemandCounts:
         """Return the counts and reset them."""
         counts, self._counts = self._counts, defaultdict(Counter)
         return {
-            name: TierDemand(promises=not self._tiers[name].best_effort, **of) for name, of in counts.items()
+            name: TierDemand(has_slo=not self._tiers[name].best_effort, **of) for name, of in counts.items()
         }
 
     def _not_admitted(self, simulated: SimulatedRequest, how: str) -> None:

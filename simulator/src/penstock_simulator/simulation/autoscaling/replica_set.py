@@ -82,4 +82,4 @@ class FleetReplicas:
             yield ReplicaDemand(f"r{start.ordinal}", ReplicaState.STARTING)
         for replicas, state in ((self.ready, ReplicaState.READY), (self._draining, ReplicaState.DRAINING)):
             for name, replica in replicas.items():
-                yield ReplicaDemand(name, state, snapshot(replica.outlook(now_s)))
+                yield ReplicaDemand(name, state, snapshot(replica.planning_view(now_s)))

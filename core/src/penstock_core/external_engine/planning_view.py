@@ -19,7 +19,7 @@ from penstock_core.domain.request import Job, advance
 from penstock_core.forecast.prefill_queue import full_batches
 
 
-class Inside(NamedTuple):
+class EngineJobs(NamedTuple):
     """Requests that were sent to an engine and have not ended.
 
     decodes: jobs with output. prefills: those without, in the order they were sent.
@@ -35,13 +35,13 @@ class Inside(NamedTuple):
         """Return all jobs inside."""
         return (*self.decodes, *self.prefills)
 
-    def joined_by(self, job: Job, now_s: float) -> "Inside":
+    def joined_by(self, job: Job, now_s: float) -> "EngineJobs":
         """Return these requests and one more."""
         since_s = self.since_s if self.prefills else now_s
-        return Inside(self.decodes, (*self.prefills, job), since_s)
+        return EngineJobs(self.decodes, (*self.prefills, job), since_s)
 
 
-class Course(NamedTuple):
+class PrefillForecast(NamedTuple):
     """Prediction for the prompts inside: remaining iterations, duration of each, completion."""
 
     iterations: int
@@ -49,34 +49,34 @@ class Course(NamedTuple):
     done_s: float
 
 
-def course_of(view: ReplicaView, inside: Inside) -> Course:
+def prefill_forecast(view: ReplicaView, inside: EngineJobs) -> PrefillForecast:
     """Return the prediction from now on. Without prompts it is the iteration in progress."""
     count, context_tokens = len(inside.decodes), sum(job.computed_tokens + 1 for job in inside.decodes)
     batches = full_batches(view, inside.prefills, count, context_tokens)
     if not batches.iterations:
-        return Course(int(bool(count)), view.busy_until_s - view.now_s, view.busy_until_s)
+        return PrefillForecast(int(bool(count)), view.busy_until_s - view.now_s, view.busy_until_s)
     iteration_s = batches.seconds / batches.iterations
     done_s = max(inside.since_s + batches.seconds, view.busy_until_s, view.now_s)
     iterations = max(round((done_s - view.now_s) / iteration_s), 1)
-    return Course(min(iterations, batches.iterations), iteration_s, done_s)
+    return PrefillForecast(min(iterations, batches.iterations), iteration_s, done_s)
 
 
-def outlook(view: ReplicaView, inside: Inside) -> ReplicaView:
+def planning_view(view: ReplicaView, inside: EngineJobs) -> ReplicaView:
     """Return the view for planning. `view` has the held requests, and none that is inside."""
-    course = course_of(view, inside)
-    running = [_rooted(job) for job in inside.decodes]
+    prefills_done = prefill_forecast(view, inside)
+    running = [_not_preemptible(job) for job in inside.decodes]
     if inside.prefills:
-        steps, done_s = course.iterations, course.done_s
+        steps, done_s = prefills_done.iterations, prefills_done.done_s
         running = [advance(job, steps, steps, done_s) for job in running]
-        running += [advance(_rooted(job), job.pending_tokens, 1, done_s) for job in inside.prefills]
+        running += [advance(_not_preemptible(job), job.pending_tokens, 1, done_s) for job in inside.prefills]
     return replace(
-        view, busy_until_s=course.done_s, running=tuple(running), kv=_with_blocks_of(running, view.kv)
+        view, busy_until_s=prefills_done.done_s, running=tuple(running), kv=_with_blocks_of(running, view.kv)
     )
 
 
-def _rooted(job: Job) -> Job:
+def _not_preemptible(job: Job) -> Job:
     """Return a job inside as planning sees it: best effort there has no deadline and cannot be preempted."""
-    return job._replace(best_effort=False, due_s=inf, pace_s=None) if job.best_effort else job
+    return job._replace(best_effort=False, due_s=inf, tpot_s=None) if job.best_effort else job
 
 
 def _with_blocks_of(running: Sequence[Job], kv: KvCache) -> KvCache:
