@@ -1,7 +1,7 @@
 """Builds vLLM's scheduler as `vllm serve` does: vLLM's configuration with its defaults.
 
 Set explicitly are the settings that the simulated engine has too: KV memory, batch tokens, slots, draft
-tokens. Prefix caching is off, because simulated prompts have no text to share. Asynchronous scheduling, which
+tokens, prefix caching. Asynchronous scheduling, which
 overlaps planning with the previous step, is off because planning takes no simulated time. The model is a
 placeholder that no decision reads; its context is the whole KV memory, so that memory is the only limit on a
 request.
@@ -27,6 +27,7 @@ class EngineShape(NamedTuple):
     batch_tokens: int
     running: int
     drafts: int
+    prefix_caching: bool = False
 
 
 def shape_of(view: ReplicaView) -> EngineShape:
@@ -99,7 +100,7 @@ def _configuration(shape: EngineShape) -> Any:
     return VllmConfig(
         model_config=model,
         parallel_config=parallel,
-        cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=False),
+        cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=shape.prefix_caching),
         scheduler_config=SchedulerConfig(
             max_model_len=longest,
             is_encoder_decoder=False,

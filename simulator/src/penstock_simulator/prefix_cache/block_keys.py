@@ -1,0 +1,42 @@
+"""Keys of KV blocks: two full blocks have equal keys exactly if they and everything before them are equal.
+
+A key depends on all tokens before its block, as vLLM's chained hashes do, so a prefix is cached if the key of
+its last block is. A salt separates tenants: with different salts no keys are equal, and nobody can learn from
+a fast first token what another tenant has sent.
+"""
+
+from array import array
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+
+BlockKey = Hashable
+
+KEY_BYTES = 16
+
+
+def token_keys(tokens: Sequence[int], block_tokens: int, salt: str = "") -> list[BlockKey]:
+    """Return the keys of the full blocks of a sequence of token ids."""
+    keys: list[BlockKey] = []
+    before = blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+    for end in range(block_tokens, len(tokens) + 1, block_tokens):
+        block = array("Q", tokens[end - block_tokens : end]).tobytes()
+        before = blake2b(before + block, digest_size=KEY_BYTES).digest()
+        keys.append(before)
+    return keys
+
+
+def recorded_keys(
+    hash_ids: Sequence[int], id_tokens: int, tokens: int, block_tokens: int, salt: str = ""
+) -> list[BlockKey]:
+    """Return the keys of the full blocks of a recorded prompt, of which only the ids of its blocks are known.
+
+    hash_ids: ids of its blocks of `id_tokens` tokens, the last one possibly shorter. An id stands for its
+        block and all before it, as in Mooncake's traces. tokens: length of the prompt.
+
+    `block_tokens` need not divide `id_tokens`. A block counts as equal if the recorded block that has its
+    last token is; blocks beyond the ids have no keys.
+    """
+    full_blocks = min(tokens, len(hash_ids) * id_tokens) // block_tokens
+    return [
+        (salt, hash_ids[((index + 1) * block_tokens - 1) // id_tokens], index) for index in range(full_blocks)
+    ]

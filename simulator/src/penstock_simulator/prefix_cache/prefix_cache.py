@@ -1,0 +1,88 @@
+"""The blocks of each request, and what a request finds cached when it starts.
+
+As vLLM's `KVCacheManager` for a model with full attention. A request that starts takes the longest cached
+prefix of its full blocks, but computes at least its last token: if all of its tokens are cached, the last
+block is computed again. Blocks are cached when the iteration that completes them begins, so two equal prompts
+in one iteration share blocks.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock_simulator.prefix_cache.block_keys import BlockKey
+from penstock_simulator.prefix_cache.block_pool import Block, BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class RequestBlocks:
+    """The KV blocks of one request.
+
+    name: unique among requests; names the content of blocks beyond `keys`, which no other request can hit.
+    keys: of its first full blocks.
+    blocks: that it holds, in the order of its tokens. stored: how many of them have been stored.
+    """
+
+    name: Hashable
+    keys: Sequence[BlockKey] = ()
+    blocks: list[Block] = field(default_factory=list)
+    stored: int = 0
+
+    def keys_between(self, begin: int, end: int) -> list[BlockKey]:
+        """Return the keys of its blocks from index `begin` to before `end`."""
+        own = [(self.name, index) for index in range(max(begin, len(self.keys)), end)]
+        return [*self.keys[begin:end], *own]
+
+
+class CachedPrefix(NamedTuple):
+    """What a request would find. tokens: cached. free_blocks: cached blocks that no request holds yet."""
+
+    tokens: int
+    free_blocks: int
+
+
+NOTHING_CACHED = CachedPrefix(0, 0)
+
+
+class PrefixCache:
+    """The KV memory of an engine with prefix caching."""
+
+    def __init__(self, total_blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.pool = BlockPool(total_blocks)
+
+    def look_up(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
+        """Return what a request of `tokens` tokens that holds nothing would find now. Changes nothing."""
+        found = self._find(request, tokens)
+        return CachedPrefix(len(found) * self.block_tokens, self.pool.free_among(found))
+
+    def start(self, request: RequestBlocks, tokens: int) -> int:
+        """Let a request of `tokens` tokens hold what is cached of it. Returns the cached tokens."""
+        request.blocks = self._find(request, tokens)
+        request.stored = len(request.blocks)
+        self.pool.hold(request.blocks)
+        return request.stored * self.block_tokens
+
+    def grow(self, request: RequestBlocks, kv_tokens: int, known_tokens: int) -> list[Block]:
+        """Give a request blocks for `kv_tokens` entries, and cache its full blocks. Returns the new blocks.
+
+        known_tokens: tokens that are certainly its own, which draft tokens are not.
+        Raises OutOfBlocks without any change.
+        """
+        new = self.pool.take(max(-(-kv_tokens // self.block_tokens) - len(request.blocks), 0))
+        request.blocks += new
+        full = min(kv_tokens, known_tokens) // self.block_tokens
+        for block, key in zip(
+            request.blocks[request.stored : full], request.keys_between(request.stored, full), strict=True
+        ):
+            self.pool.store(block, key)
+        request.stored = max(request.stored, full)
+        return new
+
+    def release(self, request: RequestBlocks) -> None:
+        """Take all blocks from a request. They stay cached until they are taken by others."""
+        self.pool.release(request.blocks)
+        request.blocks, request.stored = [], 0
+
+    def _find(self, request: RequestBlocks, tokens: int) -> list[Block]:
+        return self.pool.find(request.keys_between(0, (tokens - 1) // self.block_tokens))
