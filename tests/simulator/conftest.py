@@ -1,7 +1,6 @@
 """Engines to test with: a policy that asks for all it may, an engine of a few blocks, one in real time."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ def real_time() -> Callable[..., object]:
                 model="tiny",
                 max_model_len=1000,
                 max_body_bytes=100_000,
-                lengths=random.Random(1),
+                seed=1,
             )
         )
         listener = listen("127.0.0.1", 0)

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import random
 import sys
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> Engine
             model=pool.spec.model.name,
             max_model_len=min(pool.spec.engine.max_model_len, kv_tokens),
             max_body_bytes=options.max_body_bytes,
-            lengths=random.Random(options.seed),
+            seed=options.seed,
         ),
         options.api_key,
     )

@@ -13,8 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock_simulator.http.completions import Completions
 from penstock_simulator.http.json_fields import bad_field, read_object
-from penstock_simulator.http.request_body import ApiEndpoint, check_model, message_texts
-from penstock_simulator.http.synthetic_text import MESSAGE_TOKENS, token_ids
+from penstock_simulator.http.request_body import ApiEndpoint, check_model, prompt_ids
+from penstock_simulator.http.synthetic_text import token_ids
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 
@@ -90,12 +90,8 @@ class EngineApi:
 
 def _tokens(body: dict[str, Any]) -> list[int]:
     if body.get("messages") is not None:
-        return [token for texts in message_texts(body) for token in _message_tokens(texts)]
+        return prompt_ids(body, ApiEndpoint.CHAT)
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise bad_field("prompt", "must be a string; or give messages")
     return token_ids(prompt)
-
-
-def _message_tokens(texts: list[str]) -> list[int]:
-    return [*range(MESSAGE_TOKENS), *[token for text in texts for token in token_ids(text)]]

@@ -33,19 +33,21 @@ _PREFIX = {ApiEndpoint.CHAT: "chatcmpl-", ApiEndpoint.COMPLETION: "cmpl-"}
 class Completions:
     """The two completion endpoints of one engine.
 
-    lengths: random generator for answer lengths that a request does not state.
+    seed: of the lengths of answers that a request does not state. Like its words, a length follows from the
+        prompt: engines of one seed give a request the same answer.
     """
 
     loop: StepLoop
     model: str
     max_model_len: int
     max_body_bytes: int
-    lengths: random.Random
+    seed: int = 0
 
     async def serve(self, endpoint: ApiEndpoint, http: HttpRequest) -> None:
         """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
         request = read_request(await http.body(self.max_body_bytes), endpoint, self.model, self.max_model_len)
-        head = self._head(endpoint, _request_id(http) or uuid.uuid4().hex)
+        id = _PREFIX[endpoint] + (_request_id(http) or uuid.uuid4().hex)
+        head = ResponseHead(endpoint, id, self.model, int(time.time()), request.answer, request.prompt_ids)
         stream = self._submit(request, head.id)
         try:
             with _aborted_with_client(self.loop, stream, http):
@@ -55,10 +57,6 @@ class Completions:
                     await _whole(request, head, stream, http)
         except Aborted:
             raise ClientGone from None
-
-    def _head(self, endpoint: ApiEndpoint, request_id: str) -> ResponseHead:
-        text_seed = self.lengths.getrandbits(16)
-        return ResponseHead(endpoint, _PREFIX[endpoint] + request_id, self.model, int(time.time()), text_seed)
 
     def _submit(self, request: CompletionRequest, engine_id: str) -> TokenStream:
         try:
@@ -87,8 +85,10 @@ class Completions:
     def _answer_tokens(self, request: CompletionRequest) -> int:
         if request.answer_tokens is not None:
             return request.answer_tokens
-        drawn = round(self.lengths.lognormvariate(ANSWER_MEDIAN_LOG, ANSWER_SIGMA))
-        return min(max(drawn, request.min_tokens, 1), request.max_tokens)
+        answer = request.answer
+        draw = random.Random(answer.text_seed << 32 | self.seed & 0xFFFFFFFF)
+        left = round(draw.lognormvariate(ANSWER_MEDIAN_LOG, ANSWER_SIGMA)) - answer.position
+        return min(max(left, request.min_tokens, 1), request.max_tokens)
 
 
 async def _stream(

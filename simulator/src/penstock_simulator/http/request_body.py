@@ -6,6 +6,7 @@ as in vLLM. `vllm_xargs` carries the sidecar's fields (`penstock_…`), and in a
 are thinking tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,7 +23,15 @@ from penstock_simulator.http.json_fields import (
     read_object,
     text,
 )
-from penstock_simulator.http.synthetic_text import MESSAGE_TOKENS, count_text
+from penstock_simulator.http.synthetic_text import (
+    HASHED_TOKENS,
+    MESSAGE_TOKENS,
+    AnswerStart,
+    answer_start,
+    count_text,
+    last_token_ids,
+    token_ids,
+)
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for a completion. A chat's default is the rest of the context."""
@@ -42,6 +51,8 @@ class CompletionRequest:
     max_tokens: limit of the answer's tokens, bounded by the model's context.
     answer_tokens: true length of the answer if the body states it, else None.
     thinking_tokens: how many of them are thinking tokens.
+    answer: where the answer begins: its words follow from the prompt.
+    prompt_ids: the prompt's token ids if the response is to have token ids (`return_token_ids`), else None.
     include_usage: whether the stream ends with a usage chunk.
     xargs: the fields of `vllm_xargs` that are not null.
     """
@@ -52,6 +63,8 @@ class CompletionRequest:
     min_tokens: int
     answer_tokens: int | None
     thinking_tokens: int
+    answer: AnswerStart
+    prompt_ids: list[int] | None
     stream: bool
     include_usage: bool
     xargs: dict[str, Scalar]
@@ -73,13 +86,16 @@ def read_request(data: bytes, endpoint: ApiEndpoint, model: str, max_model_len: 
     if options and not stream:
         raise bad_field("stream_options", "only with stream: true")
     xargs = _xargs(body)
+    answer = answer_start(_last_ids(body, endpoint))
     return CompletionRequest(
         endpoint=endpoint,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        answer_tokens=_answer_tokens(body, xargs, max_tokens),
+        answer_tokens=_answer_tokens(body, xargs, max_tokens, answer.position),
         thinking_tokens=integer(xargs, "simulated_thinking_tokens", 0, prefix="vllm_xargs.") or 0,
+        answer=answer,
+        prompt_ids=prompt_ids(body, endpoint) if boolean(body, "return_token_ids") else None,
         stream=stream,
         include_usage=boolean(options, "include_usage", "stream_options."),
         xargs=xargs,
@@ -122,10 +138,36 @@ def _count_messages(body: dict[str, Any]) -> int:
     return sum(MESSAGE_TOKENS + sum(map(count_text, texts)) for texts in message_texts(body))
 
 
-def _count_prompt(body: dict[str, Any]) -> int:
+def prompt_ids(body: dict[str, Any], endpoint: ApiEndpoint) -> list[int]:
+    """Return the token ids of the prompt of a valid body."""
+    if endpoint is ApiEndpoint.CHAT:
+        return [token for texts in message_texts(body) for token in _message_ids(texts)]
+    prompt = _only_prompt(body)
+    return token_ids(prompt) if isinstance(prompt, str) else prompt
+
+
+def _message_ids(texts: list[str], ids: Callable[[str], list[int]] = token_ids) -> list[int]:
+    return [*range(MESSAGE_TOKENS), *[token for text in texts for token in ids(text)]]
+
+
+def _last_ids(body: dict[str, Any], endpoint: ApiEndpoint) -> list[int]:
+    """Return the token ids at the end of the prompt, at least as many as choose the answer."""
+    if endpoint is ApiEndpoint.CHAT:
+        last = message_texts({"messages": body["messages"][-HASHED_TOKENS // MESSAGE_TOKENS :]})
+        return [token for texts in last for token in _message_ids(texts, last_token_ids)]
+    prompt = _only_prompt(body)
+    return last_token_ids(prompt) if isinstance(prompt, str) else prompt
+
+
+def _only_prompt(body: dict[str, Any]) -> Any:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+        return prompt[0]
+    return prompt
+
+
+def _count_prompt(body: dict[str, Any]) -> int:
+    prompt = _only_prompt(body)
     if isinstance(prompt, str) and prompt:
         return count_text(prompt)
     if isinstance(prompt, list) and prompt and set(map(type, prompt)) == {int} and min(prompt) >= 0:
@@ -147,7 +189,8 @@ def _max_tokens(
     older, newer = integer(body, "max_tokens", 1), integer(body, "max_completion_tokens", 1)
     wanted = older if newer is None else newer
     if wanted is None:
-        return left_tokens if endpoint is ApiEndpoint.CHAT else min(COMPLETION_TOKENS, left_tokens)
+        unbounded = endpoint is ApiEndpoint.CHAT or "max_tokens" in body  # null is no bound, as in vLLM
+        return left_tokens if unbounded else min(COMPLETION_TOKENS, left_tokens)
     if wanted > left_tokens:
         name = "max_tokens" if newer is None else "max_completion_tokens"
         raise ApiError(
@@ -160,11 +203,14 @@ def _max_tokens(
     return wanted
 
 
-def _answer_tokens(body: dict[str, Any], xargs: dict[str, Scalar], max_tokens: int) -> int | None:
+def _answer_tokens(
+    body: dict[str, Any], xargs: dict[str, Scalar], max_tokens: int, position: int
+) -> int | None:
+    """Return how many tokens are still to be generated, if the body states the answer's length."""
     ignore_eos = boolean(body, "ignore_eos")
     stated = integer(xargs, "simulated_output_tokens", 1, prefix="vllm_xargs.")
     if stated is not None:
-        return min(stated, max_tokens)
+        return min(max(stated - position, 1), max_tokens)
     return max_tokens if ignore_eos else None
 
 

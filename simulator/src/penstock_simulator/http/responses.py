@@ -6,6 +6,9 @@ first chunk of a chat is preceded by an event with the role, in the same write.
 In chats, thinking is separate, as with vLLM's reasoning parsers: `reasoning_content` beside `content`, both
 in one delta if an iteration generated tokens of both. A completion is the model's raw text, including
 thinking.
+
+Where the request asks for token ids (`return_token_ids`), each chunk has those of its tokens, and the first
+those of the prompt.
 """
 
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import orjson
 
 from penstock_simulator.engine.iteration import Finish
 from penstock_simulator.http.request_body import ApiEndpoint
-from penstock_simulator.http.synthetic_text import synthetic_text
+from penstock_simulator.http.synthetic_text import AnswerStart, answer_ids, synthetic_text
 
 DONE = b"data: [DONE]\n\n"
 
@@ -44,14 +47,28 @@ class ResponseHead:
     """The fields that all chunks of a response repeat.
 
     created_s: Unix time, whole seconds.
-    text_seed: selects the words of the answer.
+    answer: where the answer begins.
+    prompt_ids: the prompt's, where the response has token ids; else None.
     """
 
     endpoint: ApiEndpoint
     id: str
     model: str
     created_s: int
-    text_seed: int
+    answer: AnswerStart
+    prompt_ids: list[int] | None = None
+
+    def text(self, positions: range) -> str:
+        """Return the text of the response's tokens at these positions."""
+        return synthetic_text(self._of_answer(positions), self.answer.text_seed)
+
+    def ids(self, positions: range) -> list[int]:
+        """Return their ids."""
+        return answer_ids(self._of_answer(positions), self.answer.text_seed)
+
+    def _of_answer(self, positions: range) -> range:
+        begin = self.answer.position
+        return range(positions.start + begin, positions.stop + begin)
 
 
 class EventWriter:
@@ -60,7 +77,7 @@ class EventWriter:
     def __init__(self, head: ResponseHead, thinking_tokens: int = 0) -> None:
         _, kind = _KIND[head.endpoint]
         fields = {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
-        self._text_seed = head.text_seed
+        self._head = head
         self._thinking_tokens = thinking_tokens if head.endpoint is ApiEndpoint.CHAT else 0
         self._open = b"data: " + orjson.dumps(fields)[:-1]
         self._before = self._open + _BEFORE_TEXT[head.endpoint]
@@ -70,26 +87,41 @@ class EventWriter:
 
     def tokens(self, positions: range) -> bytes:
         """Return an event with the tokens at these positions of the answer."""
+        if self._head.prompt_ids is not None:
+            return self._with_ids(positions, self._after + b"null")
         event = self._text_event(positions) + self._after_plain
         return event if positions.start else self._role + event
 
     def end(self, positions: range, finish: Finish, usage: dict[str, int] | None) -> bytes:
         """Return the last tokens with the finish reason, the usage unless it is None, and `[DONE]`."""
-        event = self._text_event(positions) + self._after
-        event += b'"%s","stop_reason":null}]}\n\n' % finish.value.encode()
-        if not positions.start:
-            event = self._role + event
+        after = self._after + b'"%s","stop_reason":null' % finish.value.encode()
+        if self._head.prompt_ids is not None:
+            event = self._with_ids(positions, after)
+        else:
+            event = self._text_event(positions) + after + b"}]}\n\n"
+            event = event if positions.start else self._role + event
         if usage is not None:
             event += self._open + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
         return event + DONE
 
+    def _with_ids(self, positions: range, after: bytes) -> bytes:
+        """Return the event with its tokens' ids, and before the first the prompt's."""
+        event = self._text_event(positions) + after
+        event += b',"token_ids":' + orjson.dumps(self._head.ids(positions))
+        if positions.start:
+            return event + b"}]}\n\n"
+        prompt = b',"prompt_token_ids":' + orjson.dumps(self._head.prompt_ids)
+        if self._role:
+            return self._role[:-3] + prompt + b"}\n\n" + event + b"}]}\n\n"
+        return event + prompt + b"}]}\n\n"
+
     def _text_event(self, positions: range) -> bytes:
         """Return an event up to the end of its text."""
         if positions.start >= self._thinking_tokens:
-            return self._before + synthetic_text(positions, self._text_seed).encode()
+            return self._before + self._head.text(positions).encode()
         thought, answered = _split_thinking(positions, self._thinking_tokens)
-        event = self._open + _BEFORE_THOUGHT + synthetic_text(thought, self._text_seed).encode()
-        return event + _BETWEEN + synthetic_text(answered, self._text_seed).encode() if answered else event
+        event = self._open + _BEFORE_THOUGHT + self._head.text(thought).encode()
+        return event + _BETWEEN + self._head.text(answered).encode() if answered else event
 
 
 def json_response(
@@ -99,12 +131,18 @@ def json_response(
     kind, _ = _KIND[head.endpoint]
     choice: dict[str, Any] = {"index": 0}
     if head.endpoint is ApiEndpoint.CHAT:
-        choice["message"] = _message(range(tokens), thinking_tokens, head.text_seed)
+        choice["message"] = _message(range(tokens), thinking_tokens, head)
     else:
-        choice["text"] = synthetic_text(range(tokens), head.text_seed)
+        choice["text"] = head.text(range(tokens))
     choice |= {"logprobs": None, "finish_reason": finish.value, "stop_reason": None}
+    prompt: dict[str, Any] = {}
+    if head.prompt_ids is not None:
+        choice["token_ids"] = head.ids(range(tokens))
+        beside = prompt if head.endpoint is ApiEndpoint.CHAT else choice
+        beside["prompt_token_ids"] = head.prompt_ids
     return orjson.dumps(
-        {
+        prompt
+        | {
             "id": head.id,
             "object": kind,
             "created": head.created_s,
@@ -115,11 +153,11 @@ def json_response(
     )
 
 
-def _message(positions: range, thinking_tokens: int, text_seed: int) -> dict[str, Any]:
+def _message(positions: range, thinking_tokens: int, head: ResponseHead) -> dict[str, Any]:
     thought, answered = _split_thinking(positions, thinking_tokens)
-    said = synthetic_text(answered, text_seed) if answered else None
+    said = head.text(answered) if answered else None
     message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None, "tool_calls": []}
-    return message | {"reasoning_content": synthetic_text(thought, text_seed)} if thought else message
+    return message | {"reasoning_content": head.text(thought)} if thought else message
 
 
 def _split_thinking(positions: range, thinking_tokens: int) -> tuple[range, range]:
