@@ -400,6 +400,43 @@ async def test_a_fault_in_answering_is_one_requests_and_is_counted(
     assert (await gateway.client.get("/health")).status_code == 200
 
 
+async def test_what_is_not_written_yet_counts_as_held(gateway: Gateway, engine: Engine) -> None:
+    asking = gateway.begin(WHOLE)
+    exchange = await engine.asked()
+    body_bytes = gateway.metric("held_bytes")
+    assert (body_bytes, gateway.metric("open_requests")) == (len(_bytes(WHOLE)), 1)
+    await exchange.begin(content_type="application/json")
+    await exchange.send(ANSWER)
+    await exchange.end()
+    await asking
+    assert (gateway.metric("held_bytes"), gateway.metric("open_requests")) == (0, 0)
+
+
+@pytest.mark.parametrize(("status", "ending"), [(499, "invalid"), (500, "failed")])
+async def test_an_engines_error_counts_as_the_clients_or_the_engines(
+    gateway: Gateway, engine: Engine, status: int, ending: str
+) -> None:
+    asking = gateway.begin(WHOLE)
+    exchange = await engine.asked()
+    await exchange.begin(status, "application/json")
+    await exchange.end()
+    assert (await asking).status_code == status
+    ended = {"tier": "chat", "verdict": "admitted", "reason": "", "ending": ending}
+    assert gateway.metric("requests_total", **ended) == 1
+
+
+@pytest.mark.parametrize(
+    "pool", [pool_of(router={"maxBodyBytes": len(_bytes(WHOLE)), "streamBufferBytes": STREAM_BYTES})]
+)
+async def test_a_body_may_be_as_long_as_the_bound_and_no_byte_longer(
+    gateway: Gateway, engine: Engine
+) -> None:
+    engine.script = answer_whole
+    response = await gateway.ask(WHOLE)
+    assert (response.status_code, response.headers["x-penstock-hops"]) == (200, "1")
+    assert (await gateway.ask(_bytes(WHOLE) + b" ")).status_code == 413
+
+
 async def test_bodies_are_bounded_over_all_requests(gateway: Gateway) -> None:
     response = await gateway.ask(b"x" * (8 * 2**20 + 1))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
