@@ -514,6 +514,7 @@ def test_the_oldest_best_effort_has_its_turn_once_it_has_waited_long() -> None:
 def test_a_prompt_under_way_takes_the_blocks_there_are() -> None:
     under_way = prompt("a", 800, done=160)
     assert step_of(replica([under_way], [], free_blocks=3)).tokens == {"a": 48}
+    assert step_of(replica([prompt("a", 800, done=159)], [], free_blocks=0)).tokens == {"a": 1}
 
 
 def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:

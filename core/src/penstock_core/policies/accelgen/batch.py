@@ -142,15 +142,12 @@ def _demand(
 ) -> ResourceDemand | None:
     """Return the prompt's demand, cut to the remaining resources if allowed; None if it does not fit.
 
-    unowed: resources beside the blocks that running prompts still need, its own included.
+    unreserved: resources beside the blocks that running prompts still need.
     """
     job, whole = prompt
-    blocks = unreserved.blocks + reserved.get(job.request.id, 0)
-    if job.computed_tokens == 0 and (whole.blocks > blocks or batch.free_slots < 1):
+    if job.computed_tokens == 0 and (whole.blocks > unreserved.blocks or batch.free_slots < 1):
         return None
-    if whole.tokens <= unreserved.tokens and whole.blocks <= blocks:
-        return whole
-    if not _may_be_cut(job, reserved):
+    if whole.tokens > unreserved.tokens and not _may_be_cut(job, reserved):
         return None
     tokens = min(whole.tokens, unreserved.tokens, batch.room_tokens(job))
     return ResourceDemand(tokens, batch.blocks_wanted(job, tokens)) if tokens > 0 else None

@@ -61,10 +61,10 @@ def size_of(members: int) -> int:
 
 
 @part
-def write(batches_taken: Ints, depth: int, order: Ints, ends: Ints) -> None:
-    """Write the plan of these batches (bitmasks) as an order and ends."""
+def write(batches_taken: Ints, order: Ints, ends: Ints) -> None:
+    """Write the plan of these batches (bitmasks, empty ones at the end) as an order and ends."""
     place = 0
-    for batch in range(depth + 1):
+    for batch in range(len(batches_taken)):
         for request in range(len(order)):
             if batches_taken[batch] >> request & 1:
                 order[place] = request
@@ -107,7 +107,7 @@ def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple
             continue
         if rest == 0:
             best = sum_met / sum_s
-            write(taken, depth, order, ends)
+            write(taken, order, ends)
             batches = depth + 1
             continue
         depth += 1

@@ -57,8 +57,7 @@ def latency_ratios(jobs: Sequence[Job], now_s: float) -> list[float]:
     """Return real-time TTFT or TPOT of each job over its target; 0 without one."""
     spans = [(start_s := since_s(job), job.due_s - start_s) for job in jobs]
     return [
-        0.0 if target_s == inf else (now_s - start_s) / (target_s if target_s > LEAST_S else LEAST_S)
-        for start_s, target_s in spans
+        0.0 if target_s == inf else (now_s - start_s) / max(target_s, LEAST_S) for start_s, target_s in spans
     ]
 
 
