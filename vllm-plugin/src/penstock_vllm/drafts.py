@@ -26,8 +26,7 @@ def cut_drafts(
         most = planned.get(by_id[request.request_id].job.request.id, 0)
         if kept is not None and request.request_id not in kept:
             most = 0
-        if len(drafts) > most:
-            request.spec_token_ids = drafts[:most]
+        request.spec_token_ids = drafts[:most]
 
 
 def drafted(

@@ -14,6 +14,7 @@ the reports, while the engine waits for its device.
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from penstock_core.domain.request import Job
@@ -178,7 +179,7 @@ class Teller:
 
     def __init__(self, reports: Reports, queue: BoundaryQueue) -> None:
         self._reports, self._queue = reports, queue
-        self._turns, self._told_s = NEVER, 0.0
+        self._turns, self._told_s = NEVER, -inf
         self.skipped = 0
 
     def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
