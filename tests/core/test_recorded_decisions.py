@@ -65,7 +65,8 @@ def _words(verdict: Verdict) -> str:
 def _step(step: Step) -> str:
     tokens = " ".join(f"{job_id}:{tokens}" for job_id, tokens in step.tokens.items())
     drafts = " ".join(f"{job_id}:{tokens}" for job_id, tokens in step.drafts.items())
-    rest = f"-{','.join(step.preempt)} +{','.join(step.promote)} {step.stands_blocks} {step.duration_s:.6g}"
+    after = f"{step.repeatable_blocks} {step.duration_s:.6g}"
+    rest = f"-{','.join(step.preempt)} +{','.join(step.promote)} {after}"
     return f"{tokens} / {drafts} {rest}"
 
 
