@@ -294,6 +294,22 @@ def test_compiled_and_interpreted_are_the_same(count: int) -> None:
     assert found(search, tables, 1, 0) == found(interpreted(search), tables, 1, 0)
 
 
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (3, 2), (5, 1), (5, 3), (6, 6)])
+def test_interpreted_it_proves_the_best_plan_there_is(count: int, most: int) -> None:
+    for seed in range(6):
+        tables = instance(seed, count, most)
+        value, order, ends = found(interpreted(search), tables, seed, 1)
+        sizes = tuple(np.diff(ends).tolist())
+        assert value == pytest.approx(best_by_sets(tables), rel=1e-12)
+        assert value == pytest.approx(value_of(tables, tuple(order), sizes), rel=1e-12)
+
+
+def test_interpreted_it_anneals_to_the_recorded_plan() -> None:
+    seed, count, most, order, sizes, value = RECORDED[0]
+    plan = found(interpreted(search), instance(seed, count, most), seed, 0)
+    assert plan == (pytest.approx(value, abs=1e-6), list(order), [0, *np.cumsum(sizes).tolist()])
+
+
 def test_where_nothing_can_be_kept_on_disk_it_is_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

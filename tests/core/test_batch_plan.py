@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -30,6 +31,7 @@ from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+from recorded_lines import assert_recorded
 
 from examples import examples
 
@@ -326,6 +328,16 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     assert told.limit_s == pytest.approx(
         tpot_s + (WINDOW_TOKENS - 1) * (tpot_s - LLAMA.seconds(grown)), abs=1e-9
     )
+
+
+def test_plans_of_drawn_states_are_those_that_were_recorded() -> None:
+    """A change that is meant is recorded anew, with `PENSTOCK_RECORD=1` in the environment."""
+    lines = []
+    for seed in range(160):
+        state, rule = InitialState.of(*any_replica(Random(seed))), RULES[seed % len(RULES)]
+        numbers = simulated(state, rule, compiled=False)
+        lines.append(" ".join(f"{number:.8g}" for part in numbers for number in np.atleast_1d(part)))
+    assert_recorded(Path(__file__).with_name("recorded_plans.json"), "plans", lines)
 
 
 @examples(150)

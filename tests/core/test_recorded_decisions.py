@@ -6,10 +6,7 @@ begins. Where the change is meant, read it, and record anew:
   PENSTOCK_RECORD=1 .venv/bin/pytest tests/core/test_recorded_decisions.py
 """
 
-import json
-import os
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
@@ -18,14 +15,12 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
 from penstock_core.policies import POLICIES, build
 from penstock_core.timing.time_model import BatchWork
+from recorded_lines import assert_recorded
 
 from tests.core.test_policies_all import scene
 
 RECORDED = Path(__file__).with_name("recorded_decisions.json")
 REQUESTS = 30
-TOGETHER = 16
-"""Decisions with one digest."""
-
 SEEDS = {"slos-serve": 16}
 FEW_SEEDS, PER_TEST = 8, 4
 
@@ -70,25 +65,10 @@ def _step(step: Step) -> str:
     return f"{tokens} / {drafts} {rest}"
 
 
-def digests(lines: list[str]) -> str:
-    """Return a digest for so many decisions at a time."""
-    parts = ["\n".join(lines[at : at + TOGETHER]) for at in range(0, len(lines), TOGETHER)]
-    return " ".join(blake2b(part.encode(), digest_size=3).hexdigest() for part in parts)
-
-
 @pytest.mark.parametrize(
     ("name", "seed"),
     [(name, seed) for name in POLICIES for seed in range(0, SEEDS.get(name, FEW_SEEDS), PER_TEST)],
 )
 def test_decisions_are_those_that_were_recorded(name: str, seed: int) -> None:
-    found = {f"{name} {each}": list(decisions(name, Random(each))) for each in range(seed, seed + PER_TEST)}
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    if os.environ.get("PENSTOCK_RECORD"):
-        recorded |= {which: digests(lines) for which, lines in found.items()}
-        RECORDED.write_text(json.dumps(recorded, indent=0) + "\n")
-        return
-    for which, lines in found.items():
-        now, before = digests(lines).split(), recorded[which].split()
-        differing = [at for at, both in enumerate(zip(now, before, strict=False)) if both[0] != both[1]]
-        at = TOGETHER * (differing[0] if differing else min(len(now), len(before)))
-        assert now == before, "\n".join([f"{which}, from here on:", *lines[at : at + TOGETHER]])
+    for each in range(seed, seed + PER_TEST):
+        assert_recorded(RECORDED, f"{name} {each}", list(decisions(name, Random(each))))
