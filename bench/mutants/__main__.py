@@ -36,7 +36,11 @@ TESTS = {
     "profiler": ("tests/profiler",),
     "simulator": ("tests/simulator",),
     "router": ("tests/router",),
-    "routing": ("tests/router",),
+    "routing": (
+        "tests/router",
+        "tests/processes/test_redis_limits.py",
+        "tests/processes/test_redis_placements.py",
+    ),
     "picker": ("tests/picker",),
     "replica-sidecar": ("tests/sidecar",),
     "operator": ("tests/operator",),

@@ -19,6 +19,7 @@ from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.replica_link import LinkState
 from scripted.house import House, house, until
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
+from structlog.testing import capture_logs
 
 SOUND = to_json(time_model("llama-3-8b-a100"))
 
@@ -56,13 +57,13 @@ async def test_a_malformed_replica_is_left_out_counted_and_tried_again(said: str
         await router.all_in(LinkState.READY)
 
 
-async def test_a_malformed_replica_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_malformed_replica_is_logged_once() -> None:
     replica = ScriptedReplica("bad")
     replica.time_model_json = "{"
-    async with house(replica, ready=False):
-        await until(lambda: replica.described > 4)
-    written = capsys.readouterr()
-    assert (written.out + written.err).count("malformed time model") == 1
+    with capture_logs() as logs:
+        async with house(replica, ready=False):
+            await until(lambda: replica.described > 4)
+    assert len([line for line in logs if line.get("why", "").startswith("malformed time model")]) == 1
 
 
 async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_way(

@@ -13,16 +13,20 @@ from penstock_pool import Application, Pool
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.replicas.replica_set import ReplicaSet
-from penstock_routing.settings import settings_of
+from penstock_routing.settings import Settings, settings_of
 from penstock_runtime.serving import address_of, listen, serving
 from scripted.house import MODEL, NoSpread, make_link, pool_with, until
 
 
 @asynccontextmanager
 async def picker_of(
-    replicas: Sequence[HttpReplica], pool: Pool | None = None, keys: Mapping[str, Application] | None = None
+    replicas: Sequence[HttpReplica],
+    pool: Pool | None = None,
+    keys: Mapping[str, Application] | None = None,
+    settings: Settings | None = None,
+    **more: Any,
 ) -> AsyncIterator[Picker]:
-    """A picker that knows all replicas, which are started and ready."""
+    """A picker that knows all replicas, which are started and ready. more: the picker's own arguments."""
     pool = pool or pool_with(routing={"backup": "best-effort", "order": "round-robin"})
     async with AsyncExitStack() as stack:
         for replica in replicas:
@@ -33,7 +37,8 @@ async def picker_of(
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)
         await until(lambda: len(replica_set.loads()) == len(replicas))
-        yield Picker(pool, settings_of(pool), Keys(pool.spec.applications, keys or {}), replica_set)
+        known = Keys(pool.spec.applications, keys or {})
+        yield Picker(pool, settings or settings_of(pool), known, replica_set, **more)
 
 
 @asynccontextmanager

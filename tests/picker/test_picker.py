@@ -1,0 +1,242 @@
+"""A picker's decisions: which endpoints, what is counted, and whose limits hold."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from gateway.picking import chat, picker_of
+from gateway.replica import HttpReplica
+from penstock_core.routing.replica_load import Asked, tokens_about
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import to_json
+from penstock_picker.pick import Picked
+from penstock_picker.picker import Call, Picker
+from penstock_pool import Application, Pool
+from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
+from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.settings import settings_of
+from penstock_runtime.openai_errors import ApiError
+from scripted.house import TIERS, pool_with
+from structlog.testing import capture_logs
+
+CHAT = "/v1/chat/completions"
+BODY = orjson.dumps(chat(max_tokens=7))
+IDE = {"authorization": "Bearer sk-ide"}
+USAGE = LimitUsage(1, 1.0, 2, 2.0)
+
+
+def call(body: bytes | None = BODY, method: str = "POST", path: str = CHAT, /, **headers: str) -> Call:
+    head = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Call(method, path, head, body)
+
+
+def replicas() -> tuple[HttpReplica, HttpReplica]:
+    return HttpReplica("r0"), HttpReplica("r1")
+
+
+def value(picker: Picker, name: str, **labels: str) -> float | None:
+    return picker.metrics.registry.get_sample_value(f"penstock_picker_{name}", labels)
+
+
+def refused(picker: Picker, asked: Call) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        picker.pick(asked)
+    return caught.value
+
+
+async def test_a_request_gets_the_order_and_its_backup_and_is_counted_at_the_first() -> None:
+    r0, r1 = replicas()
+    placed: list[tuple[str, int]] = []
+    async with picker_of((r0, r1), placed=lambda *of: placed.append(of)) as picker:
+        assert picker.pick(call()) == Picked("chat", "r0", (r0.endpoint, r1.endpoint, r0.endpoint))
+        tokens = tokens_about(len(BODY))
+        assert placed == [("r0", tokens)]
+        links = picker._replica_set.links
+        assert [[load for _, load in link.peers.placements] for link in links] == [[PeerLoad(1, tokens)], []]
+        assert value(picker, "requests_total", tier="chat") == 1
+        assert value(picker, "endpoints_total", tier="chat") == 3
+        assert value(picker, "decision_seconds_count") == 1
+        assert 0 < (value(picker, "decision_seconds_sum") or 0.0) < 20
+        assert [value(picker, "replicas", ready=ready) for ready in ("true", "false")] == [2, 0]
+        page = orjson.loads(picker.demand_page())
+        assert page["held"] == 0
+        assert (page["tiers"]["chat"]["arrived"], page["tiers"]["coder"]["arrived"]) == (1, 0)
+
+
+async def test_pickers_begin_at_turns_of_their_own_and_go_on_from_there() -> None:
+    async with picker_of(replicas(), first_turn=1) as picker:
+        assert [picker.pick(call()).first for _ in range(3)] == ["r1", "r0", "r1"]
+
+
+async def test_tiers_of_best_effort_have_no_backup() -> None:
+    async with picker_of(replicas()) as picker:
+        assert len(picker.pick(call(x_penstock_tier="batch")).endpoints) == 2
+
+
+async def test_a_body_that_the_gateway_keeps_is_left_to_the_replicas() -> None:
+    async with picker_of(replicas()) as picker:
+        assert picker.pick(call(None, x_penstock_tier="coder")).tier == "coder"
+        assert refused(picker, call(b"")).code == "invalid_json"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/test/model"])
+async def test_pages_that_replicas_have_are_any_replicas_and_no_demand(method: str, path: str) -> None:
+    async with picker_of(replicas()) as picker:
+        assert picker.pick(call(b"", method, path)).first == "r0"
+        assert await picker.pick_sharing(call(b"", method, path)) == picker.pick(call(b"", method, path))
+        assert value(picker, "requests_total", tier="chat") is None
+        assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("GET", CHAT, 405, "POST"),
+        ("POST", "/v1/models", 405, "GET, HEAD"),
+        ("DELETE", "/v1/models/x", 405, "GET, HEAD"),
+        ("GET", "/v1/modelsx", 404, None),
+        ("POST", "/v1/nothing", 404, None),
+    ],
+)
+async def test_other_pages_are_refused(method: str, path: str, status: int, allowed: str | None) -> None:
+    async with picker_of(()) as picker:
+        error = refused(picker, call(b"", method, path))
+        assert (error.status, dict(error.headers).get("allow")) == (status, allowed)
+        assert value(picker, "refused_total", status=str(status)) == 1
+
+
+async def test_a_compressed_body_is_refused() -> None:
+    async with picker_of(()) as picker:
+        assert refused(picker, call(content_encoding="gzip")).status == 415
+
+
+async def test_without_replicas_the_answer_is_503_and_the_request_is_demand() -> None:
+    async with picker_of(()) as picker:
+        assert refused(picker, call()).code == "no_replicas"
+        assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 1
+        assert [value(picker, name, tier="chat") for name in ("requests_total", "endpoints_total")] == [
+            None,
+            None,
+        ]
+        assert value(picker, "refused_total", status="503") == 1
+
+
+async def test_a_fault_costs_its_own_request_only() -> None:
+    pool = pool_with()
+    found = settings_of(pool)
+    faults = [ZeroDivisionError("1 / 0")]
+
+    def order(loads: Any, asked: Asked) -> list[str]:
+        if faults:
+            raise faults.pop()
+        return found.order(loads, asked)
+
+    async with picker_of(replicas(), pool, settings=replace(found, order=order)) as picker:
+        with capture_logs() as logs:
+            error = refused(picker, call())
+        assert (error.status, error.message) == (500, "internal error")
+        assert [line["event"] for line in logs] == ["request failed"]
+        assert (value(picker, "faults_total"), value(picker, "refused_total", status="500")) == (1, None)
+        assert picker.pick(call()).tier == "chat"
+
+
+async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() -> None:
+    pool = pool_with(tiers=[{"name": "quick", "slo": {"ttft": {"slowdown": 3}}}, *TIERS])
+    found = settings_of(pool)
+    seen: list[Asked] = []
+
+    def order(loads: Any, asked: Asked) -> list[str]:
+        seen.append(asked)
+        return found.order(loads, asked)
+
+    tokens = tokens_about(len(BODY))
+    r0 = HttpReplica("r0")
+    for own, name in (("", "llama-3-8b-a100"), ("llama-3-8b-h100", "llama-3-8b-h100")):
+        r0.time_model_json = orjson.dumps(to_json(time_model(own))).decode() if own else ""
+        async with picker_of((r0,), pool, settings=replace(found, order=order)) as picker:
+            picker.pick(call(x_penstock_tier="quick"))
+            assert seen[-1].ttft_s == 3 * time_model(name).prefill_seconds(tokens)
+            picker.pick(call(x_penstock_tier="coder", x_slo_ttft_ms="120"))
+            assert (seen[-1].ttft_s, seen[-1].body_bytes) == (0.12, len(BODY))
+
+
+def limited(**limits: int) -> tuple[Pool, dict[str, Application]]:
+    ide = {"name": "ide", "tier": "chat", "keys": {"file": "keys"}, "limits": limits}
+    pool = pool_with(applications=[ide])
+    return pool, {"sk-ide": pool.spec.applications[0]}
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_sharing"])
+async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool) -> None:
+    each = tokens_about(len(BODY)) + 7
+    pool, keys = limited(concurrentRequests=1, tokensPerMinute=3 * each)
+    async with picker_of(replicas(), pool, keys) as picker:
+
+        async def pick() -> Picked:
+            asked = call(**IDE)
+            return await picker.pick_sharing(asked) if shares else picker.pick(asked)
+
+        assert not picker.shares_limits
+        firsts = [(await pick()).first for _ in range(3)]
+        assert firsts == ["r0", "r1", "r0"]
+        with pytest.raises(ApiError) as caught:
+            await pick()
+        assert (caught.value.status, caught.value.type) == (429, "tokens")
+        assert value(picker, "limited_total", application="ide", limit="tokens_per_minute") == 1
+
+
+class PoolOfPickers:
+    """Limits over all pickers: answers as it is told."""
+
+    def __init__(self, *verdicts: Ticket | OverLimit | None) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[tuple[str, int]] = []
+        self.over: list[tuple[str, Ticket | None, int]] = []
+
+    async def ask(self, application: str, tokens: int) -> LimitDecision | None:
+        self.asked.append((application, tokens))
+        verdict = self.verdicts.pop(0)
+        return None if verdict is None else LimitDecision(verdict, USAGE)
+
+    def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
+        self.over.append((application, ticket, tokens))
+
+
+async def test_limits_over_all_pickers_are_asked_for_once_and_left_as_they_were_taken() -> None:
+    each = tokens_about(len(BODY)) + 7
+    over = OverLimit(Limit.REQUESTS_PER_MINUTE, 2.0)
+    shared = PoolOfPickers(Ticket(5, each), over, None)
+    pool, keys = limited(requestsPerMinute=9)
+    async with picker_of(replicas(), pool, keys, shared_limits=shared) as picker:
+        assert picker.shares_limits
+        assert (await picker.pick_sharing(call(**IDE))).first == "r0"
+        with pytest.raises(ApiError) as caught:
+            await picker.pick_sharing(call(**IDE))
+        assert caught.value.code == "rate_limit_exceeded"
+        assert (await picker.pick_sharing(call(**IDE))).first == "r0"  # the refused one had the other turn
+        assert shared.asked == [("ide", each)] * 3
+        assert shared.over == [("ide", Ticket(5, each), each), ("ide", None, each)]
+        assert value(picker, "limits_decided_alone_total") == 1
+        assert value(picker, "refused_total", status="429") == 1
+        assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 2
+
+
+@pytest.mark.parametrize("allowed", [{"r1"}, set()], ids=["one", "none"])
+async def test_a_gateways_subset_bounds_the_choice(allowed: set[str]) -> None:
+    r0, r1 = replicas()
+    async with picker_of((r0, r1)) as picker:
+        subset = frozenset(each.endpoint for each in (r0, r1) if each.name in allowed)
+        asked = call()._replace(subset=subset)
+        if allowed:
+            assert picker.pick(asked).endpoints == (r1.endpoint, r1.endpoint)
+        else:
+            assert refused(picker, asked).code == "no_replicas"
+
+
+async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
+    r0, r1 = replicas()
+    async with picker_of((r0, r1)) as picker:
+        picker._replica_set["r0"].http_endpoint = None
+        assert picker.pick(call()).endpoints == (r1.endpoint, r1.endpoint)

@@ -1,0 +1,61 @@
+"""The picker's flags: its fronts, and what nobody says."""
+
+from pathlib import Path
+
+import pytest
+from penstock_picker.options import Options, parse
+from penstock_routing.flags import REDIS_URL, Certificate
+
+REQUIRED = ["-f", "pool.yaml", "--replica", "r0=h:1"]
+
+
+def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS_URL, raising=False)
+    assert parse([*REQUIRED, "--ext-proc-port", "9002"]) == Options(
+        pool=Path("pool.yaml"),
+        replicas={"r0": "h:1"},
+        service=None,
+        kubeconfig=None,
+        replica_tls=None,
+        key_secrets={},
+        redis_url=None,
+        host="127.0.0.1",
+        ext_authz_port=None,
+        ext_proc_port=9002,
+        admin_host="127.0.0.1",
+        admin_port=9081,
+        certificate=None,
+        log_level="info",
+        log_json=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"),
+        (["--ext-authz-port", "0", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
+        (["--ext-authz-port", "0", "--redis-url-file", "/no/such"], "/no/such: No such file"),
+    ],
+    ids=["no front", "half of TLS", "no Redis"],
+)
+def test_flags_that_do_not_fit_are_exit_2(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([*REQUIRED, *flags])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_picker_needs_its_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--replica", "r0=h:1", "--ext-proc-port", "0"])
+    assert "-f/--file" in capsys.readouterr().err
+
+
+def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
+    fronts = ["--ext-authz-port", "0", "--ext-proc-port", "0"]
+    options = parse([*REQUIRED, *fronts, "--tls-cert", "c", "--tls-key", "k", "--log-json"])
+    assert (options.ext_authz_port, options.ext_proc_port, options.log_json) == (0, 0, True)
+    assert options.certificate == Certificate(Path("c"), Path("k"))
