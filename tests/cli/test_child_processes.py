@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from penstock_cli.failure import Failure
+from penstock_cli.local import local_pool
 from penstock_cli.local.child_process import LONGEST_LINE_BYTES, ChildProcess
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.layout import (
@@ -289,3 +292,26 @@ async def test_a_pool_that_is_never_ready_says_which_part_is_not(tmp_path: Path)
         Failure, match=r"not ready after 0\.2 s: http://127\.0\.0\.1:9/health does not answer"
     ):
         await until_ready(layout, [], lambda ready, parts: None)
+
+
+async def test_a_pool_is_ready_when_every_part_answers_200(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_pool, "POLL_S", 0.001)
+    asked: list[str] = []
+
+    async def part(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=503 if request.path == "/ready" and asked.count("/ready") == 1 else 200)
+
+    app = web.Application()
+    app.router.add_get("/{part}", part)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0)
+        layout = plan_layout(options, tmp_path, load_pool(DEMO))
+        layout = replace(layout, engines=(url,), metrics=(f"{url}/metrics",), admin_url=url)
+        told: list[tuple[int, int]] = []
+        await until_ready(layout, [], lambda *progress: told.append(progress))
+    assert told == [(2, 3), (3, 3)]
+    assert sorted(asked) == ["/health", "/health", "/metrics", "/metrics", "/ready", "/ready"]

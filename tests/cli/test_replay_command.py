@@ -136,3 +136,7 @@ def test_json_that_cannot_be_written_is_a_failure(asked: Settings, capfd: pytest
 @pytest.mark.parametrize(("late_s", "verdict"), [(0.010, "fine."), (0.011, "it could not hold the trace's")])
 def test_a_client_that_was_late_says_so(late_s: float, verdict: str) -> None:
     assert verdict in lateness(report(late_s).tally)
+
+
+def test_a_client_that_sent_nothing_was_not_late() -> None:
+    assert lateness(ReplayTally()).endswith(": fine.")

@@ -18,8 +18,8 @@ AZURE = (
 )
 AZURE_ZONED = AZURE.replace("600,", "600+00:00,")
 MOONCAKE = (
-    '{"timestamp": 250, "input_length": 1000, "output_length": 6, "hash_ids": [7, 8]}\n'
-    '{"timestamp": 750, "input_length": 3, "output_length": 4, "hash_ids": [7]}\n'
+    '{"timestamp": 250, "input_length": 1000, "output_length": 6, "hash_ids": [0, 8]}\n'
+    '{"timestamp": 750, "input_length": 3, "output_length": 4, "hash_ids": [0]}\n'
 )
 
 
@@ -58,8 +58,8 @@ def test_azure(tmp_path: Path, text: str) -> None:
 
 def test_mooncake(tmp_path: Path) -> None:
     assert list(read_trace(written(tmp_path, MOONCAKE))) == [
-        TraceRequest(0.0, 1000, 6, "", (7, 8)),
-        TraceRequest(0.5, 3, 4, "", (7,)),
+        TraceRequest(0.0, 1000, 6, "", (0, 8)),
+        TraceRequest(0.5, 3, 4, "", (0,)),
     ]
 
 

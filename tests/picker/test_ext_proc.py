@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import orjson
@@ -49,7 +50,8 @@ class Front:
     channel: grpc.aio.Channel
     ready: list[bool]
 
-    def conversation(self) -> "grpc.aio.StreamStreamCall[proc.ProcessingRequest, proc.ProcessingResponse]":
+    def conversation(self) -> Any:
+        """One stream of it, as the client library has it."""
         return proc_grpc.ExternalProcessorStub(self.channel).Process()
 
     async def endpoints(self) -> str:

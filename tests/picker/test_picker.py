@@ -128,7 +128,7 @@ async def test_a_fault_costs_its_own_request_only() -> None:
     found = settings_of(pool)
     faults = [ZeroDivisionError("1 / 0")]
 
-    def order(loads: Any, asked: Asked) -> list[str]:
+    def order(loads: Any, asked: Asked) -> tuple[str, ...]:
         if faults:
             raise faults.pop()
         return found.order(loads, asked)
@@ -147,7 +147,7 @@ async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() 
     found = settings_of(pool)
     seen: list[Asked] = []
 
-    def order(loads: Any, asked: Asked) -> list[str]:
+    def order(loads: Any, asked: Asked) -> tuple[str, ...]:
         seen.append(asked)
         return found.order(loads, asked)
 

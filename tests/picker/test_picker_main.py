@@ -15,6 +15,7 @@ from gateway.replica import HttpReplica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock_picker import main
 from penstock_picker.options import parse
+from penstock_picker.picker import Picker
 from penstock_pool import load_pool
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Endpoint, Endpoints, Fixed, Source
@@ -226,11 +227,10 @@ def test_otherwise_it_ends_as_it_served(pool_file: Path, monkeypatch: pytest.Mon
 
 async def test_pickers_begin_at_turns_of_their_own(pool_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    picker = main.Picker
 
     def noted(*given: Any, first_turn: int, **more: Any) -> Any:
         begun.append(first_turn)
-        return picker(*given, first_turn=first_turn, **more)
+        return Picker(*given, first_turn=first_turn, **more)
 
     monkeypatch.setattr(main, "Picker", noted)
     for _ in range(2):

@@ -14,6 +14,8 @@ from penstock_cli.local.child_process import ChildProcess, LogSink
 from penstock_cli.local.layout import Layout, LocalPoolOptions, Role, plan_layout
 
 POLL_S = 0.1
+"""Between two questions whether the parts are ready."""
+
 STOP_GRACE_S = 5.0
 """Time for a process to end after its drain timeout."""
 

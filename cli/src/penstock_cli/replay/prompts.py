@@ -13,7 +13,6 @@ LOWEST_ID, IDS = 1000, 9000
 """Token ids of four digits: in every vocabulary, and above the special tokens."""
 
 _STRETCH_TOKENS = 16_384
-_NUMBER_TOKENS = 3
 _WIDTH = 5
 """Bytes of one id with its comma."""
 
@@ -42,8 +41,7 @@ class PromptGenerator:
         digits = (number, number // IDS, number // IDS**2)
         head = b"".join(b"%d," % (LOWEST_ID + digit % IDS) for digit in digits)
         start = number % (_STRETCH_TOKENS - BLOCK_TOKENS)
-        rest = tokens - _NUMBER_TOKENS
-        return (head + self._stretch[start * _WIDTH : (start + max(rest, 0)) * _WIDTH])[: tokens * _WIDTH]
+        return (head + self._stretch[start * _WIDTH : (start + tokens) * _WIDTH])[: tokens * _WIDTH]
 
     def text(self, tokens: int, own: int) -> bytes:
         """Return words of three digits, one per token, which is about the count of most tokenizers."""
