@@ -204,8 +204,13 @@ async def test_a_taken_port_is_a_start_error(pool_file: Path) -> None:
     ids=["no pool", "a secret of nobody", "no certificate", "no authority"],
 )
 def test_what_cannot_be_right_is_exit_2(
-    pool_file: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+    pool_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    words: str,
 ) -> None:
+    monkeypatch.setattr(main, "run_process", lambda serve: 1)
     flags = ["-f", str(pool_file), "--replica", "r0=h:1", *FRONTS, *flags]
     assert main.main(flags) == 2
     assert words in capsys.readouterr().err

@@ -30,6 +30,9 @@ CONVERSATIONS = 512
 SWEEP_S = 0.5
 """How often conversations are looked through for those that last too long."""
 
+STOP_S = 1.0
+"""Longest wait for conversations under way when it is stopped."""
+
 ANSWER_S = 5.0
 """Longest wait for limits that are asked for elsewhere; they answer, or are given up, long before."""
 
@@ -128,14 +131,12 @@ def ext_proc(
         raise StartError(f"cannot listen on {address}: {error}") from None
     server.start()
     stopped = threading.Event()
-    sweeping = threading.Thread(target=_sweep, args=(processor, stopped), daemon=True)
-    sweeping.start()
+    threading.Thread(target=_sweep, args=(processor, stopped), daemon=True).start()
     try:
         yield port
     finally:
         stopped.set()
-        server.stop(1.0).wait()
-        sweeping.join()
+        server.stop(STOP_S).wait()
 
 
 def credentials(certificate: Certificate) -> grpc.ServerCredentials:

@@ -9,6 +9,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from prometheus_client import Counter, Gauge, Histogram
 
 SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1)
+"""Bounds of the buckets of decisions: most take less than a millisecond."""
 
 
 class Metrics(FrontMetrics):

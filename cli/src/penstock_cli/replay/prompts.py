@@ -12,7 +12,12 @@ BLOCK_TOKENS = 512
 LOWEST_ID, IDS = 1000, 9000
 """Token ids of four digits: in every vocabulary, and above the special tokens."""
 
+MOST_BLOCKS = 4096
+"""Numbers of blocks that each request has of its own; a longer prompt shares some with the next request."""
+
 _STRETCH_TOKENS = 16_384
+"""Of the sequence that blocks are cut from."""
+
 _WIDTH = 5
 """Bytes of one id with its comma."""
 
@@ -33,7 +38,7 @@ class PromptGenerator:
         parts = []
         for index in range(-(-tokens // BLOCK_TOKENS)):
             shared = index < len(blocks)
-            number = 2 * blocks[index] if shared else 2 * (own * 4096 + index) + 1
+            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) + 1
             parts.append(self._block(number, min(BLOCK_TOKENS, tokens - index * BLOCK_TOKENS)))
         return b"[" + b"".join(parts)[:-1] + b"]"
 
