@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.orders import ORDERS
+from penstock_core.routing.orders.turns import MOST_COMPARED
 from penstock_core.routing.replica_load import Asked, Order, ReplicaLoad, tokens_about
 
 ASKED = Asked("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
@@ -41,7 +42,7 @@ snapshots = st.builds(
 some_replicas = st.lists(snapshots, max_size=6).flatmap(
     lambda told: st.permutations(
         [
-            ReplicaLoad(f"r{i}", one, age_s=i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
+            ReplicaLoad(f"r{i}", one, told_s=-i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
             for i, one in enumerate(told)
         ]
     )
@@ -76,6 +77,19 @@ def test_equals_take_turns(order: Order, told: Snapshot, count: int, turn: int) 
     there = replicas(*[told] * count)
     firsts = [order(there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
     assert sorted(firsts) == [load.name for load in there]
+
+
+@pytest.mark.parametrize("name", sorted(set(ORDERS) - {"round-robin"}))
+def test_in_a_large_pool_those_that_have_their_turn_are_compared(name: str) -> None:
+    """The least loaded replica is compared with others by so many requests in a row, and is their first."""
+    count = 3 * MOST_COMPARED
+    busy = replace(IDLE, running=1, work_s=1.0, prefill_wait_s=0.2, prefill_tokens_left=2000)
+    there = [ReplicaLoad(f"r{i:03d}", busy) for i in range(count)]
+    there[count // 2] = ReplicaLoad(there[count // 2].name, IDLE)
+    orders = [ORDERS[name](there, ASKED._replace(turn=turn)) for turn in range(count)]
+    names = [load.name for load in there]
+    assert all(sorted(order) == names for order in orders)
+    assert sum(order[0] == names[count // 2] for order in orders) == MOST_COMPARED
 
 
 def test_round_robin_starts_one_further_each_time() -> None:
@@ -178,7 +192,7 @@ def test_where_all_are_busy_kinds_do_not_matter() -> None:
 def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
     fresh, flooded = ReplicaLoad("fresh", IDLE), ReplicaLoad("flooded", IDLE, sent=5, sent_tokens=5000)
     assert flooded.batch == 5
-    assert flooded.prefill_wait_s == flooded.work_s == pytest.approx(0.5)
+    assert flooded.prefill_wait_s(0.0) == flooded.work_s(0.0) == pytest.approx(0.5)
     assert flooded.holds(35_000)
     assert not flooded.holds(35_001)
     for name in ("least-loaded", "lmetric", "best-fit"):
@@ -187,15 +201,15 @@ def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
 
 def test_an_old_snapshot_is_read_as_of_now() -> None:
     told = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
-    load = ReplicaLoad("r0", told, age_s=0.4)
-    assert (load.work_s, load.prefill_wait_s) == pytest.approx((2.6, 0.6))
-    assert replace(load, age_s=9.0).prefill_wait_s == 0.0
+    load = ReplicaLoad("r0", told, told_s=-0.4)
+    assert (load.work_s(0.0), load.prefill_wait_s(0.0)) == pytest.approx((2.6, 0.6))
+    assert replace(load, told_s=-9.0).prefill_wait_s(0.0) == 0.0
 
 
 def test_where_decodes_leave_nothing_a_prompt_takes_for_ever() -> None:
     full = ReplicaLoad("r0", replace(IDLE, prefill_tokens_s=0.0))
     assert full.prefill_s(1) == inf
-    assert full.prefill_s(0) == full.prefill_wait_s == 0.0
+    assert full.prefill_s(0) == full.prefill_wait_s(0.0) == 0.0
 
 
 def test_a_prompt_is_about_a_quarter_of_its_bytes() -> None:

@@ -99,4 +99,5 @@ class Demand:
 
 def _replica(link: ReplicaLink) -> Mapping[str, Any]:
     load = link.load
-    return {"name": link.name, "state": link.state.value, "age_s": load.age_s, **asdict(load.snapshot)}
+    age_s = monotonic() - load.told_s
+    return {"name": link.name, "state": link.state.value, "age_s": age_s, **asdict(load.snapshot)}

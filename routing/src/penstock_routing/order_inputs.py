@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import inf
+from time import monotonic
 
 from penstock_core.routing.replica_load import Asked, tokens_about
 from penstock_core.routing.walk import spread_retry_s
@@ -12,12 +13,12 @@ from penstock_routing.request.generation_request import GenerationRequest, slo_w
 
 
 def asked_of(request: GenerationRequest, time_model: Callable[[], TimeModel | None]) -> Asked:
-    """Return the request as orders see it. A slowdown of an unknown time model is no bound."""
+    """Return the request as orders see it now. A slowdown of an unknown time model is no bound."""
     slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
     ttft_s = slo.ttft_s
     if slo.ttft_slowdown is not None and (model := time_model()) is not None:
         ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
-    return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf)
+    return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf, monotonic())
 
 
 def no_replicas(draw: float) -> ApiError:

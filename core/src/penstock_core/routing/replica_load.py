@@ -3,7 +3,8 @@
 A snapshot is old when it is read. Two facts about the time since are known: its length, in which the replica
 has continued its work, and which requests this router has sent there that are not in the snapshot.
 `ReplicaLoad` includes both, so that an order needs no state and a burst does not go to one replica by one
-stale number.
+stale number. It has the time of its snapshot, not its age, so it changes only if the replica's load does, and
+a router keeps one for each replica.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +20,13 @@ from penstock_core.forecast.snapshot import Snapshot
 class ReplicaLoad:
     """A replica that takes requests.
 
-    snapshot: the last one. age_s: its age.
+    snapshot: the last one. told_s: when it came.
     sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts.
     """
 
     name: str
     snapshot: Snapshot = field(default_factory=Snapshot)
-    age_s: float = 0.0
+    told_s: float = 0.0
     sent: int = 0
     sent_tokens: int = 0
 
@@ -39,15 +40,13 @@ class ReplicaLoad:
         """Return the prompt tokens before those of a new request."""
         return self.snapshot.prefill_tokens_left + self.sent_tokens
 
-    @property
-    def prefill_wait_s(self) -> float:
+    def prefill_wait_s(self, now_s: float) -> float:
         """Return the seconds until a new request's prefill would begin."""
-        return max(self.snapshot.prefill_wait_s - self.age_s, 0.0) + self.prefill_s(self.sent_tokens)
+        return self._left_s(self.snapshot.prefill_wait_s, now_s)
 
-    @property
-    def work_s(self) -> float:
+    def work_s(self, now_s: float) -> float:
         """Return the accepted work as time of an engine with full batches."""
-        return max(self.snapshot.work_s - self.age_s, 0.0) + self.prefill_s(self.sent_tokens)
+        return self._left_s(self.snapshot.work_s, now_s)
 
     def holds(self, prompt_tokens: int) -> bool:
         """Return whether the forecast free memory holds this prompt.
@@ -59,9 +58,9 @@ class ReplicaLoad:
             snapshot.kv_tokens_total == 0 or snapshot.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
         )
 
-    def first_token_s(self, prompt_tokens: int) -> float:
+    def first_token_s(self, prompt_tokens: int, now_s: float) -> float:
         """Return the seconds until a new request's first token, after all waiting prefills."""
-        return self.prefill_wait_s + self.prefill_s(prompt_tokens)
+        return self._left_s(self.snapshot.prefill_wait_s, now_s) + self.prefill_s(prompt_tokens)
 
     def prefill_s(self, prompt_tokens: int) -> float:
         """Return the seconds of this prompt's prefill; infinite if decodes leave no time."""
@@ -70,12 +69,18 @@ class ReplicaLoad:
         tokens_s = self.snapshot.prefill_tokens_s
         return prompt_tokens / tokens_s if tokens_s > 0 else inf
 
+    def _left_s(self, told_s: float, now_s: float) -> float:
+        """Return what is left of a duration that the snapshot told, with the prefills sent since."""
+        left_s = told_s - (now_s - self.told_s)
+        return (left_s if left_s > 0 else 0.0) + self.prefill_s(self.sent_tokens)
+
 
 class Asked(NamedTuple):
     """The properties of a request that orders use.
 
     turn: number of requests that this router has routed before it.
     ttft_s, tpot_s: what remains of its targets; infinite if it has none or they are unknown.
+    now_s: when it is routed, on the clock of `ReplicaLoad.told_s`.
     """
 
     tier: str
@@ -83,6 +88,7 @@ class Asked(NamedTuple):
     turn: int
     ttft_s: float = inf
     tpot_s: float = inf
+    now_s: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:

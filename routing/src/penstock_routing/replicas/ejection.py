@@ -13,18 +13,14 @@ class Ejection:
     """One replica's health, and the request that probes it while it is half open.
 
     draw: returns a number in [0, 1) for each ejection, to spread them. total: ejections so far.
+    ejected: whether it is ejected or half open.
     """
 
     def __init__(self, replica: str, draw: Callable[[], float]) -> None:
-        self.total = 0
+        self.total, self.ejected = 0, False
         self._replica, self._draw = replica, draw
         self._health = ReplicaHealth()
         self._probe: int | None = None
-
-    @property
-    def ejected(self) -> bool:
-        """Whether it is ejected or half open."""
-        return self._health.until_s is not None
 
     def takes(self, now_s: float) -> bool:
         """Return whether a request may be sent there."""
@@ -32,7 +28,7 @@ class Ejection:
 
     def sent(self, id: int) -> None:
         """Note that a request was sent there."""
-        if self._health.until_s is None:  # it is in service: no request probes it
+        if not self.ejected:  # no request probes it
             return
         health = sent(self._health, monotonic())
         if health is not self._health:
@@ -44,7 +40,7 @@ class Ejection:
         if health is not self._health:
             if self.ejected:
                 log.info("replica answers again", replica=self._replica)
-            self._health, self._probe = health, None
+            self._health, self._probe, self.ejected = health, None, False
 
     def failed(self) -> None:
         """Note that a verdict did not come in time, or that the connection was lost before it."""
@@ -52,7 +48,7 @@ class Ejection:
         self._health = failed(before, now_s, self._draw())
         until_s = self._health.until_s
         if until_s is not None and self._health is not before:
-            self.total, self._probe = self.total + 1, None
+            self.total, self._probe, self.ejected = self.total + 1, None, True
             log.warning("replica ejected", replica=self._replica, for_s=round(until_s - now_s, 1))
 
     def taken_back(self, id: int) -> None:

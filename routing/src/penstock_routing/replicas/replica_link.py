@@ -23,7 +23,7 @@ from time import monotonic
 import grpc
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
-from penstock_core.forecast.snapshot import Snapshot, makes_sense
+from penstock_core.forecast.snapshot import makes_sense
 from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
 from penstock_core.timing.time_model import TimeModel
@@ -120,7 +120,7 @@ class ReplicaLink:
         self.malformed = self.stalled = 0
         self.ejection = Ejection(name, draw)
         self._connect, self._backoff = connect, backoff
-        self._snapshot, self._told_s = Snapshot(), 0.0
+        self._own_load = ReplicaLoad(name)  # without what other routers have sent
         self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
         self._state = LinkState.CONNECTING
         self._carried: dict[int, UpstreamRequest] = {}
@@ -146,12 +146,12 @@ class ReplicaLink:
 
         It knows its own exactly: a verdict comes with the snapshot that includes the request.
         """
-        sent, now_s = self._unanswered.values(), monotonic()
-        requests, tokens = len(sent), sum(sent)
-        if self.peers.placements:
-            others = self.peers.not_told(self._told_s, now_s)
-            requests, tokens = requests + others.requests, tokens + others.prompt_tokens
-        return ReplicaLoad(self.name, self._snapshot, now_s - self._told_s, requests, tokens)
+        own = self._own_load
+        if not self.peers.placements:
+            return own
+        others = self.peers.not_told(own.told_s, monotonic())
+        requests, tokens = own.sent + others.requests, own.sent_tokens + others.prompt_tokens
+        return ReplicaLoad(own.name, own.snapshot, own.told_s, requests, tokens)
 
     def submit(
         self,
@@ -167,6 +167,7 @@ class ReplicaLink:
             return upstream
         self._carried[upstream.id] = upstream
         tokens = self._unanswered[upstream.id] = tokens_about(len(attempt.request.body))
+        self._note_sent(1, tokens)
         self._placed(self.name, tokens)
         self._idle.clear()
         self._writer.submit(upstream.id, attempt)
@@ -329,7 +330,7 @@ class ReplicaLink:
         """Note a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
-            self._unanswered.pop(event.id, None)
+            self._answered(event.id)
             self.ejection.answered(self.heard_s)
             self._accepted(upstream, wire_conversion.accepted(event))
         elif kind is not None:  # else it is an event of a later version
@@ -345,7 +346,8 @@ class ReplicaLink:
     def _observe(self, message: wire.Snapshot) -> None:
         snapshot = wire_conversion.snapshot(message)
         if makes_sense(snapshot):
-            self._snapshot, self._told_s = snapshot, self.heard_s
+            own = self._own_load
+            self._own_load = ReplicaLoad(self.name, snapshot, self.heard_s, own.sent, own.sent_tokens)
             state = _state_of(message)
         else:
             self.malformed += 1
@@ -358,9 +360,22 @@ class ReplicaLink:
 
     def _forget(self, id: int) -> None:
         del self._carried[id]
-        self._unanswered.pop(id, None)
+        self._answered(id)
         if not self._carried:
             self._idle.set()
+
+    def _answered(self, id: int) -> None:
+        """Note that the snapshot includes a request, or that it has ended."""
+        tokens = self._unanswered.pop(id, None)
+        if tokens is not None:
+            self._note_sent(-1, -tokens)
+
+    def _note_sent(self, requests: int, tokens: int) -> None:
+        """Keep the load as orders read it, with so many more requests that are not in the snapshot."""
+        own = self._own_load
+        self._own_load = ReplicaLoad(
+            self.name, own.snapshot, own.told_s, own.sent + requests, own.sent_tokens + tokens
+        )
 
     def _lose(self, why: str) -> None:
         if self._state is not LinkState.CONNECTING:
@@ -370,6 +385,7 @@ class ReplicaLink:
             self.ejection.failed()
         lost, self._carried = self._carried, {}
         unsent, self._writer = self._writer, SessionWriter(monotonic)
+        self._note_sent(-len(self._unanswered), -sum(self._unanswered.values()))
         self._unanswered.clear()
         self._idle.set()
         for upstream in lost.values():

@@ -35,6 +35,7 @@ class ReplicaSet:
         self.random = random or Random()
         self._budget = RetryBudget()
         self._links: dict[str, ReplicaLink] = {}
+        self._ready: list[ReplicaLink] = []  # those that take work
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
         self._taking_work = asyncio.Event()
@@ -63,9 +64,10 @@ class ReplicaSet:
 
     def loads(self) -> list[ReplicaLoad]:
         """Return the replicas that take work, without those ejected unless too many are."""
-        now_s = monotonic()
-        ready = [link for link in self._links.values() if link.state is LinkState.READY]
-        taking = [link for link in ready if link.ejection.takes(now_s)]
+        taking = ready = self._ready
+        if any([link.ejection.ejected for link in ready]):
+            now_s = monotonic()
+            taking = [link for link in ready if link.ejection.takes(now_s)]
         return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
 
     def http_endpoints(self) -> dict[str, str]:
@@ -92,7 +94,7 @@ class ReplicaSet:
     @property
     def ready(self) -> bool:
         """Whether any replica takes work."""
-        return any(link.state is LinkState.READY for link in self._links.values())
+        return bool(self._ready)
 
     async def taking_work(self) -> None:
         """Wait until any replica takes work."""
@@ -118,7 +120,7 @@ class ReplicaSet:
                     self.known = True
                     self._changed()
         finally:
-            self._links = {}
+            self._links, self._ready = {}, []
             self._tasks.clear()
 
     def _apply(self, replicas: Endpoints, group: asyncio.TaskGroup) -> None:
@@ -135,7 +137,8 @@ class ReplicaSet:
         self._links = dict(sorted(links.items()))
 
     def _changed(self) -> None:
-        """Wake requests that wait for a replica, if one takes work."""
+        """Note which replicas take work. Wake requests that wait for one."""
+        self._ready = [link for link in self._links.values() if link.state is LinkState.READY]
         if self.ready:
             self._taking_work.set()
         else:

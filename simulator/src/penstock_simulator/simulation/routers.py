@@ -43,6 +43,7 @@ class Routers:
             turn=turn,
             ttft_s=inf if targets.ttft_s is None else targets.ttft_s,
             tpot_s=inf if targets.tpot_s is None else targets.tpot_s,
+            now_s=now_s,
         )
         loads = self._names if self._fleet.order == LOAD_INDEPENDENT_ORDER else self._loads(router, now_s)
         backup = Backup.REJECT if best_effort else self._fleet.backup

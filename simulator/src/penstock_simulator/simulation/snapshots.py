@@ -66,7 +66,7 @@ class ReplicaSnapshots:
             for sent in self._sent.values()
             if sent.router == router or sent.sent_s <= placements_since_s
         ]
-        return ReplicaLoad(self._name, self._visible, now_s - self._visible_s, len(since), sum(since))
+        return ReplicaLoad(self._name, self._visible, self._visible_s, len(since), sum(since))
 
     def _arrive(self, now_s: float) -> None:
         came = None

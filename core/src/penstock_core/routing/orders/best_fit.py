@@ -23,5 +23,5 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
     """Order by whether memory holds the prompt, then by the predicted time of the first token."""
-    tokens = asked.prompt_tokens
-    return ranked(loads, asked, lambda load: (not load.holds(tokens), load.first_token_s(tokens)))
+    tokens, now_s = asked.prompt_tokens, asked.now_s
+    return ranked(loads, asked, lambda load: (not load.holds(tokens), load.first_token_s(tokens, now_s)))

@@ -18,7 +18,8 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 def lmetric(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
     """Order by queued and new prefill tokens times batch size; by the queue if nothing runs."""
-    return ranked(loads, asked, lambda load: _score(load, asked.prompt_tokens))
+    tokens = asked.prompt_tokens
+    return ranked(loads, asked, lambda load: _score(load, tokens))
 
 
 def _score(load: ReplicaLoad, prompt_tokens: int) -> tuple[float, ...]:
