@@ -15,7 +15,7 @@ While a list's version is lower than a known one, watches report nothing, becaus
 the server has not reached again. `behind` is true then, and resyncs are more frequent.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ class Cache:
         self._news = 0
         self._heard: dict[Ref, int] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()
-        self._highest: dict[ResourceKind, int] = {}
+        self._highest: Counter[ResourceKind] = Counter()
         self._behind: set[ResourceKind] = set()
 
     @property
@@ -91,7 +91,7 @@ class Cache:
 
     def mark(self, kind: ResourceKind) -> Mark:
         """Return the cache's state, to be taken before a list is requested."""
-        return Mark(self._news, self._highest.get(kind, 0))
+        return Mark(self._news, self._highest[kind])
 
     def replace(
         self, kind: ResourceKind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
@@ -105,7 +105,7 @@ class Cache:
             known_before = self._heard[ref] <= asked.news
             if of_kind and namespace in (None, ref.namespace) and ref not in there and known_before:
                 self.remove(known)
-        self._highest[kind] = max(version, self._highest.get(kind, 0))
+        self._highest[kind] = max(version, self._highest[kind])
         self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
 
     def _believe(self, manifest: Manifest, asked: Mark) -> None:
@@ -129,7 +129,7 @@ class Cache:
         self._heard[ref] = self._news
         self._objects[ref] = manifest
         self._of_pool.setdefault(pool_of(manifest), set()).add(ref)
-        self._highest[kind] = max(_version(manifest), self._highest.get(kind, 0))
+        self._highest[kind] = max(_version(manifest), self._highest[kind])
 
     def pool(self, key: PoolKey) -> Manifest | None:
         """Return a pool, or None."""

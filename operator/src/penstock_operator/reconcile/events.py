@@ -19,6 +19,9 @@ from penstock_operator.status.conditions import condition
 LONGEST_MESSAGE = 1000
 """The API server refuses Events whose message is longer than 1,024 bytes."""
 
+DIGEST_CHARS = 12
+"""Of an Event's content, in its name: enough that no two Events of a pool share a name."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
@@ -77,7 +80,7 @@ def event_manifest(pool: Manifest, event: PoolEvent, now: str) -> Manifest:
     """Return the Kubernetes Event. now: RFC 3339."""
     metadata = pool["metadata"]
     content = f"{metadata['uid']}/{event.type}/{event.reason}/{event.message}"
-    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(content.encode()).hexdigest()[:DIGEST_CHARS]
     return {
         "apiVersion": "v1",
         "kind": "Event",
