@@ -31,7 +31,7 @@ def oldest_waiting_too_long(view: ReplicaView, aging_s: float) -> Job | None:
 
 def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
     """Yield running jobs in the order of preemption: started last goes first."""
-    return (job for job in reversed(jobs) if job.computed_tokens > 0)
+    return (job for job in reversed(jobs) if job.holds_kv)
 
 
 def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
@@ -39,7 +39,7 @@ def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
     there = [job for job in jobs if job.request.id not in batch.preempted]
     _add_decodes(batch, [job for job in there if job.decoding], jobs, limit_s)
     prefills = [job for job in there if not job.decoding]
-    for job in sorted(prefills, key=lambda job: (job.computed_tokens == 0, *_age(job))):
+    for job in sorted(prefills, key=lambda job: (not job.holds_kv, *_age(job))):
         if job.request.id not in batch.preempted and not _add_chunk(batch, job, jobs, limit_s):
             return
 
@@ -66,7 +66,7 @@ def _add_chunk(batch: OpenBatch, job: Job, jobs: Sequence[Job], limit_s: float) 
     chunk = batch.largest_chunk(job, limit_s)
     if chunk == 0:
         return False
-    if job.computed_tokens == 0:
+    if not job.holds_kv:
         growth = len(batch.tokens)
         if batch.free_slots < 1 or batch.blocks_wanted(job, job.pending_tokens) + growth > batch.free_blocks:
             return not _can_ever_fit(batch.view, job)

@@ -19,6 +19,6 @@ def let_oldest_move(batch: OpenBatch) -> None:
         fits = kv.blocks_for(job.computed_tokens + tokens) <= kv.total_blocks
         if fits and job.request.id not in batch.preempted:
             others = (other for other in reversed(running) if other is not job)
-            batch.make_room(batch.blocks_wanted(job, tokens), int(job.computed_tokens == 0), others)
-            batch.add(job, tokens)
-            return
+            if batch.make_room(batch.blocks_wanted(job, tokens), int(not job.holds_kv), others):
+                batch.add(job, tokens)
+                return

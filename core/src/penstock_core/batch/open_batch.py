@@ -37,7 +37,7 @@ class OpenBatch:
         """Compute `tokens` of the job's pending ones. The caller ensures that they fit."""
         batch_tokens, context, attention, spec_steps = self.work
         self.free_blocks -= self.blocks_wanted(job, tokens)
-        if job.computed_tokens == 0:
+        if not job.holds_kv:
             self.free_slots -= 1
         self.tokens[job.request.id] = tokens
         if job.decoding:
@@ -103,24 +103,24 @@ class OpenBatch:
         before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks for
         all of it.
         """
-        pending, done = job.pending_tokens, job.computed_tokens
+        pending, done, holds = job.pending_tokens, job.computed_tokens, job.holds_kv
         in_time_s = min(limit_s, job.due_s - self.view.now_s)
         if self.seconds(pending, 0, chunk_work(pending, done)) <= in_time_s:
             limit_s = in_time_s
         chunk = self.largest_chunk(job, limit_s)
         if chunk == 0:
             return None
-        blocks = self.blocks_wanted(job, chunk if done else pending)
-        if not self.make_room(blocks, 0 if done else 1, victims):
-            chunk = min(chunk, self.room_tokens(job)) if done else 0
+        blocks = self.blocks_wanted(job, chunk if holds else pending)
+        if not self.make_room(blocks, 0 if holds else 1, victims):
+            chunk = min(chunk, self.room_tokens(job)) if holds else 0
         if chunk > 0:
             self.add(job, chunk)
         return limit_s
 
     def blocks_wanted(self, job: Job, tokens: int) -> int:
         """Return the blocks that the job needs beyond those it holds to compute this many more tokens."""
-        kv = self.view.kv
-        return kv.blocks_for(job.computed_tokens + tokens) - kv.blocks_for(job.computed_tokens)
+        kv, done = self.view.kv, job.computed_tokens
+        return kv.blocks_for(done + tokens) - kv.blocks_for(done) + (job.unheld_blocks or 0)
 
     def room_tokens(self, job: Job) -> int:
         """Return how many more of the job's tokens fit into free blocks and its own last one."""
@@ -132,10 +132,16 @@ class OpenBatch:
         most = min(job.pending_tokens, self.left_tokens)
         return largest_chunk(self.view.model, self.work, most, job.computed_tokens, limit_s)
 
+    def blocks_freed(self, job: Job) -> int:
+        """Return the blocks that preempting a running job alone frees."""
+        kv = self.view.kv
+        held = kv.blocks_for(job.computed_tokens)
+        return held if kv.shared_blocks is None else held - kv.shared_blocks.get(job.request.id, 0)
+
     def preempt(self, job: Job) -> None:
         """Free a running job's blocks and slot."""
         self.preempted[job.request.id] = None
-        self.free_blocks += self.view.kv.blocks_for(job.computed_tokens)
+        self.free_blocks += self.blocks_freed(job)
         self.free_slots += 1
 
     def preempt_idle(self, job: Job) -> None:

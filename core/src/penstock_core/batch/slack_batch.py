@@ -16,7 +16,7 @@ from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import add_chunk, add_running, run_on
 from penstock_core.batch.relegation import DecodeBatch, Work
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job
+from penstock_core.domain.request import Job, holding_kv
 
 MayStart = Callable[[Job], bool]
 """Returns whether a new request may start now, regardless of the next batch's blocks."""
@@ -51,10 +51,10 @@ def slack_batch(
     """Return a batch of decodes, then prompts in the given order within the duration, then relegated jobs."""
     batch = OpenBatch(view)
     served = [*on_time.decodes, *on_time.prefills, *relegated.decodes, *relegated.prefills]
-    victims = reversed([job for job in served if job.computed_tokens])
+    victims = reversed(holding_kv(served))
     run_on(batch, on_time.decodes, victims)
     limit_s = decodes.slack_s(on_time.decodes, view.now_s) if batch.tokens else inf
-    relegated_victims = reversed([job for jobs in relegated for job in jobs if job.computed_tokens])
+    relegated_victims = reversed(holding_kv([*relegated.decodes, *relegated.prefills]))
     bounds = PromptBounds(limit_s, batch.work.tokens + most_prompt_tokens, victims, relegated_victims)
     all_served = _add_prompts(batch, on_time.prefills, bounds, may_start)
     tokens = batch.work.tokens
@@ -82,7 +82,7 @@ def _add_prompts(batch: OpenBatch, jobs: Sequence[Job], bounds: PromptBounds, ma
         tokens = min(batch.largest_chunk(job, bounds.limit_s), bounds.batch_tokens - batch.work.tokens)
         if tokens <= 0:
             return False
-        if job.computed_tokens:
+        if job.holds_kv:
             add_chunk(batch, job, tokens, bounds.victims)
         elif not may_start(job):
             all_served = False

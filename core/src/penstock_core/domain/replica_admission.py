@@ -65,6 +65,7 @@ def for_all(verdicts: Sequence[Verdict]) -> Verdict:
         return Admitted(
             max(verdict.ttft_predicted_s for verdict in admitted),
             max(verdict.tpot_predicted_s for verdict in admitted),
+            any(verdict.counts_on_cache for verdict in admitted),
         )
     return next((verdict for verdict in verdicts if isinstance(verdict, Rejected)), BestEffort())
 

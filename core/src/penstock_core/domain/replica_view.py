@@ -14,11 +14,17 @@ from penstock_core.timing.time_model import TimeModel
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Capacity of the KV cache in blocks. A block holds `block_tokens` tokens of one request."""
+    """Capacity of the KV cache in blocks. A block holds `block_tokens` tokens.
+
+    free_blocks: blocks that no request holds, including those in the prefix cache.
+    shared_blocks: of running requests, by id, the blocks that other requests hold too: preempting one alone
+        does not free them. None without a prefix cache; requests with none may be absent.
+    """
 
     total_blocks: int
     free_blocks: int
     block_tokens: int
+    shared_blocks: Mapping[RequestId, int] | None = None
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens of one request occupy."""

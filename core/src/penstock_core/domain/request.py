@@ -6,7 +6,7 @@ plain decode has exactly one pending token, the last one generated. A preempted 
 and has nothing computed, so it resumes with one prefill over prompt and generated tokens [SLOs-Serve, §4.1].
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -58,6 +58,9 @@ class Job(NamedTuple):
         reaches; 0 if unknown.
     came_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
         token.
+    unheld_blocks: None, except for a job that holds no KV and whose prefix is in the engine's prefix cache.
+        Then `computed_tokens` are those cached, and this is how many of their blocks nobody holds: starting
+        the job takes them from the free blocks. It computes at least one token.
     """
 
     request: Request
@@ -70,6 +73,12 @@ class Job(NamedTuple):
     best_effort: bool
     sure_tokens: int = 0
     came_s: float = inf
+    unheld_blocks: int | None = None
+
+    @property
+    def holds_kv(self) -> bool:
+        """Return whether it holds KV blocks and a slot. In loops over many jobs, `holding_kv` is faster."""
+        return self.computed_tokens > 0 and self.unheld_blocks is None
 
     @property
     def pending_tokens(self) -> int:
@@ -177,6 +186,20 @@ def promoted(job: Job) -> Job:
 def preempted(job: Job) -> Job:
     """Return the job after its KV has been freed. It keeps its tokens and its deadline."""
     return job._replace(computed_tokens=0)
+
+
+def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int) -> Job:
+    """Return a job that holds no KV and of which the engine has `tokens` cached; see `Job.unheld_blocks`.
+
+    A preempted job must have two tokens left to compute: with one it would look like a decode, which holds
+    KV.
+    """
+    return job._replace(computed_tokens=tokens, unheld_blocks=unheld_blocks) if tokens else job
+
+
+def holding_kv(jobs: Iterable[Job]) -> list[Job]:
+    """Return those of the jobs that hold KV blocks and a slot, in order."""
+    return [job for job in jobs if job.computed_tokens and job.unheld_blocks is None]
 
 
 def transposed(jobs: Sequence[Job]) -> Any:

@@ -22,10 +22,13 @@ class Admitted:
 
     ttft_predicted_s: from now to its first token, an upper bound under the time model.
     tpot_predicted_s: seconds per token after it, likewise.
+    counts_on_cache: whether this assumes that its cached prefix is still there when its prefill begins, so
+        that the engine has to keep it.
     """
 
     ttft_predicted_s: float
     tpot_predicted_s: float
+    counts_on_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ Two conditions, for jobs that can still meet their SLO:
 A job that starts counts from then on. An empty replica starts any job.
 """
 
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 import numpy as np
 
 from penstock_core.batch.relegation import DecodeBatch, Work
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job
+from penstock_core.domain.request import Job, holding_kv
 from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.timing.time_model import BatchWork
 
@@ -31,8 +31,8 @@ class Holding:
     """
 
     def __init__(self, view: ReplicaView, on_time: Work, decodes: DecodeBatch) -> None:
-        running = [job for jobs in on_time for job in jobs if job.computed_tokens]
-        held = list(islice([job for job in on_time.prefills if not job.computed_tokens], MOST_CANDIDATES))
+        running = holding_kv(chain.from_iterable(on_time))
+        held = list(islice([job for job in on_time.prefills if not job.holds_kv], MOST_CANDIDATES))
         self._view, self._decodes = view, decodes
         self._total_blocks = view.kv.total_blocks
         self._rows = forecast_jobs([*running, *held], view.kv).blocks if held else np.zeros((0, 1), np.int64)

@@ -86,7 +86,7 @@ def _started(batch: OpenBatch, job: Job, victims: Iterator[Job]) -> bool:
 def _enough_idle(batch: OpenBatch, blocks: int) -> bool:
     """Return whether a slot and this many blocks are free without running jobs outside the batch."""
     idle_blocks = [
-        batch.view.kv.blocks_for(job.computed_tokens)
+        batch.blocks_freed(job)
         for job in batch.view.running
         if job.request.id not in batch.tokens and job.request.id not in batch.preempted
     ]

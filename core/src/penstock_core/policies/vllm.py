@@ -26,7 +26,7 @@ from penstock_core.policies.unconditional_admission import admit_all
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """vLLM's V1 scheduler, without its prefix cache. Stateless."""
+    """vLLM's V1 scheduler. Stateless."""
 
     def start(self) -> None:
         """Return no state."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import add_running
-from penstock_core.domain.request import Job, RequestId
+from penstock_core.domain.request import Job, RequestId, holding_kv
 from penstock_core.policies.accelgen.remaining_time import Claim
 from penstock_core.policies.accelgen.token_budget import Budget
 
@@ -52,8 +52,8 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
         prompt preempts only decodes with enough of it.
     """
     in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
-    idle = [job for job in best_effort if job.computed_tokens > 0]
-    victims = reversed([*(c.job for c in in_order if c.job.computed_tokens > 0), *idle])
+    idle = holding_kv(best_effort)
+    victims = reversed([*holding_kv(c.job for c in in_order), *idle])
     patient = [c.job for c in in_order if c.job.decoding and c.remaining_s > c.recompute_s]
     for claim in in_order:
         job, left = claim.job, room.tokens - batch.work.tokens
@@ -72,9 +72,9 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
 
 def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: Sequence[Job]) -> None:
     """Add the prompt, if jobs with remaining time can free the blocks that it needs."""
-    slots, blocks = int(job.computed_tokens == 0), batch.blocks_wanted(job, job.pending_tokens) + spared
+    slots, blocks = int(not job.holds_kv), batch.blocks_wanted(job, job.pending_tokens) + spared
     others = [v for v in reversed(patient) if not _served(batch, v)]
-    could_be_free = batch.free_blocks + sum([batch.view.kv.blocks_for(v.computed_tokens) for v in others])
+    could_be_free = batch.free_blocks + sum([batch.blocks_freed(v) for v in others])
     if tokens > 0 and blocks <= could_be_free and slots <= batch.free_slots + len(others):
         batch.make_room(blocks, slots, others)
         batch.add(job, tokens)
@@ -145,7 +145,7 @@ def _demand(
     unreserved: resources beside the blocks that running prompts still need.
     """
     job, whole = prompt
-    if job.computed_tokens == 0 and (whole.blocks > unreserved.blocks or batch.free_slots < 1):
+    if not job.holds_kv and (whole.blocks > unreserved.blocks or batch.free_slots < 1):
         return None
     if whole.tokens > unreserved.tokens and not _may_be_cut(job, reserved):
         return None
@@ -163,7 +163,7 @@ def _reserved(batch: OpenBatch, claims: Sequence[Claim]) -> dict[RequestId, int]
     reserved: dict[RequestId, int] = {}
     for job in [claim.job for claim in claims if not claim.job.decoding]:
         tokens = batch.tokens.get(job.request.id, 0)
-        under_way = (job.computed_tokens > 0 or tokens > 0) and job.request.id not in batch.preempted
+        under_way = (job.holds_kv or tokens > 0) and job.request.id not in batch.preempted
         if under_way and tokens < job.pending_tokens:
             reserved[job.request.id] = _blocks_after(batch, job, tokens)
     return reserved

@@ -59,6 +59,7 @@ def _admitted(view: ReplicaView, chosen: Sequence[Job], plan: Feasible) -> dict[
         job.request.id: Admitted(
             min(plan.first_token_s[job.request.id], job.due_s) - view.now_s,
             min(plan.step_s, job.tpot_s or plan.step_s),
+            job.unheld_blocks is not None,
         )
         for job in chosen
     }

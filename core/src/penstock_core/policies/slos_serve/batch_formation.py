@@ -20,7 +20,7 @@ from penstock_core.batch.best_effort import fill_surplus
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job, deadline_order
+from penstock_core.domain.request import Job, deadline_order, holding_kv
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.speculation import SpeculationLengths, speculation_lengths
 from penstock_core.policies.slos_serve.workload import Workload
@@ -35,13 +35,13 @@ class Victims:
 
     def __init__(self, best_effort: Sequence[Job], admitted: Sequence[Job]) -> None:
         """Take the best-effort jobs in the order they were started."""
-        self._best_effort = [job for job in best_effort if job.computed_tokens]
+        self._best_effort = holding_kv(best_effort)
         self._all_admitted = admitted
 
     @cached_property
     def _admitted(self) -> list[Job]:
         """Admitted jobs by deadline, sorted on first use."""
-        return sorted([job for job in self._all_admitted if job.computed_tokens], key=deadline_order)
+        return sorted(holding_kv(self._all_admitted), key=deadline_order)
 
     def of(self, job: Job) -> Iterator[Job]:
         """Yield jobs to preempt for this one.
@@ -50,7 +50,7 @@ class Victims:
         """
         while self._best_effort:
             yield self._best_effort.pop()
-        while job.computed_tokens and deadline_order(self._admitted[-1]) > deadline_order(job):
+        while job.holds_kv and deadline_order(self._admitted[-1]) > deadline_order(job):
             yield self._admitted.pop()
 
 

@@ -80,9 +80,10 @@ def possible_when_idle(job: Job, view: ReplicaView) -> bool:
         return False
     if job.tpot_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.tpot_s:
         return False
-    pending, done, alone_s = job.pending_tokens, 0, 0.0
-    while done < pending:
-        chunk = min(view.limits.batch_tokens, pending - done)
+    done = 0 if job.unheld_blocks is None else job.computed_tokens  # what is cached is not computed
+    end, alone_s = done + job.pending_tokens, 0.0
+    while done < end:
+        chunk = min(view.limits.batch_tokens, end - done)
         alone_s += model.seconds(BatchWork(chunk, 0, chunk_work(chunk, done)))
         done += chunk
     return alone_s <= job.due_s - job.request.arrival_s

@@ -18,7 +18,7 @@ from penstock_core.batch.best_effort import newest_first, oldest_waiting_too_lon
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import add_running, run_on
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job
+from penstock_core.domain.request import Job, holding_kv
 from penstock_core.policies.sola.cost import Costs
 from penstock_core.policies.sola.decode_order import worst_first
 from penstock_core.policies.sola.monitor import Pressure, latency_ratios, pressure
@@ -98,7 +98,7 @@ def _add_prompts(
         tokens = min(job.pending_tokens, most_tokens - batch.work.tokens)
         if tokens <= 0:
             return
-        is_new = job.computed_tokens == 0
+        is_new = not job.holds_kv
         blocks = batch.blocks_wanted(job, tokens) + growth_blocks
         if batch.make_room(blocks, int(is_new), newest_first(best_effort)):
             batch.add(job, tokens)
@@ -111,7 +111,7 @@ def _add_decodes(batch: OpenBatch, people: Phases, most_tokens: int, costs: Cost
     view, decodes = batch.view, people.decodes
     drafts = view.speculation.max_tokens if view.speculation else 0
     waiting = (*people.prompts, *people.unhurried, *people.best_effort)
-    others = [job for job in waiting if job.computed_tokens > 0]
+    others = holding_kv(waiting)
     if batch.work.tokens + (1 + drafts) * len(decodes) <= most_tokens:
         run_on(batch, decodes, reversed([*decodes, *others]))
         return

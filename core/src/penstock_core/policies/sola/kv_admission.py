@@ -26,10 +26,10 @@ def startable(view: ReplicaView, prompts: Sequence[Job], aging_s: float) -> list
     """
     examined = prompts[: _reach(view, prompts)]
     running = [job for job in view.running if not job.best_effort]
-    fits = iter(first_fit(view.kv, running, [job for job in examined if job.computed_tokens == 0]))
+    fits = iter(first_fit(view.kv, running, [job for job in examined if not job.holds_kv]))
     may: list[int] = []
     for place, job in enumerate(examined):
-        if job.computed_tokens > 0 or next(fits):
+        if job.holds_kv or next(fits):
             may.append(place)
         elif not job.best_effort and view.now_s - job.request.arrival_s > aging_s:
             return may
