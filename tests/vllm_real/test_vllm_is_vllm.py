@@ -20,6 +20,7 @@ from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.policies import VLLM_REAL, build
 from penstock_simulator.real_vllm.live_scheduler import SchedulersDiverged
+from penstock_simulator.real_vllm.policy import NoPromptContent
 
 MODEL = time_model("llama-3-8b-a100")
 ACCEPTANCE = 0.7
@@ -142,6 +143,13 @@ def test_a_prompt_of_one_token_starts_without_the_drafts_that_vllm_pads_it_with(
     assert step.tokens == {"q1": 1, "q2": 1}
     assert step.drafts == {"q1": 4}
     assert engine.running[1].generated_tokens == 1
+
+
+def test_an_engine_with_a_prefix_cache_is_refused() -> None:
+    engine = EngineState(4096, Limits(64, 8), BLOCK_TOKENS, prefix_caching=True)
+    policy = build(VLLM_REAL)
+    with pytest.raises(NoPromptContent, match="cannot run with a prefix cache"):
+        policy.step(engine.view(0.0, 0.0, MODEL), policy.start())
 
 
 def test_an_engine_that_did_something_else_is_noticed() -> None:

@@ -1,5 +1,6 @@
 """One request of a workload."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -10,6 +11,8 @@ class Arrival(NamedTuple):
     output_tokens: true length of its output, including `thinking_tokens`.
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
         "" for a single request. stage: its index in the session.
+    hash_ids: ids of its prompt's blocks of `hash_id_tokens` tokens; equal ids mean that these blocks and all
+        before them are equal. Empty if unknown. salt: requests with different salts share nothing.
     """
 
     id: str
@@ -20,3 +23,6 @@ class Arrival(NamedTuple):
     thinking_tokens: int = 0
     session: str = ""
     stage: int = 0
+    hash_ids: Sequence[int] = ()
+    hash_id_tokens: int = 512
+    salt: str = ""

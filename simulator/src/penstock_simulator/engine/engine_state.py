@@ -15,7 +15,7 @@ In virtual time a caller may use `repeat_last` instead of `start` for a step tha
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
@@ -24,11 +24,19 @@ from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
-from penstock_simulator.engine.iteration import ActiveRequest, Finish, Grant, Iteration, IterationResult
-from penstock_simulator.engine.preemption import growth_blocks, preempt_for_growth
+from penstock_simulator.engine.cached_kv import CachedKv
+from penstock_simulator.engine.iteration import (
+    ActiveRequest,
+    Finish,
+    Grant,
+    Iteration,
+    IterationResult,
+)
+from penstock_simulator.engine.preemption import growth_blocks, missing_blocks, preempt_for_growth
 from penstock_simulator.engine.repeated_decodes import RepeatedDecodes, repeated_decodes
 from penstock_simulator.engine.step_checks import checked_iteration
 from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.prefix_cache.block_keys import BlockKey
 
 
 class NeverFits(Exception):
@@ -47,6 +55,7 @@ class EngineState:
     accept: maps a number of draft tokens to the number that the model accepts; the caller seeds it.
     extend_prediction: new predicted length of a job that has reached its prediction; None extends the
         prediction by one token at a time.
+    prefix_caching: whether blocks stay cached after their request (`cached_kv`).
     """
 
     def __init__(
@@ -56,6 +65,8 @@ class EngineState:
         block_tokens: int = 16,
         accept: Callable[[int], int] = no_drafts,
         extend_prediction: Callable[[Job], int] | None = None,
+        *,
+        prefix_caching: bool = False,
     ) -> None:
         self.limits = limits
         self.block_tokens = block_tokens
@@ -70,6 +81,9 @@ class EngineState:
         self._running_cache: tuple[Job, ...] | None = None  # invalidated by every change
         self._waiting_cache: tuple[Job, ...] | None = None
         self._iteration = Iteration()
+        self._cached = CachedKv(self.total_blocks, block_tokens) if prefix_caching else None
+        self._pinned: dict[RequestId, None] = {}  # waiting requests whose cached prefix may not be evicted
+        self._cached_tokens: dict[RequestId, int] = {}  # of requests that the last iteration started
         self._repeatable_blocks: int | None = None  # `Step.repeatable_blocks` of the last step
         self._repeated: RepeatedDecodes | None = None
 
@@ -78,7 +92,12 @@ class EngineState:
 
     @property
     def _kv(self) -> KvCache:
-        return KvCache(self.total_blocks, self.free_blocks, self.block_tokens)
+        shared = (
+            None
+            if self._cached is None
+            else self._cached.shared_blocks([*self._running.values(), *self._waiting])
+        )
+        return KvCache(self.total_blocks, self.free_blocks, self.block_tokens, shared)
 
     @property
     def running(self) -> tuple[Job, ...]:
@@ -90,7 +109,9 @@ class EngineState:
 
     @property
     def waiting(self) -> tuple[Job, ...]:
-        """Jobs that hold no KV blocks, in order of arrival."""
+        """Jobs that are not running, in order of arrival; their cached prefixes count as computed."""
+        if self._cached is not None:
+            return tuple(self._cached.seen(self._waiting))
         if self._waiting_cache is None:
             self._waiting_cache = tuple([entry.job for entry in self._waiting])
         return self._waiting_cache
@@ -122,16 +143,43 @@ class EngineState:
         jobs, waiting, kv, limits = self._repeated.lazy_jobs(), self.waiting, self._kv, self.limits
         return lambda: ReplicaView(now_s, busy_until_s, jobs(), waiting, kv, limits, model, speculation)
 
-    def add(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> None:
+    @property
+    def cached(self) -> CachedKv | None:
+        """The prefix cache; None without one."""
+        return self._cached
+
+    def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
+        """Return a new request as a policy should see it: with the part of its prompt that is cached.
+
+        keys: of its first full blocks.
+        """
+        return job if self._cached is None else self._cached.candidate(job, keys)
+
+    def add(
+        self,
+        job: Job,
+        answer_tokens: int,
+        thinking_tokens: int = 0,
+        keys: Sequence[BlockKey] = (),
+        *,
+        pinned: bool = False,
+    ) -> None:
         """Queue a request whose true answer length is `answer_tokens`. Raises NeverFits, ValueError.
 
-        thinking_tokens: how many of them are thinking tokens, which come first.
+        thinking_tokens: how many of them are thinking tokens, which come first. keys: of its first full
+            blocks. pinned: whether the cached part of its prompt may not be evicted until its prefill begins.
         """
         if job.request.id in self:
             raise ValueError(f"request {job.request.id} is already here")
         if self._kv.blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
             raise NeverFits(job.request.id)
-        self._enqueue(ActiveRequest(job, answer_tokens, thinking_tokens))
+        entry = ActiveRequest(job, answer_tokens, thinking_tokens)
+        if self._cached is not None:
+            entry.job = job._replace(computed_tokens=0, unheld_blocks=None)
+            entry.kv = self._cached.blocks_of(job, keys)
+            if pinned:
+                self._pin(entry)
+        self._enqueue(entry)
 
     def has_room(self, kv_tokens: int) -> bool:
         """Return whether one more request with `kv_tokens` may run: a free slot and enough free blocks."""
@@ -146,6 +194,8 @@ class EngineState:
             raise ValueError(f"request {job.request.id} is already here")
         self._stop_repeating()
         entry = ActiveRequest(job, answer_tokens, thinking_tokens, decoding=job.decoding)
+        if self._cached is not None:
+            entry.kv = self._cached.blocks_of(job, ())
         self._running[job.request.id] = entry
         self._running_cache = None
         self._grow(entry, job.computed_tokens)
@@ -161,6 +211,7 @@ class EngineState:
             return False
         self._free(entry)
         self.finished_thinking_tokens.pop(job_id, None)
+        self._pinned.pop(job_id, None)
         entry.aborted = True
         return True
 
@@ -172,31 +223,25 @@ class EngineState:
     def start(self, step: Step) -> Iteration:
         """Begin an iteration. Raises InvalidStep, without any change."""
         self._stop_repeating()
-        wanted = checked_iteration(step, self._running, self._waiting_ids, self.limits, self._kv)
+        wanted = self._checked(step)
         for job_id in step.promote:
-            entry = self._running.get(job_id) or self._waiting_ids[job_id]
-            entry.job = promoted(entry.job)
-            self._running_cache = self._waiting_cache = None
+            self._promote(job_id, starts=job_id in step.tokens)
         for job_id in step.preempt:
             self._preempt(self._running[job_id])
-        iteration, preempted = preempt_for_growth(wanted, tuple(self._running.values()), self._kv)
-        for entry in preempted:
-            self._preempt(entry)
+        iteration = self._fitting(wanted)
         for grant in iteration.grants:
-            if grant.entry.blocks == 0:
-                self._running[grant.entry.job.request.id] = grant.entry
-                self._running_cache = None
-                self._dequeue(grant.entry.job.request.id)
+            if grant.entry.job.request.id in self._waiting_ids:
+                self._run(grant.entry)
             self._grow(grant.entry, grant.kv_tokens)
         for entry in iteration.decodes:
-            if entry.job.computed_tokens == entry.blocks * self.block_tokens:
+            if self._needs_block(entry.job.computed_tokens, entry.blocks):
                 self._grow(entry, entry.job.computed_tokens + 1)
         self._iteration, self._repeatable_blocks = iteration, step.repeatable_blocks
         return iteration
 
     def repeat_last(self) -> Iteration | None:
         """Begin the last iteration again; None if its step does not repeat or a request has an event."""
-        if self._repeated is None and self._repeatable_blocks is not None:
+        if self._repeated is None and self._repeatable_blocks is not None and self._cached is None:
             entries = list(self._running.values())
             self._repeated = repeated_decodes(entries, self._repeatable_blocks, self.block_tokens)
         repeated = self._repeated
@@ -240,8 +285,8 @@ class EngineState:
             tokens[entry.job.request.id] = new_tokens
             if entry.job.generated_tokens >= entry.next_event_tokens:
                 self._handle_event(entry, now_s, finished)
-        outcome = IterationResult(tokens, finished, self._iteration.preempted, drafted)
-        self._iteration = Iteration()
+        outcome = IterationResult(tokens, finished, self._iteration.preempted, drafted, self._cached_tokens)
+        self._iteration, self._cached_tokens = Iteration(), {}
         return outcome
 
     def _apply_repeated(self) -> None:
@@ -278,7 +323,96 @@ class EngineState:
         drafted.append(Drafted(job.request.tier, grant.drafts, accepted))
         return min(1 + accepted, grant.entry.answer_tokens - job.generated_tokens)
 
+    def _checked(self, step: Step) -> Iteration:
+        """Return the step as an iteration; its new requests hold what is cached. Raises InvalidStep."""
+        cached = self._cached
+        if cached is None:
+            return checked_iteration(step, self._running, self._waiting_ids, self.limits, self._kv)
+        before = [entry.job for entry in self._waiting]
+        for entry, seen in zip(self._waiting, cached.seen(self._waiting), strict=True):
+            entry.job = seen
+        starting: set[RequestId] = set()
+        try:
+            wanted = checked_iteration(step, self._running, self._waiting_ids, self.limits, self._kv)
+            starting = {grant.entry.job.request.id for grant in wanted.grants}
+        finally:
+            for entry, job in zip(self._waiting, before, strict=True):
+                if entry.job.request.id not in starting:
+                    entry.job = job
+        for grant in wanted.grants:
+            if grant.entry.job.unheld_blocks is not None and grant.entry.job.request.id not in self._pinned:
+                cached.pin(grant.entry)
+        self.free_blocks = cached.free_blocks
+        return wanted
+
+    def _unpin_if_short(self, wanted: Iteration, cached: CachedKv) -> None:
+        """Release the pins of waiting requests if others need the blocks, or if nothing else can move."""
+        idle = not wanted.grants and not wanted.decodes and not self._running
+        if self._pinned and (idle or missing_blocks(wanted, self._kv) > 0):
+            starting = {grant.entry.job.request.id for grant in wanted.grants}
+            for job_id in [job_id for job_id in self._pinned if job_id not in starting]:
+                cached.unpin(self._waiting_ids[job_id])
+                del self._pinned[job_id]
+            self.free_blocks = cached.free_blocks
+
+    def _promote(self, job_id: RequestId, *, starts: bool) -> None:
+        entry = self._running.get(job_id) or self._waiting_ids[job_id]
+        entry.job = promoted(entry.job)
+        self._running_cache = self._waiting_cache = None
+        if job_id in self._waiting_ids and not starts:
+            self._pin(entry)
+
+    def _pin(self, entry: ActiveRequest) -> None:
+        """Let a waiting request hold what is cached of it until its prefill begins."""
+        if self._cached is not None:
+            self._cached.pin(entry)
+            self.free_blocks = self._cached.free_blocks
+            if entry.job.unheld_blocks is not None:
+                self._pinned[entry.job.request.id] = None
+
+    def _fitting(self, wanted: Iteration) -> Iteration:
+        """Return the part of an iteration for which there are blocks, and preempt requests for it."""
+        if self._cached is not None:
+            self._unpin_if_short(wanted, self._cached)
+        iteration, preempted = preempt_for_growth(wanted, tuple(self._running.values()), self._kv)
+        if self._cached is not None:
+            self._keep_waiting(wanted, iteration, self._cached)
+        for entry in preempted:
+            self._preempt(entry)
+        return iteration
+
+    def _run(self, entry: ActiveRequest) -> None:
+        """Move a waiting request to the running ones."""
+        job_id = entry.job.request.id
+        self._running[job_id] = entry
+        self._running_cache = None
+        self._dequeue(job_id)
+        if self._cached is not None:
+            self._cached_tokens[job_id] = self._cached.started(entry)
+            self._pinned.pop(job_id, None)
+
+    def _needs_block(self, computed_tokens: int, blocks: int) -> bool:
+        """Return whether a decode needs a block, or completes one that is to be cached."""
+        size = self.block_tokens
+        return computed_tokens == blocks * size or (
+            self._cached is not None and (computed_tokens + 1) % size == 0
+        )
+
+    def _keep_waiting(self, wanted: Iteration, iteration: Iteration, cached: CachedKv) -> None:
+        """Let requests that do not start after all, for want of blocks, hold what they did before."""
+        starting = {grant.entry.job.request.id for grant in iteration.grants}
+        for grant in wanted.grants:
+            job = grant.entry.job
+            left_out = job.unheld_blocks is not None and job.request.id not in starting
+            if left_out and job.request.id not in self._pinned:
+                cached.unpin(grant.entry)
+        self.free_blocks = cached.free_blocks
+
     def _grow(self, entry: ActiveRequest, kv_tokens: int) -> None:
+        if self._cached is not None:
+            self._cached.grow(entry, kv_tokens)
+            self.free_blocks = self._cached.free_blocks
+            return
         blocks = growth_blocks(entry, kv_tokens, self._kv)
         self.free_blocks -= blocks
         entry.blocks += blocks
@@ -315,7 +449,11 @@ class EngineState:
         return entry
 
     def _free(self, entry: ActiveRequest) -> None:
-        self.free_blocks += entry.blocks
+        if self._cached is None:
+            self.free_blocks += entry.blocks
+        else:
+            self._cached.release(entry)
+            self.free_blocks = self._cached.free_blocks
         entry.blocks = 0
 
 

@@ -9,6 +9,7 @@ from penstock_core.domain.request import Job, RequestId
 from penstock_core.timing.acceptance_rate import Drafted
 
 from penstock_simulator.engine_timing.batch_shape import BatchShape, Chunk
+from penstock_simulator.prefix_cache.prefix_cache import RequestBlocks
 
 
 class Finish(StrEnum):
@@ -32,6 +33,7 @@ class ActiveRequest:
     decoding: whether exactly its last token is pending.
     aborted: whether it was aborted while an iteration computed it.
     next_event_tokens: number of generated tokens at which something other than one more token happens.
+    kv: which blocks, if the engine has a prefix cache. A waiting request may hold the blocks of its prefix.
     """
 
     job: Job
@@ -41,6 +43,7 @@ class ActiveRequest:
     decoding: bool = False
     aborted: bool = False
     next_event_tokens: int = 0
+    kv: RequestBlocks | None = None
 
     def __post_init__(self) -> None:
         self.update_next_event()
@@ -123,9 +126,11 @@ class IterationResult:
     finished: jobs whose answer ended, and why.
     preempted: as in the iteration.
     drafted: draft tokens and accepted draft tokens of every decode that had any.
+    cached_tokens: tokens found in the prefix cache, of each request that this iteration started.
     """
 
     tokens: Mapping[RequestId, int] = field(default_factory=dict)
     finished: Mapping[RequestId, Finish] = field(default_factory=dict)
     preempted: tuple[RequestId, ...] = ()
     drafted: Sequence[Drafted] = ()
+    cached_tokens: Mapping[RequestId, int] = field(default_factory=dict)

@@ -12,8 +12,22 @@ from penstock_simulator.engine.iteration import ActiveRequest, Iteration
 
 
 def growth_blocks(entry: ActiveRequest, kv_tokens: int, kv: KvCache) -> int:
-    """Return how many more blocks a request needs to hold `kv_tokens`."""
-    return max(kv.blocks_for(kv_tokens) - entry.blocks, 0)
+    """Return the free blocks that a request needs for `kv_tokens`, cached ones that nobody holds included."""
+    job = entry.job
+    if job.unheld_blocks is None:
+        return max(kv.blocks_for(kv_tokens) - entry.blocks, 0)
+    return kv.blocks_for(kv_tokens) - kv.blocks_for(job.computed_tokens) + job.unheld_blocks
+
+
+def blocks_freed(entry: ActiveRequest, kv: KvCache) -> int:
+    """Return how many blocks preempting a running request alone frees."""
+    shared = kv.shared_blocks
+    return entry.blocks if shared is None else entry.blocks - shared.get(entry.job.request.id, 0)
+
+
+def missing_blocks(wanted: Iteration, kv: KvCache) -> int:
+    """Return how many more blocks than are free an iteration needs; negative if some are left."""
+    return sum(_owed(wanted, kv).values()) - kv.free_blocks
 
 
 def preempt_for_growth(
@@ -23,17 +37,22 @@ def preempt_for_growth(
 
     running: all requests that hold blocks, in the order in which they were started.
     """
-    full = [entry for entry in wanted.decodes if entry.job.computed_tokens == entry.blocks * kv.block_tokens]
-    owed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
-    owed |= {id(entry): 1 for entry in full}
-    missing_blocks = sum(owed.values()) - kv.free_blocks
+    owed = _owed(wanted, kv)
+    missing = sum(owed.values()) - kv.free_blocks
     out: dict[int, ActiveRequest] = {}
-    for entry in _preemption_order(wanted, running) if missing_blocks > 0 else ():
+    for entry in _preemption_order(wanted, running) if missing > 0 else ():
         out[id(entry)] = entry
-        missing_blocks -= entry.blocks + owed.get(id(entry), 0)
-        if missing_blocks <= 0:
+        missing -= blocks_freed(entry, kv) + owed.get(id(entry), 0)
+        if missing <= 0:
             break
     return _without(wanted, out), [entry for entry in out.values() if entry.blocks]
+
+
+def _owed(wanted: Iteration, kv: KvCache) -> dict[int, int]:
+    """Return the blocks that each request of an iteration needs."""
+    full = [entry for entry in wanted.decodes if entry.job.computed_tokens == entry.blocks * kv.block_tokens]
+    owed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
+    return owed | {id(entry): 1 for entry in full}
 
 
 def _preemption_order(wanted: Iteration, running: Sequence[ActiveRequest]) -> list[ActiveRequest]:

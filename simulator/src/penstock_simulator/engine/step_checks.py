@@ -11,6 +11,7 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import RequestId
 
 from penstock_simulator.engine.iteration import ActiveRequest, Grant, InvalidStep, Iteration
+from penstock_simulator.engine.preemption import blocks_freed, growth_blocks
 
 Entries = Mapping[RequestId, ActiveRequest]
 
@@ -75,7 +76,7 @@ def _check_new(
     running += len(new) - len(preempted)
     if running > limits.running:
         raise InvalidStep(f"{running} requests would run, of at most {limits.running}")
-    free_blocks = kv.free_blocks + sum(entry.blocks for entry in preempted)
-    needed_blocks = sum(kv.blocks_for(grant.kv_tokens) for grant in new)
+    free_blocks = kv.free_blocks + sum(blocks_freed(entry, kv) for entry in preempted)
+    needed_blocks = sum(growth_blocks(grant.entry, grant.kv_tokens, kv) for grant in new)
     if needed_blocks > free_blocks:
         raise InvalidStep(f"new requests need {needed_blocks} blocks, {free_blocks} are free")

@@ -24,7 +24,11 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """All blocks of an engine."""
+    """All blocks of an engine.
+
+    evictions: blocks that were evicted. sharing_changes: grows whenever a block gets a second holder or loses
+        one of several.
+    """
 
     def __init__(self, total_blocks: int) -> None:
         self._free: OrderedDict[Block, None] = OrderedDict.fromkeys(range(total_blocks))  # next to take first
@@ -32,7 +36,7 @@ class BlockPool:
         self._key_of: list[BlockKey | None] = [None] * total_blocks
         self._cached: dict[BlockKey, Block] = {}
         self._copies: dict[BlockKey, list[Block]] = {}  # further blocks with a cached key, oldest first
-        self.evictions = 0
+        self.evictions = self.sharing_changes = 0
 
     @property
     def free_blocks(self) -> int:
@@ -63,10 +67,16 @@ class BlockPool:
         """Return how many of these blocks no request holds."""
         return sum([not self._holders[block] for block in blocks])
 
+    def shared_among(self, blocks: Iterable[Block]) -> int:
+        """Return how many of these blocks several requests hold."""
+        return sum([self._holders[block] > 1 for block in blocks])
+
     def hold(self, blocks: Iterable[Block]) -> None:
         """Let one more request hold these cached blocks."""
         for block in blocks:
-            if not self._holders[block]:
+            if self._holders[block]:
+                self.sharing_changes += 1
+            else:
                 del self._free[block]
             self._holders[block] += 1
 
@@ -95,6 +105,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block]:
+                self.sharing_changes += 1
                 continue
             if self._key_of[block] is None:
                 unknown.append(block)

@@ -25,6 +25,13 @@ from penstock_core.policies.unconditional_admission import admit_all
 from penstock_simulator.real_vllm.live_scheduler import LiveScheduler, Scheduled
 
 
+class NoPromptContent(Exception):
+    """The engine has a prefix cache, and vLLM's own scheduler would need prompts' content for its own."""
+
+    def __str__(self) -> str:
+        return "policy vllm-real cannot run with a prefix cache; policy vllm can"
+
+
 @dataclass(frozen=True, slots=True)
 class RealVllm:
     """The policy. vLLM must have been loaded (`location.load`)."""
@@ -39,6 +46,8 @@ class RealVllm:
 
     def step(self, view: ReplicaView, memory: LiveScheduler | None) -> tuple[Step, LiveScheduler]:
         """Return vLLM's next step."""
+        if view.kv.shared_blocks is not None:
+            raise NoPromptContent
         live = memory or LiveScheduler(view)
         live.follow(view)
         return _as_step(view, live.schedule()), live

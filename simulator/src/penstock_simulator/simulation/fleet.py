@@ -49,6 +49,7 @@ class Fleet:
     snapshot_age_s: delay until routers see what a replica publishes, at each iteration and each verdict.
     placement_delay_s: delay until a router sees other routers' placements; infinite if they do not share
         them.
+    prefix_caching: whether engines keep KV blocks for later prompts that begin alike.
     """
 
     policy: str
@@ -74,6 +75,7 @@ class Fleet:
     hop_latency_s: float = 0.001
     snapshot_age_s: float = 0.005
     placement_delay_s: float = inf
+    prefix_caching: bool = False
 
     @property
     def longest_tokens(self) -> int:

@@ -14,12 +14,13 @@ from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_admission import DECIDED_TOGETHER, AdmissionState, Holds, decide
 from penstock_core.domain.replica_view import ReplicaView, at_iteration_end
 from penstock_core.domain.request import Job, RequestId, new_job
-from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Rejected, Verdict
 
 from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState, no_drafts
 from penstock_simulator.engine.iteration import Iteration
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
+from penstock_simulator.prefix_cache.block_keys import BlockKey, recorded_keys
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.iteration_timer import iteration_timer
@@ -87,7 +88,7 @@ class SimulatedReplica:
             jobs = [self._job(simulated) for simulated in group]
             for simulated, job, verdict in zip(group, jobs, self._decide(jobs, now_s), strict=True):
                 if not isinstance(verdict, Rejected):
-                    self._take(simulated, job._replace(best_effort=isinstance(verdict, BestEffort)), now_s)
+                    self._take(simulated, job, verdict, now_s)
                 yield simulated, verdict
 
     def begin(self, now_s: float) -> float | None:
@@ -114,6 +115,9 @@ class SimulatedReplica:
         self._speculation.observe(outcome.drafted)
         for job_id, tokens in outcome.tokens.items():
             self.requests[job_id].take(tokens, now_s)
+        for job_id, tokens in outcome.cached_tokens.items():
+            if job_id in self.requests:
+                self.requests[job_id].started(tokens)
         return [self._finish_request(job_id) for job_id in outcome.finished]
 
     def _job(self, simulated: SimulatedRequest) -> Job:
@@ -121,7 +125,21 @@ class SimulatedReplica:
         first_stage = request.targets.answer_tpot_s is not None and simulated.arrival.thinking_tokens
         predicted = self._lengths.first(request, true_tokens)
         sure = self._lengths.sure(request, first_stage or true_tokens)
-        return new_job(request, predicted, simulated.sent_as_best_effort, sure)
+        job = new_job(request, predicted, simulated.sent_as_best_effort, sure)
+        return self._engine.candidate(job, self._keys(simulated))
+
+    def _keys(self, simulated: SimulatedRequest) -> Sequence[BlockKey]:
+        """Return the keys of its prompt's blocks, as far as they are known; none without a prefix cache."""
+        arrival = simulated.arrival
+        if self._engine.cached is None or not arrival.hash_ids:
+            return ()
+        return recorded_keys(
+            arrival.hash_ids,
+            arrival.hash_id_tokens,
+            arrival.prompt_tokens,
+            self._engine.block_tokens,
+            arrival.salt,
+        )
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
         standing = AdmissionState(
@@ -132,13 +150,18 @@ class SimulatedReplica:
         )
         return decide(self._policy, self.planning_view(now_s), new, standing, self._holds)
 
-    def _take(self, simulated: SimulatedRequest, job: Job, now_s: float) -> None:
+    def _take(
+        self, simulated: SimulatedRequest, job: Job, verdict: Admitted | BestEffort, now_s: float
+    ) -> None:
+        job = job._replace(best_effort=isinstance(verdict, BestEffort))
         if not self.requests:
             self._progress_s = now_s
         if job.best_effort:
             self._best_effort.add(job.request.id)
         arrival = simulated.arrival
-        self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens)
+        keys = self._keys(simulated)
+        pinned = isinstance(verdict, Admitted) and verdict.counts_on_cache
+        self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens, keys, pinned=pinned)
         self.requests[arrival.id] = simulated
 
     def _finish_request(self, job_id: RequestId) -> SimulatedRequest:
@@ -163,4 +186,5 @@ def _engine(fleet: Fleet, lengths: AnswerLengths, seed: int) -> EngineState:
         fleet.block_tokens,
         no_drafts if speculation is None else Drafter(speculation.acceptance, seed).accepted,
         lengths.extend_prediction,
+        prefix_caching=fleet.prefix_caching,
     )

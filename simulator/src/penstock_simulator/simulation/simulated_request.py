@@ -21,6 +21,7 @@ class SimulatedRequest:
     router: index of its router.
     tried: the last replica that it was sent to.
     verdict: the verdict on it; None until it is served.
+    cached_tokens: of its prompt, found in the prefix cache when it was first started; None before.
     """
 
     arrival: Arrival
@@ -31,6 +32,7 @@ class SimulatedRequest:
     tried: Try | None = None
     verdict: FirstVerdict | None = None
     token_times_s: list[float] = field(default_factory=list)
+    cached_tokens: int | None = None
 
     @property
     def sent_as_best_effort(self) -> bool:
@@ -43,6 +45,11 @@ class SimulatedRequest:
             self.token_times_s.append(now_s)
         else:
             self.token_times_s += [now_s] * tokens
+
+    def started(self, cached_tokens: int) -> None:
+        """Record the cached tokens with which it was started; only the first start counts."""
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
 
     def served_outcome(self) -> SimulatedOutcome:
         """Return the outcome after its last token."""
@@ -57,6 +64,7 @@ class SimulatedRequest:
             tpot_s=judged.tpot_s,
             e2e_s=judged.e2e_s,
             met=judged.met,
+            cached_tokens=self.cached_tokens or 0,
         )
 
     def unserved_outcome(self, verdict: FirstVerdict) -> SimulatedOutcome:
