@@ -191,6 +191,12 @@ def test_decodes_draft_as_far_as_tokens_blocks_and_time_allow() -> None:
     assert drafted(replica(ends, [])) == {"a": 1}
 
 
+def test_a_running_decode_needs_no_slot() -> None:
+    """There is no block for both, so each is looked at on its own."""
+    step = batch([decode("a"), decode("b", 512)], [], free_blocks=0, limits=Limits(running=2))
+    assert (step.tokens, step.preempt) == ({"a": 1}, ())
+
+
 def test_a_late_decode_leaves_prefill_half_of_the_period() -> None:
     step = batch([decode("late", due_in_s=-0.02)], [prompt("p", 5000)])
     alone_s = MODEL.prefill_seconds(1)

@@ -68,6 +68,10 @@ def test_nobody_is_promoted_who_has_no_targets_or_no_time_left_or_has_begun_to_a
     assert chosen_of(replica(asks("admitted", best_effort=False))) is None
 
 
+def test_one_that_is_late_whatever_is_done_keeps_nobody_from_being_promoted() -> None:
+    assert promotes(replica(asks("late", 300, 0.905), asks("b", 900, 9.0), now_s=0.9)) == {"b"}
+
+
 def test_who_has_begun_its_prompt_can_still_be_promoted() -> None:
     chosen = chosen_of(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
     assert chosen is not None

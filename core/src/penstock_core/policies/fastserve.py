@@ -64,8 +64,6 @@ def _form(view: ReplicaView, by_queue: Sequence[tuple[list[Job], list[Job]]]) ->
         run_on(batch, running, victims)
         for job in waiting:
             starting = starting and batch.left_tokens > 0 and _started(batch, job, victims)
-            if not starting:
-                break
     return batch
 
 

@@ -22,6 +22,9 @@ from dataclasses import dataclass, replace
 CONSECUTIVE = 3
 """Failures in a row that eject. Envoy's default is 5; here each failure costs a request a timeout."""
 
+MOST_DOUBLINGS = 16
+"""Ejections in a row after which the time grows no more: it is the longest long before."""
+
 FIRST_S = 5.0
 """Seconds of the first ejection: about one verdict's timeout."""
 
@@ -78,7 +81,7 @@ def failed(health: ReplicaHealth, now_s: float, draw: float) -> ReplicaHealth:
         return replace(health, failures=health.failures + 1)
     forgotten = health.until_s is None and now_s - health.since_s >= LONGEST_S
     ejections = 0 if forgotten else health.ejections
-    ejected_s = min(FIRST_S * 2.0 ** min(ejections, 16), LONGEST_S)
+    ejected_s = min(FIRST_S * 2.0 ** min(ejections, MOST_DOUBLINGS), LONGEST_S)
     return ReplicaHealth(ejections=ejections + 1, until_s=now_s + ejected_s * (1 + SPREAD * draw))
 
 

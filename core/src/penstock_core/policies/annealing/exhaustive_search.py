@@ -83,8 +83,8 @@ def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple
     batches = 0
     while ends[batches] < count:
         batches += 1
-    left, taken = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
-    met, wait_s, latency_s = np.zeros_like(left), np.zeros(count + 1), np.zeros(count + 1)
+    left, taken, met = np.zeros_like(order), np.zeros_like(order), np.zeros_like(order)
+    wait_s, latency_s = np.zeros(count), np.zeros(count)
     left[0] = (1 << count) - 1
     taken[0] = left[0] + 1
     met[0] = prospects.base_met

@@ -41,6 +41,10 @@ MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
 """Batches in a row without a token of any prompt, after which there will never be one."""
 
 
+LATE = -1
+"""Instead of a prompt's number: a deadline is missed."""
+
+
 class Engine(NamedTuple):
     """A time model in numbers, and the engine's bound on a batch.
 
@@ -256,13 +260,13 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
 def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: int) -> tuple[float, int]:
     """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not computed then.
 
-    -1 where one that it finishes is late, or another has to be.
+    LATE where one that it finishes is late, or another has to be.
     """
     now_s, limit_s = time.now_s, time.limit_s
     while todo < len(prompts.pending):
         due_in_s = prompts.due_s[todo] - now_s
         if due_in_s < 0:
-            return 0.0, -1
+            return 0.0, LATE
         pending, computed = prompts.pending[todo], prompts.computed[todo]
         most = min(pending, engine.batch_tokens - work.tokens)
         chunk = largest_chunk(engine, work, most, computed, limit_s)
@@ -274,7 +278,7 @@ def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: i
         if chunk < pending:
             break
         if iteration_seconds(engine, work) > due_in_s + TIME_ERROR_S:
-            return 0.0, -1
+            return 0.0, LATE
         limit_s, todo = min(limit_s, due_in_s), todo + 1
     return iteration_seconds(engine, work), todo
 
@@ -346,7 +350,7 @@ def simulate(
         batch += 1
         begun, pending = todo, prompts.pending[todo]
         batch_s, todo = _fill(engine, prompts, _decodes(rows, chosen), time, begun)
-        if todo < 0:
+        if todo == LATE:
             break
         end_s = time.now_s + batch_s
         _generate(rows, chosen, end_s, catch_up_s)
