@@ -49,6 +49,13 @@ def blocks(tokens: int) -> int:
     return -(-tokens // 16)
 
 
+def test_a_running_job_without_blocks_and_without_victims_is_preempted_itself() -> None:
+    job = decode("a", 112)
+    batch = OpenBatch(replica([job], [], free_blocks=0))
+    add_running(batch, job, iter(()))
+    assert (batch.tokens, list(batch.preempted)) == ({}, ["a"])
+
+
 @given(
     st.lists(st.integers(1, 80), min_size=1, max_size=6),
     st.integers(0, 40),

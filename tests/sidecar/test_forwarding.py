@@ -317,6 +317,17 @@ async def test_a_whole_answer_tells_its_tokens_where_it_tells_usage() -> None:
     assert (desk.tokens, finished.prompt_tokens, finished.completion_tokens) == ([0], 5, 0)
 
 
+async def test_times_of_a_whole_answer_are_of_its_own_share_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seven tokens of three answers that were generated beside each other: about two each."""
+    desk = Desk(Says((WHOLE.replace(b": 2}", b": 7}"),), streamed=False))
+    monkeypatch.setattr(desk.mirror, "token_times_s", lambda _, tokens, ended_s: [100.0] * tokens)
+    await desk.served(stream=False, n=3)
+    finished = desk.events[-1].finished
+    assert (finished.completion_tokens, len(finished.token_gaps_us)) == (7, 2)
+
+
 async def test_the_end_of_thinking_is_noted_once() -> None:
     desk = Desk(Says((THOUGHT, THOUGHT + SAID, SAID, DONE)))
     await desk.served()

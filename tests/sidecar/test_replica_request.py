@@ -177,6 +177,14 @@ def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None
     assert (told.ttft_s, told.tpot_s) == (0.5, 0.0)
 
 
+def test_a_wait_too_long_for_the_event_is_told_as_the_longest_that_it_holds() -> None:
+    desk = Desk()
+    request = admitted(desk, stream=False)
+    request.output(b"{}", 2, 0, 5001.0)
+    request.finished(EngineUsage(3, 2), (5000.0, 5000.5), 0)
+    assert list(desk.last.finished.token_gaps_us) == [2**32 - 1, 500_000]
+
+
 def test_an_engine_that_counts_more_tokens_than_were_seen_is_believed() -> None:
     request = admitted(Desk())
     request.output(b"x", 1, 0, 100.5)

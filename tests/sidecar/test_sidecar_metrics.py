@@ -15,6 +15,33 @@ def test_best_effort_uses_memory_and_fills_nothing() -> None:
     assert registry.get_sample_value("penstock_replica_filled_ratio") == 0.25
 
 
+def test_the_load_is_exported_as_it_is() -> None:
+    registry = CollectorRegistry()
+    now = Snapshot(running=3, waiting=4, best_effort=5)
+    Metrics(registry).load(now, requests=7, engine_ready=True, draining=False)
+    told = {
+        name: registry.get_sample_value(f"penstock_replica_{name}")
+        for name in ("running", "waiting", "best_effort", "carried", "engine_ready", "draining")
+    }
+    assert told == {
+        "running": 3,
+        "waiting": 4,
+        "best_effort": 5,
+        "carried": 7,
+        "engine_ready": 1,
+        "draining": 0,
+    }
+
+
+def test_the_longest_call_of_the_planner_is_kept() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for seconds in (0.25, 0.5, 0.125):
+        metrics.planned(seconds)
+    assert registry.get_sample_value("penstock_replica_planner_seconds_max") == 0.5
+    assert registry.get_sample_value("penstock_replica_planner_seconds_sum") == 0.875
+
+
 def test_histograms_have_the_buckets_that_the_docs_name() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)

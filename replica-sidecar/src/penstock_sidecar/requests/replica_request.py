@@ -34,6 +34,9 @@ from penstock_sidecar.requests.client_body import ClientBody
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Request ids that a header and a log line can hold; routers send no others."""
 
+LONGEST_GAP_US = 2**32 - 1
+"""Longest gap between tokens that an event can tell: 71 minutes."""
+
 
 class Sink(Protocol):
     """Where a request's events go."""
@@ -236,7 +239,8 @@ class ReplicaRequest:
     def _gaps_us(self, times_s: Sequence[float]) -> list[int]:
         assert self.job is not None
         from_s = self.job.request.arrival_s
-        return [max(round((at_s - before_s) * 1e6), 0) for before_s, at_s in pairwise((from_s, *times_s))]
+        gaps_us = [round((at_s - before_s) * 1e6) for before_s, at_s in pairwise((from_s, *times_s))]
+        return [min(max(gap_us, 0), LONGEST_GAP_US) for gap_us in gaps_us]
 
     def _fail(self, event: Event, failure: wire.Failure.ValueType, error: ApiError) -> None:
         self._happens(event, failed_event(self.id, failure, error.status, error.body()))
