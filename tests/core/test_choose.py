@@ -164,3 +164,8 @@ def test_no_more_are_chosen_than_there_are_slots_or_blocks_for() -> None:
     assert len(best_set(program_of(replica(slots=3), [asks("w", 0.1)], several))) == 2
     assert len(best_set(program_of(replica(slots=1), several[:2], several[2:]))) == 0
     assert len(best_set(program_of(replica(blocks=2 * 29), [], several))) == 2
+
+
+def test_admitted_requests_that_need_more_than_all_blocks_leave_none() -> None:
+    program = program_of(replica(blocks=5), [asks("w", 0.1)], [asks("a", 0.1)])
+    assert program.room.min() == 0
