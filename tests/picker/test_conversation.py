@@ -141,3 +141,12 @@ def test_a_hint_of_endpoints_is_a_text_or_a_list(hint: str | list[str]) -> None:
     hints = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
     hints.update({"x-gateway-destination-endpoint-subset": hint})
     assert subset_of(message) == frozenset({"10.0.0.1:1", "10.0.0.2:1"})
+    calls: list[Call] = []
+
+    def pick(call: Call) -> Picked:
+        calls.append(call)
+        return PICKED
+
+    message.request_headers.end_of_stream = True
+    Conversation(pick, MAX_BODY_BYTES).receive(message)
+    assert [call.subset for call in calls] == [frozenset({"10.0.0.1:1", "10.0.0.2:1"})]

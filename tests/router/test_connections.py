@@ -1,0 +1,99 @@
+"""Connections to replicas and to the API server: over TLS where it is asked for, tried again ever later."""
+
+import socket
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from penstock_routing.applications.shared_limits import LEASE_S, RENEW_S
+from penstock_routing.connections.api_server import KEEP_ALIVE
+from penstock_routing.connections.backoff import Backoff
+from penstock_routing.connections.replica_channel import Tls, connect_by
+from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.response.error_headers import beside_error
+from penstock_runtime.grpc_options import CLIENT_OPTIONS
+from self_signed import Identity
+
+NAME_OVERRIDE = "grpc.ssl_target_name_override"
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Address and options of each channel under TLS."""
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def secure_channel(address: str, credentials: object, options: Any) -> None:
+        assert credentials is not None
+        made.append((address, dict(options)))
+
+    monkeypatch.setattr("grpc.aio.secure_channel", secure_channel)
+    return made
+
+
+def test_a_name_in_certificates_stands_in_for_addresses_where_one_is_given(
+    tmp_path: Path, channels: list[tuple[str, dict[str, Any]]]
+) -> None:
+    ca = Identity(tmp_path).cert
+    connect_by(Tls(ca))("10.0.0.1:7000")
+    connect_by(Tls(ca, server_name="replica"))("10.0.0.2:7000")
+    usual = dict(CLIENT_OPTIONS)
+    assert channels == [("10.0.0.1:7000", usual), ("10.0.0.2:7000", usual | {NAME_OVERRIDE: "replica"})]
+
+
+def test_files_of_tls_are_read_for_every_connection(
+    tmp_path: Path, channels: list[tuple[str, dict[str, Any]]]
+) -> None:
+    identity = Identity(tmp_path)
+    connect = connect_by(Tls(identity.cert, identity.cert, identity.key))
+    connect("a:1")
+    identity.key.unlink()
+    with pytest.raises(FileNotFoundError):
+        connect("a:1")
+    assert len(channels) == 1
+
+
+def test_waits_double_up_to_two_seconds_and_begin_anew() -> None:
+    backoff = Backoff(Random(1))
+    for _ in range(2):
+        for most_s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
+            assert most_s / 2 <= backoff.wait_s() <= most_s
+        backoff.reset()
+
+
+def test_waits_are_spread_over_their_upper_half() -> None:
+    waits_s = [Backoff(Random(seed)).wait_s() for seed in range(200)]
+    assert min(waits_s) < 0.027 and max(waits_s) > 0.048
+
+
+def test_a_dead_api_server_is_noticed_within_25_s() -> None:
+    options = {option: value for _, option, value in KEEP_ALIVE}
+    assert options[socket.SO_KEEPALIVE] == 1
+    probes_s = options[socket.TCP_KEEPINTVL] * options[socket.TCP_KEEPCNT]
+    assert options[socket.TCP_KEEPIDLE] + probes_s == 25
+    assert options[socket.TCP_KEEPCNT] == 3
+
+
+def test_a_lease_outlasts_two_calls_that_fail() -> None:
+    assert RENEW_S * 3 == LEASE_S
+
+
+async def test_replicas_from_the_command_line_never_change_and_are_never_out_of_date() -> None:
+    source = Fixed({"r0": "h:1"})
+    sets = [found async for found in source.sets()]
+    assert [{name: endpoint.address for name, endpoint in found.items()} for found in sets] == [{"r0": "h:1"}]
+    assert (source.connected, source.malformed) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "final"),
+    [
+        *[(status, True) for status in (400, 401, 404, 413, 422, 499)],
+        *[(status, False) for status in (399, 408, 409, 425, 429, 500, 503)],
+    ],
+)
+def test_a_wrong_request_is_not_to_be_sent_again(status: int, final: bool) -> None:
+    assert dict(beside_error(status, "id")) == {"x-request-id": "id"} | (
+        {"x-should-retry": "false"} if final else {}
+    )
+    assert dict(beside_error(status, "id", [("x-should-retry", "true")])) == {"x-request-id": "id"}
