@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -14,6 +13,7 @@ from gateway.picking import chat, ext_authz_address, ext_proc_address, picker_of
 from gateway.replica import HttpReplica
 from penstock_picker.picker import Picker
 from penstock_pool import Application
+from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.serving import address_of, listen
 from scripted.house import pool_with, until
 
@@ -29,7 +29,7 @@ class Front:
     """
 
     address: Callable[..., AbstractAsyncContextManager[str]]
-    asks: Callable[..., dict[str, Any]]
+    asks: Callable[..., PickerFilter]
     opens: bool = True
     too_slow: int = 504
 
@@ -196,7 +196,7 @@ async def test_a_slow_picker_is_given_up(front: Front, tmp_path: Path) -> None:
     async with picker_of((r0,)) as picker:
         mute = listen("127.0.0.1", 0)
         for fail_open in front.failures:
-            asks = front.asks(address_of(mute), fail_open=fail_open, timeout="0.05s")
+            asks = front.asks(address_of(mute), fail_open=fail_open, timeout=0.05)
             async with gateway(tmp_path, asks, [r0.endpoint]) as envoy:
                 assert (await envoy.chat(BODY)).status_code == (200 if fail_open else front.too_slow)
         mute.close()

@@ -25,6 +25,8 @@ from penstock_runtime.serving import address_of, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
 from penstock_picker.admin_port import admin_app
+from penstock_picker.endpoints_file import keep_endpoints
+from penstock_picker.envoy_drain import drain_envoy
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.ext_proc import ext_proc
 from penstock_picker.options import Options, parse
@@ -76,11 +78,13 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
         shared_limits=limits,
     )
     _warn_of_limits(pool)
-    parts = (
+    parts = [
         *assembly.sharing(placements, limits, replica_set, picker.metrics),
         *assembly.refreshing(options, pool, keys, picker.metrics),
         replica_set.follow(source),
-    )
+    ]
+    if options.endpoints_file is not None:
+        parts.append(keep_endpoints(replica_set, options.endpoints_file))
     beside = [asyncio.create_task(part) for part in parts]
     stopping = asyncio.create_task(stop.wait())
     admin = listen(options.admin_host, options.admin_port)
@@ -105,11 +109,19 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
             for part in beside:
                 if part.done():
                     part.result()
+            await _drain(options, pool)
     finally:
         for task in (stopping, *beside):
             task.cancel()
         await asyncio.wait(beside)
     log.info("stopped")
+
+
+async def _drain(options: Options, pool: Pool) -> None:
+    """Drain the Envoy beside this picker, where there is one."""
+    if options.envoy_admin is not None:
+        drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
+        await drain_envoy(options.envoy_admin, options.lame_duck_s, drain_s)
 
 
 def _check_certificates(options: Options) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock_routing import flags
 from penstock_routing.flags import Certificate, PoolAccess
-from penstock_runtime.flags import port
+from penstock_runtime.flags import port, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,9 @@ class Options(PoolAccess):
     ext_authz_port, ext_proc_port: of its fronts; None: it has no such front.
     admin_host, admin_port: of metrics and health.
     certificate: of both fronts; None: in the clear.
+    endpoints_file: where an Envoy beside it reads replicas' endpoints; None: it reads them elsewhere.
+    envoy_admin: that Envoy's administration socket; None: the picker does not drain it.
+    drain_s: longest time for its requests; None takes the pool's. lame_duck_s: before they have to end.
     """
 
     host: str
@@ -25,6 +28,10 @@ class Options(PoolAccess):
     admin_host: str
     admin_port: int
     certificate: Certificate | None
+    endpoints_file: Path | None
+    envoy_admin: Path | None
+    drain_s: float | None
+    lame_duck_s: float
     log_level: str
     log_json: bool
 
@@ -50,6 +57,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         admin_host=given.admin_host,
         admin_port=given.admin_port,
         certificate=flags.certificate(given),
+        endpoints_file=given.endpoints_file,
+        envoy_admin=given.envoy_admin,
+        drain_s=given.drain_s,
+        lame_duck_s=given.lame_duck_s,
         log_level=given.log_level,
         log_json=given.log_json,
     )
@@ -58,6 +69,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _problem(given: argparse.Namespace) -> str | None:
     if given.ext_authz_port is None and given.ext_proc_port is None:
         return "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"
+    if given.envoy_admin is None and (given.drain_s is not None or given.lame_duck_s):
+        return "--drain-s and --lame-duck-s are for --envoy-admin"
     return None
 
 
@@ -83,7 +96,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-port", type=port, default=9081, help="the admin port, 0 for any (default: %(default)s)")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-json", action="store_true", help="one JSON object a line")
+    _add_envoy(parser)
     flags.add_sharing(parser)
     flags.add_replicas(parser)
     flags.add_tls(parser, "gateways")
     return parser
+
+
+def _add_envoy(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("an Envoy beside this picker").add_argument
+    add(
+        "--endpoints-file",
+        type=Path,
+        metavar="FILE",
+        help="keep the endpoints of replicas in this file, which Envoy watches (EDS)",
+    )
+    add(
+        "--envoy-admin",
+        type=Path,
+        metavar="SOCKET",
+        help="drain Envoy by its administration socket when this picker is stopped",
+    )
+    add("--drain-s", type=seconds, help="longest wait for Envoy's requests (default: the pool's)")
+    add(
+        "--lame-duck-s",
+        type=seconds,
+        default=0.0,
+        help="first let Envoy go on for so long while its /ready says no (default: %(default)s)",
+    )

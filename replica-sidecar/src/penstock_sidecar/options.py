@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock_runtime.engine_key import VARIABLE, engine_key
-from penstock_runtime.flags import port
+from penstock_runtime.flags import port, seconds
 from penstock_runtime.serving import is_loopback
 
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
     flag(
         "--drain-s",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="time to finish requests when stopped; default: the pool's",
     )
@@ -146,16 +146,6 @@ def _address(text: str) -> Address:
     if not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT, like 127.0.0.1:9000")
     return Address(host.strip("[]"), port(given_port))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds, 0 or more")
-    return seconds
 
 
 def _url(text: str) -> str:

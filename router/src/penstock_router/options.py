@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock_routing import flags
 from penstock_routing.flags import Certificate, PoolAccess
-from penstock_runtime.flags import port
+from penstock_runtime.flags import port, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-router",
@@ -82,12 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         help="address of the admin port: metrics, and the state of the pool (default: %(default)s)",
     )
     add("--admin-port", type=port, default=9080, help="the admin port, 0 for any (default: %(default)s)")
-    add(
-        "--drain-s", type=_seconds, help="finish open requests for so long when stopped (default: the pool's)"
-    )
+    add("--drain-s", type=seconds, help="finish open requests for so long when stopped (default: the pool's)")
     add(
         "--lame-duck-s",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         help="when stopped, first go on serving for so long while /ready says no (default: %(default)s)",
     )

@@ -8,3 +8,14 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a duration in seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds, 0 or more")
+    return value

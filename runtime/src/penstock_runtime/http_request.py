@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.openai_errors import ApiError, body_too_large
 
 Header = tuple[bytes, bytes]
 
@@ -347,16 +347,6 @@ async def serve(app: App, request: HttpRequest) -> None:
 @cache
 def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode()
-
-
-def body_too_large(max_bytes: int) -> ApiError:
-    """Return an error 413 that also closes the connection."""
-    return ApiError(
-        413,
-        f"the request's body is over the bound of {max_bytes} bytes",
-        code="request_too_large",
-        headers=(("connection", "close"),),
-    )
 
 
 def _late(timeout_s: float) -> ApiError:

@@ -35,3 +35,13 @@ class ApiError(Exception):
     def event(self) -> bytes:
         """Return the error as a server-sent event, for a stream that has begun."""
         return b"data: " + self.body() + b"\n\n"
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    """Return an error 413 that also closes the connection."""
+    return ApiError(
+        413,
+        f"the request's body is over the bound of {max_bytes} bytes",
+        code="request_too_large",
+        headers=(("connection", "close"),),
+    )

@@ -16,7 +16,7 @@ from penstock_cli.commands.validate import PoolFile, headline, tiers_table
 from penstock_cli.local.certificate import certificate_files
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.engines import STARTED_TYPES, check_engines, engine_urls
-from penstock_cli.local.layout import ADMIN_STEP, Layout, LocalPoolOptions
+from penstock_cli.local.layout import ADMIN_STEP, Gateway, Layout, LocalPoolOptions
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import ConsoleSink
 from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_engine
@@ -29,7 +29,14 @@ class Truth(StrEnum):
     EXACT = "exact"
 
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0 for any free one.")]
+GatewayName = Annotated[
+    Gateway,
+    typer.Option(
+        help="What clients connect to: the built-in router, or an Envoy that asks a picker "
+        "(pip install 'penstock[envoy]')."
+    ),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 for any free one.")]
 AdminPort = Annotated[
     int | None,
     typer.Option(
@@ -39,7 +46,7 @@ AdminPort = Annotated[
         f"{ADMIN_STEP} above --port, or any free one if that is taken.",
     ),
 ]
-Host = Annotated[str, typer.Option(help="Address on which the router listens.")]
+Host = Annotated[str, typer.Option(help="Address on which the gateway listens.")]
 Replicas = Annotated[
     int | None,
     typer.Option(min=1, max=64, help="Overrides the file's number of replicas."),
@@ -81,6 +88,7 @@ TlsKey = Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the cer
 def up(
     *,
     file: PoolFile,
+    gateway: GatewayName = Gateway.ROUTER,
     port: Port = 8080,
     admin_port: AdminPort = None,
     host: Host = "127.0.0.1",
@@ -108,6 +116,8 @@ def up(
 
       penstock up -f pool.yaml --engine http://10.0.0.5:8000,http://10.0.0.6:8000
 
+      penstock up -f pool.yaml --gateway envoy
+
       penstock up -f pool.yaml --host 0.0.0.0 --tls-cert tls.crt --tls-key tls.key
     """
     certificate = certificate_files(tls_cert, tls_key)
@@ -121,6 +131,7 @@ def up(
         options = LocalPoolOptions(
             pool_file=pool_file,
             replicas=len(urls) or replicas or pool.spec.initial_replicas,
+            gateway=gateway,
             host=host,
             port=port,
             admin_port=admin_port,
@@ -138,7 +149,7 @@ async def _serve(pool: Pool, options: LocalPoolOptions, console: Console) -> Non
     serving = asyncio.create_task(_keep_up(pool, options, console))
 
     def stop() -> None:
-        console.print("stopping: the router first, engines last", style="yellow")
+        console.print(f"stopping: the {options.gateway} first, engines last", style="yellow")
         serving.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,8 @@
 """The processes of a pool on this machine, and their command lines.
 
-Each replica has a sidecar and, unless engines are external, an engine. One router is in front. The programs
-are taken from this interpreter's folder, so that the pool runs the same release as this command.
+Each replica has a sidecar and, unless engines are external, an engine. In front is one router, or an Envoy
+and the picker that it asks. The programs are taken from this interpreter's folder, so that the pool runs the
+same release as this command.
 """
 
 import sys
@@ -9,12 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from penstock_pool import Pool
 from penstock_pool.engine_spec import AUTO
+from penstock_runtime.envoy.bootstrap import FILE as ENVOY_FILE
+from penstock_runtime.envoy.bootstrap import configuration_files
+from penstock_runtime.envoy.endpoints import endpoints_document
+from penstock_runtime.envoy.settings import Address, EnvoySettings
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
+from penstock_cli.local.envoy import GatewayAddresses, envoy_command, envoy_program, envoy_settings
 from penstock_cli.local.ports import check_free, free_ports, is_free
 from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, VllmEngine, argv, environment
 
@@ -24,10 +32,19 @@ ADMIN_STEP = 1000
 """Default distance of the admin port from the router's port: 8080 and 9080."""
 
 
+class Gateway(StrEnum):
+    """What clients connect to."""
+
+    ROUTER = "router"
+    ENVOY = "envoy"
+
+
 class Role(StrEnum):
     """Roles of processes, in the order in which they are stopped, so that each can drain."""
 
     ROUTER = "router"
+    PICKER = "picker"  # drains Envoy before it ends
+    ENVOY = "envoy"
     SIDECAR = "sidecar"
     ENGINE = "engine"
 
@@ -48,9 +65,10 @@ class LocalPoolOptions:
 
     pool_file: the file that every process reads.
     engines: URLs of external engines; empty to start simulated ones or `vllm`.
-    port: port of the router; 0 for any free one.
-    admin_port: the router's admin port, on loopback; 0 for any free one. None: `ADMIN_STEP` above `port`, or
-        any free one if that is taken.
+    gateway: the process that clients connect to.
+    port: its port; 0 for any free one.
+    admin_port: admin port of the router or the picker, on loopback; 0 for any free one. None: `ADMIN_STEP`
+        above `port`, or any free one if that is taken.
     certificate: certificate of the API; None for plain HTTP.
     """
 
@@ -64,15 +82,18 @@ class LocalPoolOptions:
     admin_port: int | None = None
     certificate: CertificateFiles | None = None
     vllm: VllmEngine | None = None
+    gateway: Gateway = Gateway.ROUTER
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A pool's processes and their addresses.
 
-    url: base URL of the API. admin_url: base URL of the router's admin port.
+    url: base URL of the API. admin_url: base URL of the router's or picker's admin port.
     engines: base URLs of engines, one per replica.
     metrics: URLs of the sidecars' metrics.
+    ready: URLs that answer 200 when requests are served.
+    files: what processes read, by path; written before they start.
     start_s: timeout in seconds until all are ready.
     """
 
@@ -81,35 +102,34 @@ class Layout:
     admin_url: str
     engines: tuple[str, ...]
     metrics: tuple[str, ...]
+    ready: tuple[str, ...]
+    files: Mapping[Path, bytes] = field(default_factory=dict)
     start_s: float = START_TIMEOUT_S
 
 
 def plan_layout(options: LocalPoolOptions, socket_dir: Path, pool: Pool | None = None) -> Layout:
     """Choose ports and sockets, and return the command lines. Raises Failure if the port is taken.
 
-    pool: the pool; required to start vLLM.
+    pool: the pool; required to start vLLM or Envoy.
     """
     if options.port:
         check_free(options.host, options.port, "--port")
-    count = options.replicas
-    ports = free_ports(3 * count + 2, LOOPBACK)
-    sidecar_ports, metrics_ports, engine_ports = ports[:count], ports[count : 2 * count], ports[2 * count :]
-    router_port = options.port or engine_ports.pop()
-    admin_port = _admin_port(options) or engine_ports.pop()
-    engines = options.engines or tuple(f"http://{LOOPBACK}:{port}" for port in engine_ports[:count])
-    replicas = [
-        _LocalReplica(index, engines[index], sidecar_ports[index], metrics_ports[index], socket_dir)
-        for index in range(count)
-    ]
+    ports = free_ports(4 * options.replicas + 4, LOOPBACK)
+    port = options.port or ports.pop()
+    admin_port = _admin_port(options) or ports.pop()
+    replicas = [_replica(options, index, ports, socket_dir) for index in range(options.replicas)]
     own_engines = [] if options.engines else [_engine(options, replica, pool) for replica in replicas]
     sidecars = [_sidecar(options, replica) for replica in replicas]
-    router = _router(options, router_port, admin_port, replicas)
+    front = _front(options, _FrontPorts(port, admin_port, ports.pop(), ports.pop()), replicas, pool)
+    admin_url = f"http://{LOOPBACK}:{admin_port}"
     return Layout(
-        processes=(*own_engines, *sidecars, router),
-        url=f"{'https' if options.certificate else 'http'}://{options.host}:{router_port}",
-        admin_url=f"http://{LOOPBACK}:{admin_port}",
-        engines=engines,
-        metrics=tuple(f"http://{LOOPBACK}:{port}/metrics" for port in metrics_ports),
+        processes=(*own_engines, *sidecars, *front.processes),
+        url=f"{'https' if options.certificate else 'http'}://{options.host}:{port}",
+        admin_url=admin_url,
+        engines=tuple(replica.engine for replica in replicas),
+        metrics=tuple(f"http://{LOOPBACK}:{replica.metrics_port}/metrics" for replica in replicas),
+        ready=(f"{admin_url}/ready", *front.ready),
+        files=front.files,
         start_s=_start_s(options, pool),
     )
 
@@ -137,6 +157,7 @@ class _LocalReplica:
     engine: str
     port: int
     metrics_port: int
+    http_port: int
     socket_dir: Path
 
     @property
@@ -146,6 +167,12 @@ class _LocalReplica:
     @property
     def socket(self) -> str:
         return str(self.socket_dir / f"{self.name}.sock")
+
+
+def _replica(options: LocalPoolOptions, index: int, ports: list[int], socket_dir: Path) -> _LocalReplica:
+    """Return a replica. ports: free ones, from which its own are taken."""
+    engine = options.engines[index] if options.engines else f"http://{LOOPBACK}:{ports.pop()}"
+    return _LocalReplica(index, engine, ports.pop(), ports.pop(), ports.pop(), socket_dir)
 
 
 def _engine(options: LocalPoolOptions, replica: _LocalReplica, pool: Pool | None) -> ProcessSpec:
@@ -163,19 +190,59 @@ def _sidecar(options: LocalPoolOptions, replica: _LocalReplica) -> ProcessSpec:
     metrics = ("--metrics-port", str(replica.metrics_port))
     # Only an engine that was started with the socket can report to it.
     telemetry = () if options.engines else ("--telemetry", replica.socket)
-    return _process(options, f"sidecar-{replica.name}", Role.SIDECAR, (*flags, *metrics, *telemetry))
+    http = () if options.gateway is Gateway.ROUTER else ("--http-port", str(replica.http_port))
+    return _process(options, f"sidecar-{replica.name}", Role.SIDECAR, (*flags, *metrics, *http, *telemetry))
 
 
-def _router(
-    options: LocalPoolOptions, port: int, admin_port: int, replicas: Sequence[_LocalReplica]
-) -> ProcessSpec:
-    flags = ["--host", options.host, "--port", str(port)]
-    flags += ["--admin-host", LOOPBACK, "--admin-port", str(admin_port)]
+class _FrontPorts(NamedTuple):
+    """Ports of what is in front of replicas. picker, pages: of an Envoy's picker, and of its own pages."""
+
+    api: int
+    admin: int
+    picker: int
+    pages: int
+
+
+class _Front(NamedTuple):
+    """What is in front of replicas, with the fields of `Layout`."""
+
+    processes: tuple[ProcessSpec, ...]
+    ready: tuple[str, ...] = ()
+    files: Mapping[Path, bytes] = MappingProxyType({})
+
+
+def _front(
+    options: LocalPoolOptions, ports: _FrontPorts, replicas: Sequence[_LocalReplica], pool: Pool | None
+) -> _Front:
+    known = [flag for one in replicas for flag in ("--replica", f"{one.name}={LOOPBACK}:{one.port}")]
+    known += ["--admin-host", LOOPBACK, "--admin-port", str(ports.admin)]
+    if options.gateway is Gateway.ROUTER:
+        return _Front((_router(options, ports.api, known),))
+    assert pool is not None
+    at = GatewayAddresses(
+        Address(options.host, ports.api), Address(LOOPBACK, ports.pages), Address(LOOPBACK, ports.picker)
+    )
+    settings = envoy_settings(pool, at, replicas[0].socket_dir, options.certificate)
+    files = {Path(settings.file(name)): text for name, text in configuration_files(settings).items()}
+    config = envoy_command(envoy_program(), Path(settings.file(ENVOY_FILE)))
+    return _Front(
+        (_picker(options, settings, known), ProcessSpec("envoy", Role.ENVOY, config)),
+        (f"http://{LOOPBACK}:{ports.pages}/ready",),
+        {**files, Path(settings.endpoints_file): endpoints_document(())},
+    )
+
+
+def _router(options: LocalPoolOptions, port: int, known: Sequence[str]) -> ProcessSpec:
+    flags = ["--host", options.host, "--port", str(port), *known]
     if options.certificate is not None:
         flags += ["--tls-cert", str(options.certificate.cert), "--tls-key", str(options.certificate.key)]
-    for replica in replicas:
-        flags += ["--replica", f"{replica.name}={LOOPBACK}:{replica.port}"]
     return _process(options, "router", Role.ROUTER, tuple(flags))
+
+
+def _picker(options: LocalPoolOptions, settings: EnvoySettings, known: Sequence[str]) -> ProcessSpec:
+    flags = ("--host", settings.picker.host, "--ext-authz-port", str(settings.picker.port), *known)
+    beside = ("--endpoints-file", settings.endpoints_file, "--envoy-admin", settings.admin_socket)
+    return _process(options, "picker", Role.PICKER, (*flags, *beside))
 
 
 def _process(options: LocalPoolOptions, name: str, role: Role, flags: tuple[str, ...]) -> ProcessSpec:

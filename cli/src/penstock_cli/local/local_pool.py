@@ -36,6 +36,8 @@ async def local_pool(
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as socket_dir:  # 0700
         layout = plan_layout(options, Path(socket_dir), pool)
+        for path, text in layout.files.items():
+            path.write_bytes(text)
         children = [ChildProcess(process, sink) for process in layout.processes]
         try:
             await until_ready(layout, children, on_progress)
@@ -45,7 +47,7 @@ async def local_pool(
 
 
 async def stop(children: Sequence[ChildProcess], deadline_s: float) -> None:
-    """Stop the router first and engines last, so that each can drain."""
+    """Stop the gateway first and engines last, so that each can drain."""
     for role in Role:
         await asyncio.gather(*(child.stop(deadline_s) for child in children if child.process.role is role))
 
@@ -76,8 +78,8 @@ def _check_exits(children: Sequence[ChildProcess]) -> None:
 
 
 def _parts(layout: Layout) -> list[str]:
-    """Return the URLs that answer when a part is ready: engines, sidecars, router."""
-    return [*(f"{url}/health" for url in layout.engines), *layout.metrics, f"{layout.admin_url}/ready"]
+    """Return the URLs that answer when a part is ready: engines, sidecars, what is in front of them."""
+    return [*(f"{url}/health" for url in layout.engines), *layout.metrics, *layout.ready]
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.text import Text
 
-STYLES = {"engine": "magenta", "sidecar": "cyan", "router": "green"}
+STYLES = {"engine": "magenta", "sidecar": "cyan", "router": "green", "picker": "blue", "envoy": "green"}
 
 
 class ConsoleSink:

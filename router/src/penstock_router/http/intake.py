@@ -18,7 +18,8 @@ from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
-from penstock_runtime.http_request import HttpRequest, body_too_large
+from penstock_runtime.http_request import HttpRequest
+from penstock_runtime.openai_errors import body_too_large
 
 
 class IncomingRequest(NamedTuple):

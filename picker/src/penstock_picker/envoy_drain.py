@@ -1,0 +1,59 @@
+"""Drains the Envoy beside a picker that stops, so that Envoy can be stopped after it.
+
+    /healthcheck/fail ─▶ wait until proxies have removed it ─▶ /drain_listeners ─▶ wait for its requests
+
+Envoy itself cuts every stream when it gets SIGTERM. The picker goes on answering meanwhile. Envoy's
+administration interface is a Unix socket that only the two processes can reach.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from time import monotonic
+
+import httpx2
+import structlog
+
+ANSWER_S = 2.0
+POLL_S = 0.05
+ACTIVE = re.compile(rb"^http\.api\.downstream_rq_active: (\d+)$", re.MULTILINE)
+
+log = structlog.get_logger()
+
+
+async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
+    """Return when Envoy has answered its requests, or `drain_s` is over.
+
+    lame_duck_s: it first goes on for so long, while its readiness fails and answers close connections.
+    """
+    transport = httpx2.AsyncHTTPTransport(uds=str(socket))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://envoy", timeout=ANSWER_S) as admin:
+        try:
+            await _tell(admin, "/healthcheck/fail")
+            await asyncio.sleep(min(lame_duck_s, drain_s))
+            await _tell(admin, "/drain_listeners")
+            left = await _idle(admin, drain_s)
+        except httpx2.HTTPError as error:  # it is gone, or never came
+            log.warning("envoy not drained", why=f"{type(error).__name__}: {error}")
+        else:
+            log.info("envoy drained", unfinished=left)
+
+
+async def _idle(admin: httpx2.AsyncClient, drain_s: float) -> int:
+    """Wait for the end of its requests. Return how many are left."""
+    give_up_s = monotonic() + drain_s
+    while left := await _requests(admin):
+        if monotonic() > give_up_s:
+            break
+        await asyncio.sleep(POLL_S)
+    return left
+
+
+async def _requests(admin: httpx2.AsyncClient) -> int:
+    page = await admin.get("/stats", params={"filter": "^http.api.downstream_rq_active$"})
+    found = ACTIVE.search(page.content)
+    return 0 if found is None else int(found[1])
+
+
+async def _tell(admin: httpx2.AsyncClient, path: str) -> None:
+    (await admin.post(path)).raise_for_status()

@@ -1,0 +1,214 @@
+"""The whole configuration of a gateway.
+
+    client ─▶ listener: strip headers ─▶ ext_authz: ask the picker ─▶ route: next endpoint on a rejection
+                                                                       │
+                                            replicas ◀─ endpoints, in the picker's order
+
+Everything that starts an Envoy uses this one: `penstock up`, the operator, the tests, and the example in the
+documentation, which a test compares with it.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+
+import orjson
+
+from penstock_runtime.envoy.access_log import access_log
+from penstock_runtime.envoy.certificates import listener_tls, replica_tls, secret_files
+from penstock_runtime.envoy.client_headers import strip_client_headers
+from penstock_runtime.envoy.endpoints import CLUSTER
+from penstock_runtime.envoy.ext_authz import PickerFilter, ext_authz
+from penstock_runtime.envoy.json_parts import (
+    EXTENSIONS,
+    UNBOUNDED,
+    Json,
+    extension,
+    seconds,
+    socket_address,
+    static_cluster,
+    typed,
+    watched_file,
+)
+from penstock_runtime.envoy.local_replies import local_replies
+from penstock_runtime.envoy.settings import EnvoySettings
+from penstock_runtime.gateway_headers import DESTINATION, REJECTED, TIMEOUT_MS
+
+FILE = "envoy.json"
+"""Name of the configuration's file."""
+
+REQUEST_S = 24 * 3600.0
+"""Longest request over all its endpoints. Replicas are told what is left of it."""
+
+IDLE_S = 3600.0
+"""Longest time in which nothing of a request moves: it may be queued for as long."""
+
+KEEP_ALIVE_S = 60.0
+"""An idle connection to a replica is closed after it, before the replica closes it after 75 s."""
+
+BUFFER_BYTES = 65536
+"""Held for a connection whose other end does not read, in each direction; then its source is slowed down."""
+
+STREAMS = 128
+"""Requests at once on one HTTP/2 connection."""
+
+CLIENTS = 16384
+"""Connections of clients; more are refused, as the router does."""
+
+RETRIES = 3
+"""Bound on endpoints after the first while the picker does not say it."""
+
+
+def configuration_files(settings: EnvoySettings) -> Mapping[str, bytes]:
+    """Return the files that a gateway reads, by name, without that of its endpoints."""
+    return {FILE: orjson.dumps(bootstrap(settings)), **secret_files(settings)}
+
+
+def bootstrap(settings: EnvoySettings, asks: PickerFilter | None = None) -> Json:
+    """Return the configuration. asks: how it asks the picker, if not by ext_authz."""
+    asks = asks or ext_authz(settings)
+    return {
+        "node": {"id": "gateway", "cluster": "penstock"},
+        "admin": {"address": _admin(settings)},
+        "static_resources": {
+            "listeners": [_api(settings, asks), _pages(settings)],
+            "clusters": [
+                _replicas(settings, asks.namespace),
+                asks.picker,
+                static_cluster("admin", _admin(settings), 1.0),
+            ],
+        },
+        "overload_manager": {
+            "resource_monitors": [
+                extension(
+                    "envoy.resource_monitors.global_downstream_max_connections",
+                    "resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                    max_active_downstream_connections=CLIENTS,
+                )
+            ]
+        },
+    }
+
+
+def _admin(settings: EnvoySettings) -> Json:
+    return {"pipe": {"path": settings.admin_socket, "mode": 0o600}}
+
+
+def _api(settings: EnvoySettings, asks: PickerFilter) -> Json:
+    bounds = settings.bounds
+    manager = _http_manager(
+        "api",
+        [asks.filter],
+        route_config={"virtual_hosts": [_virtual_host(settings)]},
+        use_remote_address=True,
+        preserve_external_request_id=True,
+        normalize_path=True,
+        server_header_transformation="PASS_THROUGH",
+        max_request_headers_kb=ceil(bounds.head_bytes / 1024),
+        request_headers_timeout=seconds(bounds.body_s),
+        request_timeout=seconds(bounds.body_s),
+        stream_idle_timeout=seconds(IDLE_S),
+        stream_flush_timeout=seconds(bounds.write_s),
+        delayed_close_timeout="0.1s",  # a client of a stream that was cut hears of it so much later
+        http2_protocol_options={
+            "max_concurrent_streams": STREAMS,
+            "initial_stream_window_size": BUFFER_BYTES,
+            "initial_connection_window_size": 2 * STREAMS * BUFFER_BYTES,
+        },
+        early_header_mutation_extensions=[strip_client_headers()],
+        local_reply_config=local_replies(bounds),
+        access_log=access_log(),
+    )
+    return {
+        "name": "api",
+        "address": socket_address(settings.api),
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "filter_chains": [{"filters": [manager], **listener_tls(settings)}],
+    }
+
+
+def _virtual_host(settings: EnvoySettings) -> Json:
+    hops = {"header": {"key": "x-penstock-hops", "value": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"}}
+    timeout = {"header": {"key": TIMEOUT_MS, "value": f"{REQUEST_S * 1000:.0f}"}}
+    return {
+        "name": "pool",
+        "domains": ["*"],
+        "include_request_attempt_count": True,  # the endpoint that is asked last may serve best effort
+        "request_body_buffer_limit": settings.bounds.body_bytes,
+        "request_headers_to_add": [{**timeout, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+        "response_headers_to_add": [{**hops, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+        "routes": [{"match": {"prefix": "/"}, "route": _route()}],
+    }
+
+
+def _route() -> Json:
+    return {
+        "cluster": CLUSTER,
+        "timeout": seconds(REQUEST_S),
+        "retry_policy": {  # rejections hop; so does what no replica has begun
+            "retry_on": "retriable-headers,connect-failure,refused-stream,reset-before-request",
+            "retriable_headers": [{"name": REJECTED, "present_match": True}],
+            "num_retries": RETRIES,  # the picker's x-envoy-max-retries replaces it
+            "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.001s"},
+        },
+    }
+
+
+def _pages(settings: EnvoySettings) -> Json:
+    """Return the listener of readiness and metrics: those pages of the administration, and no other."""
+    routes = [
+        {"match": {"path": page}, "route": {"cluster": "admin"}} for page in ("/ready", "/stats/prometheus")
+    ]
+    manager = _http_manager(
+        "pages", [], route_config={"virtual_hosts": [{"name": "pages", "domains": ["*"], "routes": routes}]}
+    )
+    return {
+        "name": "pages",
+        "address": socket_address(settings.pages),
+        "ignore_global_conn_limit": True,
+        "filter_chains": [{"filters": [manager]}],
+    }
+
+
+def _http_manager(name: str, filters: list[Json], **fields: object) -> Json:
+    router = extension("envoy.filters.http.router", "filters.http.router.v3.Router")
+    return extension(
+        "envoy.filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        http_filters=[*filters, router],
+        **fields,
+    )
+
+
+def _replicas(settings: EnvoySettings, namespace: str) -> Json:
+    """Return the cluster of replicas: the picker's endpoints in its order, else any."""
+    protocol = f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
+    options = typed(
+        protocol,
+        common_http_protocol_options={"idle_timeout": seconds(KEEP_ALIVE_S)},
+        explicit_http_config={"http_protocol_options": {}},
+    )
+    return {
+        "name": CLUSTER,
+        "type": "EDS",
+        "connect_timeout": "0.5s",
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "eds_cluster_config": {"eds_config": watched_file(settings.endpoints_file)},
+        "circuit_breakers": {"thresholds": [UNBOUNDED]},
+        "typed_extension_protocol_options": {protocol: options},
+        "load_balancing_policy": _policies("override_host", "OverrideHost", **_override(namespace)),
+        **replica_tls(settings),
+    }
+
+
+def _override(namespace: str) -> Json:
+    """Return where the picker's endpoints stand; another is chosen only where none of them is known."""
+    source = {"metadata": {"key": namespace, "path": [{"key": DESTINATION}]}}
+    return {"override_host_sources": [source], "fallback_policy": _policies("round_robin", "RoundRobin")}
+
+
+def _policies(name: str, kind: str, **fields: object) -> Json:
+    one = extension(
+        f"envoy.load_balancing_policies.{name}", f"load_balancing_policies.{name}.v3.{kind}", **fields
+    )
+    return {"policies": [{"typed_extension_config": one}]}

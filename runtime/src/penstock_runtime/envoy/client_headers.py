@@ -1,0 +1,23 @@
+"""Headers that clients may not send: those by which the gateway and its picker instruct replicas.
+
+They are removed before anything reads them, so that they do not count while the picker is down either.
+"""
+
+from penstock_runtime.envoy.json_parts import Json, extension
+from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS, TIMEOUT_MS
+
+PREFIXES = ("x-envoy-", DESTINATION)
+"""Of Envoy's own instructions, and of endpoints with their subset."""
+
+NAMES = (MAX_HOPS, TIMEOUT_MS, APPLICATION, "x-prefiller-host-port")
+
+
+def strip_client_headers() -> Json:
+    """Return the extension that removes them."""
+    by_prefix = [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in PREFIXES]
+    by_name = [{"remove": name} for name in NAMES]
+    return extension(
+        "envoy.http.early_header_mutation.header_mutation",
+        "http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[*by_prefix, *by_name],
+    )

@@ -1,0 +1,44 @@
+"""Envoy's own errors, in OpenAI's format and with the words that the router has for them."""
+
+from typing import Any
+
+from penstock_runtime.envoy.json_parts import Json
+from penstock_runtime.envoy.settings import GatewayBounds
+from penstock_runtime.openai_errors import ApiError, body_too_large
+
+
+def local_replies(bounds: GatewayBounds) -> Json:
+    """Return the bodies and headers of the statuses that Envoy answers by itself."""
+    long_head = f"the request's headers are over the bound of {bounds.head_bytes} bytes"
+    late = f"the request did not arrive within {bounds.body_s:g} s"
+    once = [_header("x-should-retry", "false")]
+    return {
+        "mappers": [
+            _mapper("EQ", body_too_large(bounds.body_bytes), once),
+            _mapper("EQ", ApiError(431, long_head), once),
+            _mapper("EQ", ApiError(408, late, type="timeout_error")),
+            _mapper("GE", _UNAVAILABLE, [_header("retry-after", "1")]),
+        ]
+    }
+
+
+_UNAVAILABLE = ApiError(
+    500, "no replica answered (%RESPONSE_CODE_DETAILS%)", type="no_replicas", code="no_replicas"
+)
+"""Of every server error that Envoy answers: no picker, no replica, a replica that was lost."""
+
+
+def _mapper(compares: str, error: ApiError, headers: list[Json] | None = None) -> Json:
+    """Return the format of one status, or of all from it on. compares: `EQ` or `GE`."""
+    status = {"default_value": error.status, "runtime_key": "unused"}
+    headers = [_header("x-request-id", "%REQ(X-REQUEST-ID)%"), *(headers or [])]
+    body: dict[str, Any] = {"json_format": {"error": error.as_dict()}}
+    return {
+        "filter": {"status_code_filter": {"comparison": {"op": compares, "value": status}}},
+        "headers_to_add": headers,
+        "body_format_override": body,
+    }
+
+
+def _header(name: str, value: str) -> Json:
+    return {"header": {"key": name, "value": value}, "append_action": "ADD_IF_ABSENT"}

@@ -1,0 +1,86 @@
+"""What one gateway's configuration depends on."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+SOCKET = "envoy-admin.sock"
+"""Envoy's administration interface, in the gateway's folder: whoever reaches it can stop Envoy."""
+
+ENDPOINTS = "endpoints.json"
+"""The file of replicas, in the gateway's folder. The picker writes it, and Envoy watches the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port of a socket. A port of 0 is for tests: any free one."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files of the certificate that clients are shown."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTls:
+    """Files of the mutual TLS to replicas. server_name: DNS name in the replicas' certificates."""
+
+    ca: str
+    cert: str
+    key: str
+    server_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayBounds:
+    """A pool's bounds on its clients.
+
+    body_bytes, head_bytes: of one request. body_s: longest time for a request to arrive.
+    write_s: longest time in which a client takes none of the bytes that are left of its answer.
+    """
+
+    body_bytes: int = 8 * 2**20
+    head_bytes: int = 32 * 2**10
+    body_s: float = 30.0
+    write_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySettings:
+    """Of one gateway.
+
+    api: where clients connect. pages: where `/ready` and `/stats/prometheus` are served.
+    picker: where the picker answers ext_authz.
+    folder: has the file of endpoints and the administration socket; writable by Envoy and the picker only.
+    files: has the other files that Envoy watches; the same folder where it is not given.
+    fail_open: whether requests pass while the picker does not answer. Then nobody checks their keys.
+    """
+
+    api: Address
+    pages: Address
+    picker: Address
+    folder: PurePosixPath
+    bounds: GatewayBounds = GatewayBounds()
+    fail_open: bool = False
+    tls: ClientTls | None = None
+    replica_tls: ReplicaTls | None = None
+    files: PurePosixPath | None = None
+
+    @property
+    def admin_socket(self) -> str:
+        """Return the path of the administration socket."""
+        return str(self.folder / SOCKET)
+
+    @property
+    def endpoints_file(self) -> str:
+        """Return the path of the file of endpoints."""
+        return str(self.folder / ENDPOINTS)
+
+    def file(self, name: str) -> str:
+        """Return the path of another file that Envoy watches."""
+        return str((self.files or self.folder) / name)

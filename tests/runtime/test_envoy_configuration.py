@@ -1,0 +1,80 @@
+"""Envoy's configuration: what the real Envoy accepts, and what the documentation shows."""
+
+import subprocess
+from pathlib import Path, PurePosixPath
+
+import orjson
+import pytest
+import yaml
+from penstock_cli.local.certificate import CertificateFiles
+from penstock_cli.local.envoy import envoy_program
+from penstock_runtime.envoy.bootstrap import FILE, bootstrap, configuration_files
+from penstock_runtime.envoy.endpoints import endpoints_document, write_endpoints
+from penstock_runtime.envoy.json_parts import seconds
+from penstock_runtime.envoy.settings import Address, ClientTls, EnvoySettings, ReplicaTls
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/envoy.yaml"
+HERE = "127.0.0.1"
+SHOWN = EnvoySettings(
+    api=Address(HERE, 8080),
+    pages=Address(HERE, 9902),
+    picker=Address(HERE, 9002),
+    folder=PurePosixPath("/tmp/penstock"),
+)
+
+
+def test_the_example_is_what_is_generated() -> None:
+    assert yaml.safe_load(EXAMPLE.read_text()) == bootstrap(SHOWN)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_envoy_accepts_it(tmp_path: Path, certificate: CertificateFiles, tls: bool) -> None:
+    cert, key = str(certificate.cert), str(certificate.key)
+    settings = EnvoySettings(
+        api=Address(HERE, 0),
+        pages=Address(HERE, 0),
+        picker=Address(HERE, 1),
+        folder=PurePosixPath(tmp_path),
+        fail_open=tls,
+        tls=ClientTls(cert, key) if tls else None,
+        replica_tls=ReplicaTls(cert, cert, key, "replicas.default.svc") if tls else None,
+    )
+    for name, text in configuration_files(settings).items():
+        (tmp_path / name).write_bytes(text)
+    write_endpoints(tmp_path / "endpoints.json", ["127.0.0.1:7100", "[::1]:7100"])
+    command = [envoy_program(), "--mode", "validate", "-c", tmp_path / FILE]
+    validated = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert validated.returncode == 0, validated.stderr
+
+
+def test_equal_sets_of_endpoints_are_equal_files() -> None:
+    one = endpoints_document(["10.0.0.2:7100", "10.0.0.1:7100", "10.0.0.2:7100"])
+    assert one == endpoints_document(["10.0.0.1:7100", "10.0.0.2:7100"])
+    (assigned,) = orjson.loads(one)["resources"]
+    hosts = [
+        each["endpoint"]["address"]["socket_address"] for each in assigned["endpoints"][0]["lb_endpoints"]
+    ]
+    assert hosts == [{"address": f"10.0.0.{last}", "port_value": 7100} for last in (1, 2)]
+
+
+def test_files_are_watched_where_they_are_mounted() -> None:
+    files = PurePosixPath("/etc/envoy")
+    shared = PurePosixPath("/run/penstock")
+    settings = EnvoySettings(
+        **{**{name: getattr(SHOWN, name) for name in ("api", "pages", "picker")}, "folder": shared},
+        files=files,
+        tls=ClientTls("/etc/tls/tls.crt", "/etc/tls/tls.key"),
+    )
+    text = orjson.dumps(bootstrap(settings)).decode()
+    assert '"/etc/envoy/api-certificate.json"' in text
+    assert '"/run/penstock/endpoints.json"' in text
+    assert b'"watched_directory":{"path":"/etc/tls"}' in configuration_files(settings)["api-certificate.json"]
+
+
+def test_durations_are_written_as_protobuf_reads_them() -> None:
+    assert [seconds(value_s) for value_s in (1.0, 0.25, 86400.0, 0.001)] == [
+        "1s",
+        "0.25s",
+        "86400s",
+        "0.001s",
+    ]
