@@ -55,7 +55,7 @@ class Pools:
         self.started.append((spec.scheduling.policy, spec.routing.order, options, drain_s))
         on_progress(1, 2)
         sink.line("router", "up")
-        yield Layout((), "http://127.0.0.1:1", "http://127.0.0.1:2", (), ())
+        yield Layout((), "http://127.0.0.1:1", "http://127.0.0.1:2", (), (), ())
 
     async def replay(self, settings: ReplaySettings, console: Console, title: str) -> Report:
         assert console.stderr

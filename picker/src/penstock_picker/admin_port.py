@@ -6,14 +6,17 @@ from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 
+from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.picker import Picker
 
 
-def admin_app(picker: Picker, replica_set: ReplicaSet, pool: str) -> App:
-    """The pages about this picker. pool: its name."""
+def admin_app(
+    picker: Picker, replica_set: ReplicaSet, pool: str, endpoints: EndpointsFile | None = None
+) -> App:
+    """The pages about this picker. pool: its name. endpoints: what an Envoy beside it knows of replicas."""
 
     def ready() -> bytes:
-        if not replica_set.ready:
+        if not replica_set.ready or (endpoints is not None and not endpoints.written):
             raise ApiError(503, "no replica is in service", type="server_error", code="no_replicas")
         return orjson.dumps({"status": "ready", "endpoints": replica_set.http_endpoints()})
 

@@ -17,24 +17,36 @@ CHECK_S = 0.1
 log = structlog.get_logger()
 
 
-async def keep_endpoints(replica_set: ReplicaSet, file: Path) -> None:
-    """Write the file whenever the replicas' endpoints change, until cancelled."""
-    written: set[str] | None = None
-    last_why = ""
-    while True:
-        endpoints = set(replica_set.http_endpoints().values())
-        if endpoints != written and _known(replica_set, endpoints):
-            try:
-                write_endpoints(file, endpoints)
-            except OSError as error:  # tried again; Envoy keeps the set before
-                if last_why != (last_why := str(error)):
-                    log.error("endpoints not written", file=str(file), why=last_why)
-            else:
-                written, last_why = endpoints, ""
-                log.info("endpoints written", endpoints=len(endpoints))
-        await asyncio.sleep(CHECK_S)
+class EndpointsFile:
+    """The file. written: the endpoints in it; None before this process has written it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.written: frozenset[str] | None = None
+
+    async def keep(self, replica_set: ReplicaSet) -> None:
+        """Write the file whenever the replicas' endpoints change, until cancelled."""
+        last_why = ""
+        while True:
+            endpoints = frozenset(replica_set.http_endpoints().values())
+            if endpoints != self.written and _known(replica_set, endpoints):
+                why = self._write(endpoints)
+                if why and why != last_why:
+                    log.error("endpoints not written", file=str(self._path), why=why)
+                last_why = why
+            await asyncio.sleep(CHECK_S)
+
+    def _write(self, endpoints: frozenset[str]) -> str:
+        """Write it. Return why it could not be: Envoy keeps the set before, and it is tried again."""
+        try:
+            write_endpoints(self._path, endpoints)
+        except OSError as error:
+            return str(error)
+        self.written = endpoints
+        log.info("endpoints written", endpoints=len(endpoints))
+        return ""
 
 
-def _known(replica_set: ReplicaSet, endpoints: set[str]) -> bool:
+def _known(replica_set: ReplicaSet, endpoints: frozenset[str]) -> bool:
     """Return whether this is the set, and not what is known so soon after a start."""
     return bool(endpoints) or (replica_set.known and not replica_set.links)

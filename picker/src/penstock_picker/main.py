@@ -25,7 +25,7 @@ from penstock_runtime.serving import address_of, listen, run_process, serving
 from penstock_runtime.tls import server_context
 
 from penstock_picker.admin_port import admin_app
-from penstock_picker.endpoints_file import keep_endpoints
+from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.ext_proc import ext_proc
@@ -83,14 +83,15 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
         *assembly.refreshing(options, pool, keys, picker.metrics),
         replica_set.follow(source),
     ]
-    if options.endpoints_file is not None:
-        parts.append(keep_endpoints(replica_set, options.endpoints_file))
+    endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
+    if endpoints is not None:
+        parts.append(endpoints.keep(replica_set))
     beside = [asyncio.create_task(part) for part in parts]
     stopping = asyncio.create_task(stop.wait())
     admin = listen(options.admin_host, options.admin_port)
     try:
         async with AsyncExitStack() as stack:
-            pages = admin_app(picker, replica_set, pool.metadata.name)
+            pages = admin_app(picker, replica_set, pool.metadata.name, endpoints)
             await stack.enter_async_context(serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS))
             addresses = {}
             if options.ext_authz_port is not None:

@@ -26,6 +26,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_routing.request.request_body import BodyReader
+from penstock_routing.response.error_headers import beside_error
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry
@@ -189,6 +190,8 @@ class Picker:
             yield
         except ApiError as error:
             self.metrics.refused(error.status)
+            beside = beside_error(error.status, request_head.request_id(call.head), error.headers)
+            error.headers = (*error.headers, *beside)
             raise
         except Exception:
             self.metrics.faults.inc()

@@ -32,7 +32,8 @@ def envoy_program() -> Path:
 def envoy_command(program: Path, config: Path) -> tuple[str, ...]:
     """Return the command line. One thread carries what one machine's engines can say."""
     flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
-    return (str(program), "-c", str(config), *flags)
+    often = ("--file-flush-interval-msec", "500")  # of the access log
+    return (str(program), "-c", str(config), *flags, *often)
 
 
 class GatewayAddresses(NamedTuple):
