@@ -1,5 +1,6 @@
 """Which processes `penstock up` starts, at which ports, with which words."""
 
+import ipaddress
 import os
 import socket
 import threading
@@ -158,7 +159,7 @@ def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: 
 
 
 def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
-    at = GatewayAddresses(*(Address(HERE, port) for port in (1, 2, 3)))
+    at = GatewayAddresses(Address("localhost", 1), Address(HERE, 2), Address(HERE, 3))
     pool = load_pool(DEMO)
     assert envoy_settings(pool, at, Path("/run"), None).fail_open
     document = yaml.safe_load(DEMO.read_text())
@@ -167,6 +168,7 @@ def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
     pair = CertificateFiles(Path("tls.crt"), Path("tls.key"))
     settings = envoy_settings(parse_pool(document, "pool.yaml"), at, Path("/run"), pair)
     assert not settings.fail_open
+    assert ipaddress.ip_address(settings.api.host).is_loopback  # Envoy looks up no names
     assert (settings.bounds.body_bytes, settings.bounds.body_s) == (1000, 3.0)
     assert settings.tls is not None and Path(settings.tls.cert).is_absolute()
 

@@ -60,9 +60,9 @@ def up(shared: Up) -> Up:
     return shared
 
 
-def wait_whole(up: Up, verify: ssl.SSLContext | bool = True) -> None:
-    """Wait until both replicas have answered a request that came by the picker."""
-    with httpx2.Client(base_url=up.url, verify=verify, timeout=PATIENCE_S) as http:
+def wait_whole(up: Up) -> None:
+    """Wait until both replicas have answered a request, and the picker is ready."""
+    with client(up) as http:
 
         def both() -> bool:
             try:

@@ -111,12 +111,15 @@ async def test_what_only_the_picker_may_say_is_taken_from_clients(front: Front, 
             "x_gateway_destination_endpoint_subset": r1.endpoint,
             "x_envoy_max_retries": "9",
             "x_penstock_max_hops": "0",
+            "x_penstock_timeout_ms": "5",
+            "x_penstock_application": "ide",
             "x_prefiller_host_port": "10.0.0.1:1",
         }
         assert (await envoy.chat(BODY, **smuggled)).json() == {"replica": "r0"}
         (seen,) = r0.seen
         assert seen.headers["x-penstock-max-hops"] == "2"
-        assert "x-prefiller-host-port" not in seen.headers
+        assert seen.headers["x-penstock-timeout-ms"] == seen.headers["x-envoy-expected-rq-timeout-ms"]
+        assert not {"x-prefiller-host-port", "x-penstock-application"} & seen.headers.keys()
         assert "x-gateway-destination-endpoint-subset" not in seen.headers
 
 

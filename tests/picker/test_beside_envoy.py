@@ -1,0 +1,177 @@
+"""What a picker does for the Envoy beside it: endpoints that come and go, and a drain before it stops."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import orjson
+import pytest
+from gateway.envoy import Gateway, ext_authz, gateway
+from gateway.picking import chat, ext_authz_address, picker_of
+from gateway.replica import HttpReplica
+from penstock_picker.admin_port import admin_app
+from penstock_picker.endpoints_file import EndpointsFile
+from penstock_picker.envoy_drain import drain_envoy
+from penstock_picker.options import parse
+from penstock_picker.picker import Picker
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_runtime.envoy.endpoints import write_endpoints
+from penstock_runtime.serving import address_of, listen, serving
+from scripted.house import until
+
+BODY = orjson.dumps(chat())
+
+
+class Known:
+    """A set of replicas as a picker knows it."""
+
+    def __init__(self) -> None:
+        self.known, self.links, self.endpoints = False, ["r0"], dict[str, str]()
+
+    def http_endpoints(self) -> dict[str, str]:
+        return self.endpoints
+
+
+@contextmanager
+def kept(file: EndpointsFile, replica_set: object) -> Iterator[None]:
+    keeping = asyncio.get_running_loop().create_task(file.keep(replica_set))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        keeping.cancel()
+
+
+def names_in(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
+def ports(path: Path) -> set[int]:
+    (assigned,) = orjson.loads(path.read_bytes())["resources"]
+    hosts = [
+        each["endpoint"]["address"]["socket_address"] for each in assigned["endpoints"][0]["lb_endpoints"]
+    ]
+    return {host["port_value"] for host in hosts}
+
+
+async def test_a_restarted_picker_keeps_what_the_one_before_wrote(tmp_path: Path) -> None:
+    path, known = tmp_path / "endpoints.json", Known()
+    write_endpoints(path, ["10.0.0.1:7100"])
+    file = EndpointsFile(path)
+    with kept(file, known):
+        known.known = True  # and no replica has told its port yet
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (file.written, ports(path)) == (None, {7100})
+        known.endpoints = {"r0": "10.0.0.1:7101", "r1": "10.0.0.2:7102"}
+        await until(lambda: ports(path) == {7101, 7102})
+        known.links, known.endpoints = [], {}
+        await until(lambda: ports(path) == set())
+        assert names_in(tmp_path) == ["endpoints.json"]
+
+
+async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    folder, known = tmp_path / "later", Known()
+    known.endpoints = {"r0": "10.0.0.1:7100"}
+    file = EndpointsFile(folder / "endpoints.json")
+    with kept(file, known):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert file.written is None
+        folder.mkdir()
+        await until(lambda: file.written is not None)
+        assert ports(folder / "endpoints.json") == {7100}
+
+
+@pytest.fixture
+async def one(tmp_path: Path) -> AsyncIterator[tuple[Gateway, Picker, HttpReplica]]:
+    """One replica behind Envoy, which knows none."""
+    r0 = HttpReplica("r0")
+    async with (
+        picker_of((r0,)) as picker,
+        ext_authz_address(picker) as address,
+        gateway(tmp_path, ext_authz(address), []) as envoy,
+    ):
+        yield envoy, picker, r0
+
+
+async def test_envoy_hears_of_replicas_without_a_restart(
+    one: tuple[Gateway, Picker, HttpReplica], tmp_path: Path
+) -> None:
+    envoy, picker, r0 = one
+    assert (await envoy.chat(BODY)).status_code == 503
+    file = EndpointsFile(Path(envoy.settings.endpoints_file))
+    replica_set: ReplicaSet = picker._replica_set
+    listener = listen("127.0.0.1", 0)
+    async with (
+        serving(admin_app(picker, replica_set, "test", file), listener, 0.0),
+        httpx2.AsyncClient(base_url=f"http://{address_of(listener)}") as pages,
+    ):
+        assert (await pages.get("/ready")).status_code == 503  # Envoy does not know the replica
+        with kept(file, replica_set):
+            await until(lambda: file.written == {r0.endpoint})
+            assert (await pages.get("/ready")).status_code == 200
+            await serves(envoy)
+
+
+async def test_a_drain_ends_with_the_last_request(one: tuple[Gateway, Picker, HttpReplica]) -> None:
+    envoy, _, r0 = one
+    write_endpoints(Path(envoy.settings.endpoints_file), [r0.endpoint])
+    await serves(envoy)
+    r0.streams = True
+    request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+    stream = await envoy.http.send(request, stream=True)
+    draining = asyncio.create_task(drain_envoy(Path(envoy.settings.admin_socket), 0.0, 60.0))
+    await refused(envoy)
+    assert not draining.done()
+    r0.held.set()
+    assert (await stream.aread()).endswith(b"[DONE]\n\n")
+    await draining
+
+
+async def test_a_drain_does_not_outlast_its_time(one: tuple[Gateway, Picker, HttpReplica]) -> None:
+    envoy, _, r0 = one
+    write_endpoints(Path(envoy.settings.endpoints_file), [r0.endpoint])
+    await serves(envoy)
+    r0.streams = True
+    request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+    stream = await envoy.http.send(request, stream=True)
+    await drain_envoy(Path(envoy.settings.admin_socket), 0.0, 0.0)
+    await stream.aclose()
+
+
+async def serves(envoy: Gateway) -> None:
+    """Wait until Envoy has read the file of endpoints, of which it tells nobody."""
+    async with asyncio.timeout(30):
+        while True:
+            if (await envoy.chat(BODY)).status_code == 200:
+                return
+            await asyncio.sleep(0.001)
+
+
+async def refused(envoy: Gateway) -> None:
+    """Wait until Envoy takes no more connections."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                async with httpx2.AsyncClient(base_url=str(envoy.http.base_url)) as fresh:
+                    await fresh.get("/v1/nothing")
+            except httpx2.TransportError:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_an_envoy_that_is_gone_needs_no_drain(tmp_path: Path) -> None:
+    await drain_envoy(tmp_path / "none.sock", 60.0, 60.0)
+
+
+def test_flags_of_a_drain_need_an_envoy(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["-f", "pool.yaml", "--replica", "r0=127.0.0.1:1", "--ext-authz-port", "0"]
+    with pytest.raises(SystemExit) as end:
+        parse([*flags, "--drain-s", "3"])
+    assert end.value.code == 2
+    assert "--drain-s and --lame-duck-s are for --envoy-admin" in capsys.readouterr().err
+    told = parse([*flags, "--envoy-admin", "/run/admin.sock", "--drain-s", "3", "--lame-duck-s", "1"])
+    assert (told.envoy_admin, told.drain_s, told.lame_duck_s) == (Path("/run/admin.sock"), 3.0, 1.0)
+    assert told.endpoints_file is None
