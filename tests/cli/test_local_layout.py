@@ -19,7 +19,7 @@ from penstock_cli.local.envoy import GatewayAddresses, envoy_program, envoy_sett
 from penstock_cli.local.layout import (
     ADMIN_STEP,
     START_TIMEOUT_S,
-    Gateway,
+    GatewayKind,
     Layout,
     LocalPoolOptions,
     ProcessSpec,
@@ -30,7 +30,7 @@ from penstock_cli.local.ports import HIGHEST_PORT, LOWEST_PORT, check_free, free
 from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_runtime.engine_key import VARIABLE
-from penstock_runtime.envoy.settings import Address
+from penstock_runtime.envoy.settings import SocketAddress
 from penstock_simulator.simulation.run import MOST_REPLICAS
 
 HERE = "127.0.0.1"
@@ -139,7 +139,9 @@ def test_a_taken_port_is_named_with_its_flag() -> None:
 
 
 def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: Path) -> None:
-    layout = plan_layout(LocalPoolOptions(POOL, 2, HERE, 0, gateway=Gateway.ENVOY), tmp_path, load_pool(DEMO))
+    layout = plan_layout(
+        LocalPoolOptions(POOL, 2, HERE, 0, gateway=GatewayKind.ENVOY), tmp_path, load_pool(DEMO)
+    )
     *_, one, other, picker, envoy = layout.processes
     assert [one.role, other.role, picker.role, envoy.role] == [
         *(Role.SIDECAR, Role.SIDECAR, Role.PICKER, Role.ENVOY)
@@ -159,7 +161,7 @@ def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: 
 
 
 def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
-    at = GatewayAddresses(Address("localhost", 1), Address(HERE, 2), Address(HERE, 3))
+    at = GatewayAddresses(SocketAddress("localhost", 1), SocketAddress(HERE, 2), SocketAddress(HERE, 3))
     pool = load_pool(DEMO)
     assert envoy_settings(pool, at, Path("/run"), None).fail_open
     document = yaml.safe_load(DEMO.read_text())

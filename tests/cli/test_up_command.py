@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from penstock_cli.local.certificate import CertificateFiles
-from penstock_cli.local.layout import Gateway, Layout, LocalPoolOptions
+from penstock_cli.local.layout import GatewayKind, Layout, LocalPoolOptions
 from penstock_cli.local.log_sinks import ConsoleSink
 from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.main import app, run
@@ -86,7 +86,7 @@ def test_every_flag_reaches_the_pool(pools: Pools, monkeypatch: pytest.MonkeyPat
         seed=7,
         admin_port=2345,
         certificate=pair,
-        gateway=Gateway.ENVOY,
+        gateway=GatewayKind.ENVOY,
     )
     assert pools.started[0][2].spec.scheduling.policy == "vllm"
 

@@ -10,14 +10,14 @@ from penstock_cli.local.envoy import envoy_program
 from penstock_runtime.envoy.bootstrap import FILE, bootstrap, configuration_files
 from penstock_runtime.envoy.endpoints import endpoints_document, write_endpoints
 from penstock_runtime.envoy.json_parts import seconds
-from penstock_runtime.envoy.settings import Address, ClientTls, EnvoySettings, ReplicaTls
+from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, ReplicaTls, SocketAddress
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/envoy.yaml"
 HERE = "127.0.0.1"
 SHOWN = EnvoySettings(
-    api=Address(HERE, 8080),
-    pages=Address(HERE, 9902),
-    picker=Address(HERE, 9002),
+    api=SocketAddress(HERE, 8080),
+    pages=SocketAddress(HERE, 9902),
+    picker=SocketAddress(HERE, 9002),
     folder=PurePosixPath("/tmp/penstock"),
 )
 
@@ -32,9 +32,9 @@ def test_envoy_accepts_it(tmp_path: Path, tls: bool) -> None:
     new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=pool"
     subprocess.run(["openssl", *new.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     settings = EnvoySettings(
-        api=Address(HERE, 0),
-        pages=Address(HERE, 0),
-        picker=Address(HERE, 1),
+        api=SocketAddress(HERE, 0),
+        pages=SocketAddress(HERE, 0),
+        picker=SocketAddress(HERE, 1),
         folder=PurePosixPath(tmp_path),
         fail_open=tls,
         tls=ClientTls(cert, key) if tls else None,

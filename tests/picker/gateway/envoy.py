@@ -17,7 +17,7 @@ from penstock_runtime.envoy.bootstrap import bootstrap
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.envoy.json_parts import seconds, socket_address, static_cluster
-from penstock_runtime.envoy.settings import Address, EnvoySettings
+from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress
 
 TYPE = "type.googleapis.com/envoy.extensions.filters.http"
 PATIENCE_S = 30.0
@@ -82,20 +82,20 @@ def ext_proc(
     return PickerFilter(filter, "envoy.lb", picker)
 
 
-def _address(told: str) -> Address:
+def _address(told: str) -> SocketAddress:
     host, _, port = told.rpartition(":")
-    return Address(host, int(port))
+    return SocketAddress(host, int(port))
 
 
 def _settings(folder: Path = Path(), **given: Any) -> EnvoySettings:
-    here = Address("127.0.0.1", 0)
+    here = SocketAddress("127.0.0.1", 0)
     return EnvoySettings(**{"api": here, "pages": here, "picker": here, "folder": folder, **given})
 
 
 @asynccontextmanager
 async def gateway(tmp_path: Path, asks: PickerFilter, endpoints: Sequence[str]) -> AsyncIterator[Gateway]:
     """Envoy, ready. asks: how it asks the picker. endpoints: of the replicas that it knows."""
-    api, pages = (Address("127.0.0.1", port) for port in free_ports(2, "127.0.0.1"))
+    api, pages = (SocketAddress("127.0.0.1", port) for port in free_ports(2, "127.0.0.1"))
     settings = _settings(tmp_path, api=api, pages=pages)
     file = tmp_path / "envoy.json"
     file.write_bytes(orjson.dumps(bootstrap(settings, asks)))

@@ -16,7 +16,7 @@ from penstock_cli.commands.validate import PoolFile, headline, tiers_table
 from penstock_cli.local.certificate import certificate_files
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.engines import STARTED_TYPES, check_engines, engine_urls
-from penstock_cli.local.layout import ADMIN_STEP, Gateway, Layout, LocalPoolOptions
+from penstock_cli.local.layout import ADMIN_STEP, GatewayKind, Layout, LocalPoolOptions
 from penstock_cli.local.local_pool import local_pool
 from penstock_cli.local.log_sinks import ConsoleSink
 from penstock_cli.local.vllm_engine import PYTHON_VARIABLE, vllm_engine
@@ -30,7 +30,7 @@ class Truth(StrEnum):
 
 
 GatewayName = Annotated[
-    Gateway,
+    GatewayKind,
     typer.Option(
         help="What clients connect to: the built-in router, or an Envoy that asks a picker "
         "(pip install 'penstock[envoy]')."
@@ -88,7 +88,7 @@ TlsKey = Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the cer
 def up(
     *,
     file: PoolFile,
-    gateway: GatewayName = Gateway.ROUTER,
+    gateway: GatewayName = GatewayKind.ROUTER,
     port: Port = 8080,
     admin_port: AdminPort = None,
     host: Host = "127.0.0.1",

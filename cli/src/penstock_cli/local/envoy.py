@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from penstock_pool import Pool
-from penstock_runtime.envoy.settings import Address, ClientTls, EnvoySettings, GatewayBounds
+from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, GatewayBounds, SocketAddress
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
@@ -40,9 +40,9 @@ def envoy_command(program: Path, config: Path) -> tuple[str, ...]:
 class GatewayAddresses(NamedTuple):
     """Where Envoy serves the API and its own pages, and where its picker answers."""
 
-    api: Address
-    pages: Address
-    picker: Address
+    api: SocketAddress
+    pages: SocketAddress
+    picker: SocketAddress
 
 
 def envoy_settings(
@@ -58,10 +58,10 @@ def envoy_settings(
     )
     tls = certificate and ClientTls(str(certificate.cert.absolute()), str(certificate.key.absolute()))
     return EnvoySettings(
-        Address(_ip_address(at.api.host), at.api.port),
-        at.pages,
-        at.picker,
-        PurePosixPath(folder),
+        api=SocketAddress(_ip_address(at.api.host), at.api.port),
+        pages=at.pages,
+        picker=at.picker,
+        folder=PurePosixPath(folder),
         bounds=bounds,
         fail_open=not pool.spec.applications,
         tls=tls,

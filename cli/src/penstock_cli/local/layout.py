@@ -18,7 +18,7 @@ from penstock_pool.engine_spec import AUTO
 from penstock_runtime.envoy.bootstrap import FILE as ENVOY_FILE
 from penstock_runtime.envoy.bootstrap import configuration_files
 from penstock_runtime.envoy.endpoints import endpoints_document
-from penstock_runtime.envoy.settings import Address, EnvoySettings
+from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
@@ -32,7 +32,7 @@ ADMIN_STEP = 1000
 """Default distance of the admin port from the router's port: 8080 and 9080."""
 
 
-class Gateway(StrEnum):
+class GatewayKind(StrEnum):
     """What clients connect to."""
 
     ROUTER = "router"
@@ -82,7 +82,7 @@ class LocalPoolOptions:
     admin_port: int | None = None
     certificate: CertificateFiles | None = None
     vllm: VllmEngine | None = None
-    gateway: Gateway = Gateway.ROUTER
+    gateway: GatewayKind = GatewayKind.ROUTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _sidecar(options: LocalPoolOptions, replica: _LocalReplica) -> ProcessSpec:
     metrics = ("--metrics-port", str(replica.metrics_port))
     # Only an engine that was started with the socket can report to it.
     telemetry = () if options.engines else ("--telemetry", replica.socket)
-    http = () if options.gateway is Gateway.ROUTER else ("--http-port", str(replica.http_port))
+    http = () if options.gateway is GatewayKind.ROUTER else ("--http-port", str(replica.http_port))
     return _process(options, f"sidecar-{replica.name}", Role.SIDECAR, (*flags, *metrics, *http, *telemetry))
 
 
@@ -216,11 +216,13 @@ def _front(
 ) -> _Front:
     known = [flag for one in replicas for flag in ("--replica", f"{one.name}={LOOPBACK}:{one.port}")]
     known += ["--admin-host", LOOPBACK, "--admin-port", str(ports.admin)]
-    if options.gateway is Gateway.ROUTER:
+    if options.gateway is GatewayKind.ROUTER:
         return _Front((_router(options, ports.api, known),))
     assert pool is not None
     at = GatewayAddresses(
-        Address(options.host, ports.api), Address(LOOPBACK, ports.pages), Address(LOOPBACK, ports.picker)
+        SocketAddress(options.host, ports.api),
+        SocketAddress(LOOPBACK, ports.pages),
+        SocketAddress(LOOPBACK, ports.picker),
     )
     settings = envoy_settings(pool, at, replicas[0].socket_dir, options.certificate)
     files = {Path(settings.file(name)): text for name, text in configuration_files(settings).items()}

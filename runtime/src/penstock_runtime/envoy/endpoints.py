@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from penstock_runtime.envoy.json_parts import socket_address, typed
-from penstock_runtime.envoy.settings import Address
+from penstock_runtime.envoy.settings import SocketAddress
 
 CLUSTER = "replicas"
 
@@ -33,6 +33,6 @@ def write_endpoints(file: Path, endpoints: Iterable[str]) -> None:
     beside.replace(file)
 
 
-def _address(endpoint: str) -> Address:
+def _address(endpoint: str) -> SocketAddress:
     host, _, port = endpoint.rpartition(":")
-    return Address(host.strip("[]"), int(port))
+    return SocketAddress(host.strip("[]"), int(port))

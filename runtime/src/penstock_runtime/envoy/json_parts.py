@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock_runtime.envoy.settings import Address
+from penstock_runtime.envoy.settings import SocketAddress
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ def extension(name: str, kind: str, **fields: Any) -> Json:
     return {"name": name, "typed_config": typed(f"{EXTENSIONS}.{kind}", **fields)}
 
 
-def socket_address(at: Address) -> Json:
+def socket_address(at: SocketAddress) -> Json:
     """Return a TCP address."""
     return {"socket_address": {"address": at.host, "port_value": at.port}}
 

@@ -11,7 +11,7 @@ ENDPOINTS = "endpoints.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SocketAddress:
     """Host and port of a socket. A port of 0 is for tests: any free one."""
 
     host: str
@@ -61,9 +61,9 @@ class EnvoySettings:
     fail_open: whether requests pass while the picker does not answer. Then nobody checks their keys.
     """
 
-    api: Address
-    pages: Address
-    picker: Address
+    api: SocketAddress
+    pages: SocketAddress
+    picker: SocketAddress
     folder: PurePosixPath
     bounds: GatewayBounds = GatewayBounds()
     fail_open: bool = False
