@@ -110,7 +110,7 @@ async def test_envoy_hears_of_replicas_without_a_restart(
     ):
         assert (await pages.get("/ready")).status_code == 503  # Envoy does not know the replica
         with kept(file, replica_set):
-            await until(lambda: file.written == {r0.endpoint})
+            await until(lambda: file.written == frozenset({r0.endpoint}))
             assert (await pages.get("/ready")).status_code == 200
             await serves(envoy)
 
