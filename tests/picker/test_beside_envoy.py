@@ -14,7 +14,6 @@ from gateway.replica import HttpReplica
 from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
-from penstock_picker.options import parse
 from penstock_picker.picker import Picker
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
@@ -164,14 +163,3 @@ async def refused(envoy: Gateway) -> None:
 
 async def test_an_envoy_that_is_gone_needs_no_drain(tmp_path: Path) -> None:
     await drain_envoy(tmp_path / "none.sock", 60.0, 60.0)
-
-
-def test_flags_of_a_drain_need_an_envoy(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["-f", "pool.yaml", "--replica", "r0=127.0.0.1:1", "--ext-authz-port", "0"]
-    with pytest.raises(SystemExit) as end:
-        parse([*flags, "--drain-s", "3"])
-    assert end.value.code == 2
-    assert "--drain-s and --lame-duck-s are for --envoy-admin" in capsys.readouterr().err
-    told = parse([*flags, "--envoy-admin", "/run/admin.sock", "--drain-s", "3", "--lame-duck-s", "1"])
-    assert (told.envoy_admin, told.drain_s, told.lame_duck_s) == (Path("/run/admin.sock"), 3.0, 1.0)
-    assert told.endpoints_file is None

@@ -25,6 +25,10 @@ def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: py
         admin_host="127.0.0.1",
         admin_port=9081,
         certificate=None,
+        endpoints_file=None,
+        envoy_admin=None,
+        drain_s=None,
+        lame_duck_s=0.0,
         log_level="info",
         log_json=False,
     )
@@ -36,8 +40,12 @@ def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: py
         ([], "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"),
         (["--ext-authz-port", "0", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
         (["--ext-authz-port", "0", "--redis-url-file", "/no/such"], "/no/such: No such file"),
+        (
+            ["--ext-authz-port", "0", "--drain-s", "3"],
+            "--drain-s and --lame-duck-s are for --envoy-admin",
+        ),
     ],
-    ids=["no front", "half of TLS", "no Redis"],
+    ids=["no front", "half of TLS", "no Redis", "no Envoy"],
 )
 def test_flags_that_do_not_fit_are_exit_2(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
@@ -59,3 +67,10 @@ def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
     options = parse([*REQUIRED, *fronts, "--tls-cert", "c", "--tls-key", "k", "--log-json"])
     assert (options.ext_authz_port, options.ext_proc_port, options.log_json) == (0, 0, True)
     assert options.certificate == Certificate(Path("c"), Path("k"))
+
+
+def test_an_envoy_beside_it_is_told_of_replicas_and_drained() -> None:
+    envoy = ["--endpoints-file", "e.json", "--envoy-admin", "a.sock", "--drain-s", "3", "--lame-duck-s", "1"]
+    options = parse([*REQUIRED, "--ext-authz-port", "0", *envoy])
+    assert (options.endpoints_file, options.envoy_admin) == (Path("e.json"), Path("a.sock"))
+    assert (options.drain_s, options.lame_duck_s) == (3.0, 1.0)

@@ -11,6 +11,7 @@ from penstock_runtime.envoy.bootstrap import FILE, bootstrap, configuration_file
 from penstock_runtime.envoy.endpoints import endpoints_document, write_endpoints
 from penstock_runtime.envoy.json_parts import seconds
 from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, ReplicaTls, SocketAddress
+from self_signed import Identity
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/envoy.yaml"
 HERE = "127.0.0.1"
@@ -28,9 +29,8 @@ def test_the_example_is_what_is_generated() -> None:
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_envoy_accepts_it(tmp_path: Path, tls: bool) -> None:
-    cert, key = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
-    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=pool"
-    subprocess.run(["openssl", *new.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    identity = Identity(tmp_path)
+    cert, key = str(identity.cert), str(identity.key)
     settings = EnvoySettings(
         api=SocketAddress(HERE, 0),
         pages=SocketAddress(HERE, 0),

@@ -21,11 +21,16 @@ class Seen:
 
 
 class HttpReplica(ScriptedReplica):
-    """One replica. rejects: whatever comes. tokens: of a stream. held: a stream goes on when it is set."""
+    """One replica.
+
+    rejects: whatever comes. streams: answers with a stream, which goes on when `held` is set.
+    floods: with a stream that does not end. held_back: set when its reader takes no more of one.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.rejects, self.streams = False, False
+        self.rejects, self.streams, self.floods = False, False, False
+        self.held_back = asyncio.Event()
         self.held = asyncio.Event()
         self.seen: list[Seen] = []
         self.http_port = 0
@@ -57,7 +62,7 @@ class HttpReplica(ScriptedReplica):
 
 class _Connection(asyncio.Protocol):
     def __init__(self, replica: HttpReplica) -> None:
-        self._replica = replica
+        self._replica, self._flooding = replica, False
         self._parser = httptools.HttpRequestParser(self)
         self._task: asyncio.Task[None] | None = None
 
@@ -87,10 +92,24 @@ class _Connection(asyncio.Protocol):
         replica.seen.append(self._seen)
         if replica.rejects:
             self._write(429, orjson.dumps({"error": {"code": "slo_unattainable"}}), rejected=True)
+        elif replica.floods:
+            self._flooding = True
+            self._transport.write(b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n")
+            self._flood()
         elif replica.streams:
             self._task = asyncio.get_running_loop().create_task(self._stream())
         else:
             self._write(200, orjson.dumps({"replica": replica.name}))
+
+    def _flood(self) -> None:
+        """Write until the reader holds it back, a chunk a turn of the loop."""
+        if self._flooding and not self._transport.is_closing():
+            self._transport.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+            asyncio.get_running_loop().call_soon(self._flood)
+
+    def pause_writing(self) -> None:
+        self._flooding = False
+        self._replica.held_back.set()
 
     def _write(self, status: int, body: bytes, rejected: bool = False) -> None:
         extra = "x-penstock-rejected: 1\r\nretry-after: 7\r\n" if rejected else ""
