@@ -18,7 +18,6 @@ from running_up import (
     Up,
     complete,
     descendants,
-    get,
     is_running,
     kill_one,
     make_certificate,
@@ -64,11 +63,11 @@ def wait_whole(up: Up) -> None:
 
         def both() -> bool:
             try:
+                ready = http.get(f"{up.admin_url}/ready").status_code == 200
                 answers = [http.post("/v1/completions", json=BODY) for _ in range(2)]
             except httpx2.TransportError:
                 return False
-            replicas = {answer.headers.get("x-penstock-replica") for answer in answers}
-            return replicas == {"r0", "r1"} and get(f"{up.admin_url}/ready")["status"] == "ready"
+            return ready and {one.headers.get("x-penstock-replica") for one in answers} == {"r0", "r1"}
 
         until(both, "both replicas")
 
