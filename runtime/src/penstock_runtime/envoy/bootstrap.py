@@ -54,6 +54,9 @@ STREAMS = 128
 CLIENTS = 16384
 """Connections of clients; more are refused, as the router does."""
 
+MOST_HEAD_KIB = 8192
+"""Longest request head that Envoy can be told."""
+
 RETRIES = 3
 """Bound on endpoints after the first while the picker does not say it."""
 
@@ -103,7 +106,7 @@ def _api(settings: EnvoySettings, asks: PickerFilter) -> Json:
         preserve_external_request_id=True,
         normalize_path=True,
         server_header_transformation="PASS_THROUGH",
-        max_request_headers_kb=ceil(bounds.head_bytes / 1024),
+        max_request_headers_kb=min(ceil(bounds.head_bytes / 1024), MOST_HEAD_KIB),
         request_headers_timeout=seconds(bounds.body_s),
         request_timeout=seconds(bounds.body_s),
         stream_idle_timeout=seconds(IDLE_S),
