@@ -78,8 +78,8 @@ def snapshot(view: ReplicaView) -> Snapshot:
     jobs = columns(all_jobs)
     with_slo = np.fromiter([not job.best_effort for job in all_jobs], np.bool_, len(all_jobs))
     free_in_s = max(view.busy_until_s - view.now_s, 0.0)
-    queue = _queue(view, jobs, with_slo, free_in_s)
     decoding = jobs.decoding
+    queue = _queue(view, jobs, decoding, with_slo, free_in_s)
     return Snapshot(
         running=len(view.running),
         waiting=len(view.waiting),
@@ -93,7 +93,7 @@ def snapshot(view: ReplicaView) -> Snapshot:
         prefill_tokens_s=queue.rate.tokens_s,
         step_s=view.model.seconds(_decodes(jobs, decoding & with_slo)),
         tightest_pace_s=queue.tightest_pace_s,
-        kv_tokens_headroom=_headroom_blocks(view, jobs.of(with_slo), queue) * view.kv.block_tokens,
+        kv_tokens_headroom=_headroom_blocks(view, jobs, decoding, with_slo, queue) * view.kv.block_tokens,
     )
 
 
@@ -106,23 +106,23 @@ class _Queue(NamedTuple):
     slack_s: float
 
 
-def _queue(view: ReplicaView, jobs: JobColumns, with_slo: Bools, free_in_s: float) -> _Queue:
-    decoding = jobs.decoding & with_slo
-    prefills = jobs.of(~jobs.decoding & with_slo)
-    prefills = prefills.of(np.argsort(prefills.due_s, kind="stable"))
+def _queue(view: ReplicaView, jobs: JobColumns, decoding: Bools, with_slo: Bools, free_in_s: float) -> _Queue:
+    queued = np.flatnonzero(~decoding & with_slo)
     targets_s = jobs.tpot_s[with_slo]
     kept_s = targets_s[
         targets_s >= view.model.seconds(BatchWork(1))
     ]  # smaller targets cannot be met in any case
     tightest_s = float(kept_s.min(initial=inf))
-    by_then = _decodes(jobs, decoding)._replace(tokens=int(decoding.sum()) + len(prefills.due_s))
-    rate = prefill_rate(view, by_then, tightest_s)
+    decodes = _decodes(jobs, decoding & with_slo)
+    rate = prefill_rate(view, decodes._replace(tokens=decodes.tokens + len(queued)), tightest_s)
+    if not len(queued):
+        return _Queue(rate, tightest_s, free_in_s, inf)
+    prefills = jobs.of(queued[np.argsort(jobs.due_s[queued], kind="stable")])
     pending = prefills.pending_tokens
     works = chunk_works(pending, prefills.computed_tokens)
     done_s = free_in_s + np.cumsum(rate.seconds(view.model, pending, works))
     slack_s = prefills.due_s - view.now_s - rate.period_s - done_s
-    wait_s = float(done_s[-1]) if len(done_s) else free_in_s
-    return _Queue(rate, tightest_s, wait_s, max(float(slack_s.min(initial=inf)), 0.0))
+    return _Queue(rate, tightest_s, float(done_s[-1]), max(float(slack_s.min()), 0.0))
 
 
 def _decodes(jobs: JobColumns, decoding: Bools) -> BatchWork:
@@ -137,14 +137,15 @@ def _work_s(model: TimeModel, jobs: JobColumns) -> float:
     return model.scale * token_s * float(tokens)
 
 
-def _headroom_blocks(view: ReplicaView, with_slo: JobColumns, queue: _Queue) -> int:
+def _headroom_blocks(
+    view: ReplicaView, jobs: JobColumns, decoding: Bools, with_slo: Bools, queue: _Queue
+) -> int:
     """Return the blocks that stay free without new requests.
 
     A prefill may start as late as the queue is long.
     """
-    step_s, queued = queue.rate.period_s, ~with_slo.decoding
-    longest = queue.wait_s / step_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
-    delay = np.where(queued, int(longest), 0)
-    left = with_slo.output_tokens_left
-    future = forecast(with_slo.size_tokens, left, view.kv.block_tokens, delay)
+    longest = queue.wait_s / queue.rate.period_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
+    delay = np.where(decoding[with_slo], 0, int(longest))
+    left = jobs.output_tokens_left[with_slo]
+    future = forecast(jobs.size_tokens[with_slo], left, view.kv.block_tokens, delay)
     return max(view.kv.total_blocks - future.peak_blocks, 0)
