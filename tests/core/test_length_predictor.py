@@ -10,8 +10,6 @@ from penstock_core.domain.slo import Judge, Targets
 from penstock_core.forecast import length_predictor
 from penstock_core.forecast.length_predictor import LONGEST_TOKENS, PRIOR, LengthPredictor
 
-from examples import examples
-
 PROMPT = 1000
 
 
@@ -44,7 +42,6 @@ def test_before_anything_it_expects_a_chat() -> None:
     fresh = LengthPredictor()
     assert fresh.predict("chat", PROMPT, 0, quantile=0.5) == pytest.approx(128, rel=0.02)
     assert fresh.predict("chat", PROMPT, 0) == pytest.approx(461, rel=0.02)
-    assert fresh.mean("chat", PROMPT, 0) == pytest.approx(211, rel=0.02)
     assert sum(PRIOR) == pytest.approx(1.0)
 
 
@@ -61,10 +58,6 @@ def test_quantiles_become_those_of_the_answers(quantile: float) -> None:
     lengths = normal(300, 60, 4000)
     predicted = learned(lengths).predict("chat", PROMPT, 0, quantile=quantile)
     assert predicted == pytest.approx(sorted(lengths)[int(quantile * 4000)], rel=0.08)
-
-
-def test_the_mean_becomes_that_of_the_answers() -> None:
-    assert learned(normal(300, 60, 4000)).mean("chat", PROMPT, 0) == pytest.approx(300, rel=0.03)
 
 
 def test_an_answer_that_outlived_most_will_be_a_long_one() -> None:
@@ -123,7 +116,7 @@ def test_asking_between_answers_changes_nothing() -> None:
         asked.observe("chat", PROMPT, length)
         silent.observe("chat", PROMPT, length)
         asked.predict("chat", PROMPT, 0)
-    assert asked.mean("chat", PROMPT, 10) == silent.mean("chat", PROMPT, 10)
+    assert asked.predict("chat", PROMPT, 10) == silent.predict("chat", PROMPT, 10)
 
 
 def test_an_answer_cut_short_tells_that_it_was_longer() -> None:
@@ -145,7 +138,7 @@ def test_bringing_weights_to_scale_changes_no_prediction(monkeypatch: pytest.Mon
     def predictions() -> list[float]:
         predictor = learned([40] * 300 + normal(300, 60, 300))
         predictor.observe("chat", PROMPT, 200, cut_short=True)
-        return [predictor.predict("chat", PROMPT, 0, quantile=0.6), predictor.mean("chat", 20_000, 50)]
+        return [predictor.predict("chat", *of, quantile=0.6) for of in ((PROMPT, 0), (20_000, 50))]
 
     usual = predictions()
     monkeypatch.setattr(length_predictor, "HEAVIEST_ANSWER", 1.05)
@@ -155,17 +148,6 @@ def test_bringing_weights_to_scale_changes_no_prediction(monkeypatch: pytest.Mon
 def test_weights_never_grow_past_what_a_float_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length_predictor, "MEMORY_ANSWERS", 5.0)  # e to the 800th after 4,000 answers
     assert learned([100] * 4000).predict("chat", PROMPT, 0) == learned([100] * 100).predict("chat", PROMPT, 0)
-
-
-@pytest.mark.parametrize(("generated", "most"), [(0, 1 << 18), (0, 250), (7, 90), (100, 101), (400, 5000)])
-def test_the_mean_is_that_of_all_quantiles(generated: int, most: int) -> None:
-    believed = learned([30] * 40 + normal(300, 60, 60))._lengths("chat", PROMPT)
-    assert believed.longer[0] == pytest.approx(1.0)
-    count = 4_000
-    quantiles = [believed.quantile((at + 0.5) / count, generated) for at in range(count)]
-    assert believed.mean(generated, most) == pytest.approx(
-        sum(min(q, most) for q in quantiles) / count, rel=1e-3
-    )
 
 
 @given(predictors(), st.integers(0, 40_000), st.integers(0, 300_000), st.integers(1, 300_000))
@@ -192,16 +174,6 @@ def test_a_prediction_never_falls_as_the_quantile_rises(
     assert low <= high
 
 
-@examples(50)
-@given(predictors(), st.integers(0, 100_000), st.integers(1, 100_000))
-def test_a_mean_lies_between_what_is_there_and_the_limit(
-    predictor: LengthPredictor, generated: int, more: int
-) -> None:
-    mean = predictor.mean("a", PROMPT, generated, generated + more)
-    assert generated * (1 - 1e-9) <= mean <= (generated + more) * (1 + 1e-9)
-
-
 def test_past_the_longest_answer_there_is_one_token_more() -> None:
     predictor = LengthPredictor()
     assert predictor.predict("chat", PROMPT, 2 * LONGEST_TOKENS) == 2 * LONGEST_TOKENS + 1
-    assert predictor.mean("chat", PROMPT, 2 * LONGEST_TOKENS, 3 * LONGEST_TOKENS) == 3 * LONGEST_TOKENS

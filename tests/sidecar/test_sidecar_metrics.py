@@ -45,6 +45,6 @@ def test_the_longest_call_of_the_planner_is_kept() -> None:
 def test_histograms_have_the_buckets_that_the_docs_name() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.ttft.labels("chat").observe(1)
-    metrics.tpot.labels("chat").observe(1)
+    metrics.ttft("chat").observe(1)
+    metrics.tpot("chat").observe(1)
     assert exported(registry) == documented("penstock_replica_")

@@ -1,5 +1,7 @@
 """Metrics of one replica. Pools choose the values of the label `tier`; clients choose none."""
 
+from functools import cache
+
 from penstock_core.autoscaling.utilization import filling
 from penstock_core.forecast.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -23,10 +25,15 @@ class Metrics:
         def histogram(name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"penstock_replica_{name}", says, labels, buckets=buckets, registry=registry)
 
-        self.verdicts = counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason")
-        self.ends = counter("ends_total", "Requests that ended, by how.", "tier", "end")
-        self.ttft = histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier")
-        self.tpot = histogram("tpot_seconds", "Mean gap between output tokens.", _PACE, "tier")
+        # Of every request: functions from the labels' values, which look a series up once.
+        self.verdicts = cache(
+            counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
+        )
+        self.ends = cache(counter("ends_total", "Requests that ended, by how.", "tier", "end").labels)
+        self.ttft = cache(
+            histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier").labels
+        )
+        self.tpot = cache(histogram("tpot_seconds", "Mean gap between output tokens.", _PACE, "tier").labels)
         self.planner = histogram("planner_seconds", "One call of the planner.", _PLANNING)
         self.planner_max = gauge("planner_seconds_max", "Longest call of the planner since the start.")
         self.time_error = histogram(

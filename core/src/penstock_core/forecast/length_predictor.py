@@ -58,7 +58,6 @@ def _bin_edges() -> list[float]:
 EDGES = _bin_edges()
 BINS = len(EDGES) - 1
 WHOLE = np.ones(1)
-MIDDLES = np.array([(below + above) / 2 for below, above in pairwise(EDGES)])
 
 
 def _prior_longer(tokens: float) -> float:
@@ -72,14 +71,12 @@ PRIOR = np.array([_prior_longer(below) - _prior_longer(above) for below, above i
 
 
 class Lengths(NamedTuple):
-    """A distribution of lengths by what lies above each edge of the bins.
+    """A distribution of lengths.
 
-    longer: share of answers longer than the edge, 1 at the first and 0 at the last.
-    moment: their share times their mean length.
+    longer: share of answers longer than each edge of the bins, 1 at the first and 0 at the last.
     """
 
     longer: Floats
-    moment: Floats
 
     def quantile(self, share: float, generated_tokens: int) -> float:
         """Return the length that this share of the answers longer than `generated_tokens` does not exceed."""
@@ -89,29 +86,12 @@ class Lengths(NamedTuple):
         within = (low - target) / (low - high) if low > high else 1.0
         return EDGES[above - 1] + within * (EDGES[above] - EDGES[above - 1])
 
-    def mean(self, generated_tokens: int, most_tokens: int) -> float:
-        """Return the mean of the answers longer than `generated_tokens`, each capped at `most_tokens`."""
-        left = self._longer_than(generated_tokens)
-        if left <= 0:
-            return float(most_tokens)
-        moment = self._moment_above(generated_tokens) - self._moment_above(most_tokens)
-        return (moment + most_tokens * self._longer_than(most_tokens)) / left
-
     def _longer_than(self, tokens: int) -> float:
         above = _bin_above(tokens)
         low, high = EDGES[above - 1], EDGES[above]
         return float(
             self.longer[above]
             + (self.longer[above - 1] - self.longer[above]) * max((high - tokens) / (high - low), 0.0)
-        )
-
-    def _moment_above(self, tokens: int) -> float:
-        above = _bin_above(tokens)
-        low, high = EDGES[above - 1], EDGES[above]
-        return float(
-            self.moment[above]
-            + (self.moment[above - 1] - self.moment[above])
-            * max((high**2 - tokens**2) / (high**2 - low**2), 0.0)
         )
 
 
@@ -122,14 +102,9 @@ def _bin_above(tokens: float) -> int:
 
 def _lengths(shares: Floats) -> Lengths:
     """Return the distribution with these shares of answers in its bins."""
-    return Lengths(_sum_above(shares), _sum_above(shares * MIDDLES))
-
-
-def _sum_above(parts: Floats) -> Floats:
-    """Return for each edge the sum of the parts in the bins above it."""
-    sums = np.zeros(BINS + 1)
-    np.cumsum(parts[::-1], out=sums[1:])
-    return sums[::-1]
+    above = np.zeros(BINS + 1)
+    np.cumsum(shares[::-1], out=above[1:])
+    return Lengths(above[::-1])
 
 
 @dataclass(slots=True)
@@ -213,12 +188,6 @@ class LengthPredictor:
             return 0
         most_tokens = request.max_output_tokens
         return self.predict(request.tier, request.prompt_tokens, 0, most_tokens, quantile=SURE_QUANTILE)
-
-    def mean(
-        self, tier: str, prompt_tokens: int, generated_tokens: int, most_tokens: int = LONGEST_TOKENS
-    ) -> float:
-        """Return the mean length of such an answer. `most_tokens` is above `generated_tokens`."""
-        return self._lengths(tier, prompt_tokens).mean(generated_tokens, most_tokens)
 
     def _lengths(self, tier: str, prompt_tokens: int) -> Lengths:
         known = self._tiers.get(tier)

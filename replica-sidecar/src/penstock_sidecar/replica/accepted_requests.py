@@ -145,9 +145,9 @@ class AcceptedRequests:
 
     def _learn(self, request: ReplicaRequest) -> None:
         """Learn from a whole answer how long answers are, and how fast."""
-        self._metrics.ttft.labels(request.tier).observe(request.first_s - request.arrived_s)
+        self._metrics.ttft(request.tier).observe(request.first_s - request.arrived_s)
         if request.tokens > 1:
-            self._metrics.tpot.labels(request.tier).observe(request.tpot_s)
+            self._metrics.tpot(request.tier).observe(request.tpot_s)
         usage, body, job = request.usage, request.body, request.job
         assert usage is not None and body is not None and job is not None
         if not request.prompt_reported and body.prompts == 1:

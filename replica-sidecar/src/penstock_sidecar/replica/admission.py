@@ -62,7 +62,7 @@ class AdmissionController:
     def tell(self, request: ReplicaRequest, verdict: Verdict) -> None:
         """Give a request its verdict. An accepted one is added to the mirror and forwarded."""
         word, reason = verdict_words(verdict)
-        self._metrics.verdicts.labels(request.tier, word, reason).inc()
+        self._metrics.verdicts(request.tier, word, reason).inc()
         log.debug(word, request=request.request_id, tier=request.tier, reason=reason)
         accepted = not isinstance(verdict, Rejected)
         if accepted:

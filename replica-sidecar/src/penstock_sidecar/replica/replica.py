@@ -198,7 +198,7 @@ class Replica:
     def _ended(self, request: ReplicaRequest) -> None:
         """Count a request that has ended, and free what it held."""
         tier = request.tier if request.tier in self._tiers else "unknown"
-        self._metrics.ends.labels(tier, request.state.value).inc()
+        self._metrics.ends(tier, request.state.value).inc()
         if self.accepted.discard(request) and not self.accepted:
             self._drained.set()
 
