@@ -1,7 +1,6 @@
 """`penstock-sidecar` as a process, beside a real `penstock-engine`."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -217,7 +216,7 @@ async def test_it_tells_routers_its_http_port_and_hands_gateways_on_while_it_dra
                     text = (await streaming.aread()).decode()
             assert text.endswith("data: [DONE]\n\n")
             assert await process.wait() == 0
-            assert socket_path.name not in os.listdir(socket_path.parent), "engines find nobody there"
+            assert not is_there(socket_path), "no engine takes it for one that is read"
 
 
 async def test_a_sidecar_without_an_http_port_tells_routers_of_none(pool: Path, socket_path: Path) -> None:

@@ -35,9 +35,7 @@ class Judgement(NamedTuple):
         return not self.broken
 
 
-def judge(
-    targets: Targets, arrival_s: float, token_times_s: list[float], thinking_tokens: int
-) -> Judgement:
+def judge(targets: Targets, arrival_s: float, token_times_s: list[float], thinking_tokens: int) -> Judgement:
     """Judge a request by its tokens (at least one), the first `thinking_tokens` of which were thinking."""
     ttft_s, e2e_s = token_times_s[0] - arrival_s, token_times_s[-1] - arrival_s
     tpot_s, target_tpot_s = worse_stage(_stages(targets, token_times_s, thinking_tokens))
