@@ -17,8 +17,11 @@ TAIL_WIDTH = 0.1
 """Width of the uniform tail, as a share of the 99th percentile."""
 
 LEAST_MU = -20.0
+"""Below the parameter of any distribution of lengths."""
 SIGMA_RANGE = (0.02, 4.0)
+"""Around the parameter of any distribution of lengths."""
 HALVINGS = 60
+"""More than a double's 53 bits, so that a root is as exact as it can be."""
 
 
 @dataclass(frozen=True, slots=True)
