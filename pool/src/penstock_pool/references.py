@@ -20,7 +20,7 @@ def reference_problems(document: dict[str, Any]) -> Iterator[Problem]:
     yield from _repeated("spec.tiers", tiers)
     yield from _repeated("spec.applications", applications)
     names = [name for _, tier in tiers if isinstance(name := tier.get("name"), str)]
-    if len(names) != _length(spec.get("tiers")):
+    if not names or len(names) != len(spec["tiers"]):
         return  # a tier without a valid name has its own problem, and may be the one that is meant
     for path, name in _tier_references(spec, applications):
         if isinstance(name, str) and name not in names:
@@ -51,10 +51,6 @@ def _repeated(path: str, items: list[tuple[int, dict[str, Any]]]) -> Iterator[Pr
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, list) and value else -1
 
 
 def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:
