@@ -119,9 +119,7 @@ def test_deadlines_follow_from_the_targets(tier: str) -> None:
         ("whole", 14, (inf, inf)),
     ],
 )
-def test_windows_are_judged_by_their_targets(
-    tier: str, thinking: int, targets: tuple[float, float]
-) -> None:
+def test_windows_are_judged_by_their_targets(tier: str, thinking: int, targets: tuple[float, float]) -> None:
     demand = one(tier, thinking=5)
     assert (demand.tpot_s[0], demand.answer_tpot_s[0]) == targets
     assert demand.thinking[0] == thinking
@@ -159,7 +157,9 @@ def test_what_never_can_be_late_is_counted_apart() -> None:
 def test_a_stage_may_begin_when_those_before_it_could_have_ended(
     drafts: Speculation | None, steps: float
 ) -> None:
-    stages = [Arrival(str(i), 3.0, tier, 20, 15, 0, "s", i) for i, tier in enumerate(["mean", "whole", "free"])]
+    stages = [
+        Arrival(str(i), 3.0, tier, 20, 15, 0, "s", i) for i, tier in enumerate(["mean", "whole", "free"])
+    ]
     demand = work(*reversed(stages), setting=replace(PLAIN, speculation=drafts))
     earliest_s = 3.0 + prefill_s(20) + steps * 10.1e-3
     assert list(demand.release_s) == [3.0, pytest.approx(earliest_s)]

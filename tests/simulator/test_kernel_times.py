@@ -43,7 +43,9 @@ def test_between_batches_attention_is_interpolated() -> None:
     assert milliseconds(decodes=6, context_tokens=900) == pytest.approx(1.0 + 1.0 + 1.3 + 10.0)
 
 
-@pytest.mark.parametrize(("decodes", "padded_ms"), [(8, 1.0), (9, 2.0), (16, 2.0), (17, 7.0), (64, 7.0), (128, 14.0)])
+@pytest.mark.parametrize(
+    ("decodes", "padded_ms"), [(8, 1.0), (9, 2.0), (16, 2.0), (17, 7.0), (64, 7.0), (128, 14.0)]
+)
 def test_tokens_are_padded_to_the_next_entry_and_past_the_last_in_proportion(
     decodes: int, padded_ms: float
 ) -> None:
@@ -80,7 +82,9 @@ def test_between_goes_on_past_both_ends(x: float, y: float) -> None:
 
 
 def test_the_shortest_prompt_of_a_table_is_the_launch() -> None:
-    fields = {name: getattr(TIMES, name) for name in KernelTimes.__slots__ if not name.startswith("attention")}
+    fields = {
+        name: getattr(TIMES, name) for name in KernelTimes.__slots__ if not name.startswith("attention")
+    }
     times = _from_values(fields | {"prompts_ms": [0.25, 0.65]})
     assert times.attention_launch_ms == 0.25
     assert times.attention_pair_ms == pytest.approx([0.0, 2 * 0.4 / 400])

@@ -81,9 +81,9 @@ def test_targets_and_engine_are_what_they_were(name: str) -> None:
     here = scenario(name)
     slos = {tier.name: tier.slo for tier in here.tiers.values()}
     assert list(here.tiers) == list(slos)
-    assert {
-        tier: (slo.ttft_slowdown, slo.tpot_s, slo.answer_tpot_s) for tier, slo in slos.items()
-    } == TIERS[name]
+    assert {tier: (slo.ttft_slowdown, slo.tpot_s, slo.answer_tpot_s) for tier, slo in slos.items()} == TIERS[
+        name
+    ]
     assert {slo.judge for slo in slos.values()} == {Judge.WINDOW}
     assert (here.time_model, here.kv_tokens, here.max_output_tokens, here.speculation) == ENGINES[name]
 
@@ -97,7 +97,9 @@ def test_a_window_goes_round_its_period() -> None:
         shift_s = 300 * (sample * 0.6180339887498949 % 1.0)
         turned = sorted(row._replace(arrival_s=(row.arrival_s - shift_s) % 300) for row in rows)
         assert [row[1:] for row in whole.rows(sample)] == [row[1:] for row in turned]
-        assert [row.arrival_s for row in whole.rows(sample)] == pytest.approx([row.arrival_s for row in turned])
+        assert [row.arrival_s for row in whole.rows(sample)] == pytest.approx(
+            [row.arrival_s for row in turned]
+        )
     part = RecordingWindow("azure-code", 150, 100, 100).rows(0)
     assert [row.arrival_s + 150 for row in part] == pytest.approx(
         [row.arrival_s for row in rows if 150 <= row.arrival_s < 250]

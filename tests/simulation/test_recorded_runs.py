@@ -1,0 +1,311 @@
+"""Whole runs of small fleets, as they were: each request's replica, hops, tokens and times.
+
+The policy here plans vLLM's steps and rejects by a count, so that hardly anything but the simulator can
+change a row. A row that changes on purpose is recorded anew: `rows(NAME)` returns what stands in `RECORDED`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+from penstock_core import policies
+from penstock_core.autoscaling.demand import DemandObservation
+from penstock_core.domain.policy import Policy, Step
+from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.domain.slo import Judge, Slo, Tier
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.routing.walk import Backup
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import (
+    Arrival,
+    Fleet,
+    FleetAutoscaler,
+    LengthKnowledge,
+    SimulatedOutcome,
+    simulate,
+)
+from penstock_simulator.simulation.autoscaling.autoscaler import ReplicaCounts
+from penstock_simulator.simulation.disaggregated.distserve import Ratio, simulate_distserve
+
+TIERS = {
+    "chat": Tier("chat", Slo(ttft_slowdown=5, tpot_s=0.1)),
+    "coder": Tier("coder", Slo(ttft_s=0.4, tpot_s=0.05, judge=Judge.WINDOW)),
+    "thinker": Tier("thinker", Slo(ttft_s=2.0, tpot_s=0.03, answer_tpot_s=0.2)),
+    "batch": Tier("batch", best_effort=True),
+}
+FLEET = Fleet("counting", time_model("slos-serve-opt-6.7b-a100"), 5120, TIERS, "chat", replicas=2)
+EXACT = replace(FLEET, truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
+
+
+@dataclass
+class Counting:
+    """Rejects the third of those that a replica has, and answers those of 400 tokens as best effort."""
+
+    drafts: int = 0
+    policy: Policy[Any] = field(default_factory=lambda: policies.build("vllm"))
+
+    def start(self) -> Any:
+        return self.policy.start()
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        here = len(view.running) + len(view.waiting)
+        return [self._verdict(here + more, job) for more, job in enumerate(new)]
+
+    def _verdict(self, here: int, job: Job) -> Verdict:
+        if job.request.prompt_tokens == 400:
+            return BestEffort()
+        return Rejected(Reason.KV_MEMORY) if here > 2 else Admitted(0.0, 0.0)
+
+    def step(self, view: ReplicaView, memory: Any) -> tuple[Step, Any]:
+        step, memory = self.policy.step(view, memory)
+        drafting = [job.request.id for job in view.running if job.decoding and job.request.id in step.tokens]
+        drafts = dict.fromkeys(drafting, self.drafts) if self.drafts else {}
+        return replace(step, drafts=drafts), memory
+
+
+def mixed(count: int = 14, rate_rps: float = 12.0) -> Iterable[Arrival]:
+    """Single requests and sessions of all tiers, some at the same instant."""
+    random, at_s = Random(1), 0.0
+    for i in range(count):
+        at_s += random.expovariate(rate_rps) if i % 4 else 0.0
+        tier, output = random.choice(["", *TIERS]), random.randint(1, 90)
+        session = random.choice(["", "", "s", "t"])
+        prompt, thinking = random.choice([60, 400, 1500, 2600]), random.randint(0, output)
+        yield Arrival(str(i), at_s, tier, prompt, output, thinking, session, i if session else 0)
+
+
+RUNS: dict[str, Callable[[], Iterable[SimulatedOutcome]]] = {
+    "lengths and times are learned": lambda: run(FLEET),
+    "routers see each other late": lambda: run(
+        replace(
+            EXACT,
+            routers=2,
+            replicas=3,
+            order="least-loaded",
+            snapshot_age_s=0.4,
+            placement_delay_s=0.05,
+            hop_latency_s=0.02,
+        )
+    ),
+    "with drafts": lambda: run(replace(FLEET, speculation=Speculation(2, 0.6)), drafts=2),
+    "memory and slots run out": lambda: run(replace(EXACT, kv_tokens=3200, limits=Limits(512, 3))),
+    "nobody is served as backup": lambda: run(
+        replace(EXACT, backup=Backup.REJECT, max_hops=1, max_model_len=2000, block_tokens=48)
+    ),
+    "split by phase": lambda: simulate_distserve(
+        replace(FLEET, kv_tokens=6000, speculation=Speculation(2, 0.6)), Ratio(1, 2), mixed(), 3
+    ),
+}
+
+
+def run(fleet: Fleet, drafts: int = 0) -> Iterable[SimulatedOutcome]:
+    return simulate(fleet, mixed(), 3, lambda name, knobs: Counting(drafts))
+
+
+def rows(name: str) -> list[str]:
+    return [row(outcome) for outcome in RUNS[name]()]
+
+
+def row(outcome: SimulatedOutcome) -> str:
+    times = [outcome.arrival_s, outcome.ttft_s, outcome.tpot_s, outcome.e2e_s]
+    shown = ["-" if time_s is None else f"{time_s:.6f}" for time_s in times]
+    served = f"{outcome.replica or '-'} {outcome.hops} {outcome.output_tokens}"
+    return " ".join([outcome.id, outcome.tier, outcome.verdict.value, served, *shown, "+-"[not outcome.met]])
+
+
+RECORDED: dict[str, str] = {
+    "lengths and times are learned": """\
+2 thinker admitted r0 1 56 0.112767 0.233142 0.025967 1.644055 +
+1 thinker best-effort r1 1 61 0.057005 0.055139 0.024232 1.804528 +
+4 chat admitted r0 1 4 0.219308 1.762036 0.025702 1.839142 -
+7 chat best-effort r1 1 54 0.604486 0.176119 0.025504 1.527814 +
+3 chat admitted r1 1 76 0.219308 0.131209 0.027275 2.176816 +
+5 chat admitted r1 1 68 0.508898 0.218396 0.024908 1.887226 +
+0 chat admitted r0 1 73 0.000000 0.132574 0.033537 2.547207 +
+6 coder best-effort r0 2 30 0.575971 1.687386 0.025907 2.429267 -
+8 coder best-effort r0 2 16 0.604486 2.626339 0.025430 3.007020 -
+13 chat best-effort r1 2 61 0.940951 1.575495 0.024111 3.022133 -
+10 chat best-effort r0 2 62 0.793818 3.040422 0.025654 4.605287 -
+12 batch best-effort r0 1 14 0.884889 4.722226 0.025230 5.050217 +
+9 chat best-effort r0 1 39 3.611507 2.538406 0.025548 3.509220 -
+11 coder best-effort r1 1 71 7.120727 0.029160 0.024364 1.717047 +""",
+    "routers see each other late": """\
+4 chat admitted r1 1 4 0.219308 0.345901 0.025006 0.420921 +
+2 thinker admitted r2 1 56 0.112767 0.223628 0.026601 1.621812 +
+1 thinker best-effort r1 1 61 0.057005 0.072312 0.024869 2.036824 +
+0 chat admitted r0 1 73 0.000000 0.147970 0.027405 2.121133 +
+7 chat best-effort r2 1 54 0.604486 0.082715 0.028310 1.583165 +
+8 coder admitted r2 3 16 0.604486 1.333790 0.024938 1.707509 -
+5 chat admitted r0 1 68 0.508898 0.240670 0.024925 1.910661 +
+10 chat admitted r1 1 62 0.793818 0.224739 0.024986 1.748888 +
+3 chat admitted r1 1 76 0.219308 0.345901 0.029748 2.576970 +
+12 batch best-effort r1 1 14 0.884889 1.861513 0.024879 2.184944 +
+6 coder admitted r0 1 30 0.575971 2.155060 0.024938 2.878250 -
+9 chat admitted r2 2 39 2.311995 0.243628 0.024869 1.188642 +
+13 chat best-effort r0 3 61 0.940951 1.790080 0.024902 3.284202 -
+11 coder admitted r1 1 71 3.500637 0.048927 0.024869 1.789741 +""",
+    "with drafts": """\
+2 thinker admitted r0 1 56 0.112767 0.235220 0.014716 0.939803 +
+1 thinker best-effort r1 1 61 0.057005 0.055139 0.009508 1.097225 +
+4 chat admitted r0 1 4 0.219308 1.049850 0.025760 1.127130 -
+3 chat admitted r1 1 76 0.219308 0.131764 0.014926 1.251207 +
+0 chat admitted r0 1 73 0.000000 0.132574 0.020603 1.615968 +
+7 chat best-effort r1 1 54 0.604486 0.180472 0.015689 1.011965 +
+5 chat admitted r1 1 68 0.508898 0.222543 0.015362 1.251818 +
+6 coder best-effort r0 2 30 0.575971 0.988528 0.017255 1.346265 -
+13 chat best-effort r1 2 61 0.940951 0.652084 0.011250 1.327112 -
+8 coder best-effort r0 2 16 0.604486 1.538909 0.015414 1.742737 -
+10 chat best-effort r0 2 62 0.793818 1.777926 0.015979 2.752629 -
+12 batch best-effort r0 1 14 0.884889 2.883219 0.013764 3.062156 +
+9 chat best-effort r0 1 39 2.347224 1.818167 0.015090 2.391572 -
+11 coder best-effort r1 1 71 4.738796 0.028434 0.014638 0.903123 +""",
+    "memory and slots run out": """\
+1 thinker best-effort r1 1 61 0.057005 0.053312 0.024869 1.652185 +
+0 chat admitted r0 1 73 0.000000 0.178570 0.024869 1.969122 +
+3 chat admitted r1 1 76 0.219308 0.193130 0.024916 2.061865 +
+2 thinker admitted r0 1 56 0.112767 2.183983 0.024869 3.551766 -
+7 chat best-effort r1 1 54 0.604486 2.031826 0.024938 3.353517 -
+4 chat admitted r0 1 4 0.219308 3.772854 0.024869 3.847460 -
+5 chat admitted r1 1 68 0.508898 2.127415 0.024923 3.797268 -
+6 coder best-effort r0 2 30 0.575971 3.818424 0.024869 4.539619 -
+8 coder best-effort r0 2 16 0.604486 4.838732 0.024869 5.211763 -
+13 chat best-effort r1 2 61 0.940951 3.542785 0.024869 5.034911 -
+10 chat best-effort r0 2 62 0.793818 5.350060 0.024869 6.867056 -
+12 batch best-effort r0 1 14 0.884889 7.103612 0.024869 7.426906 +
+9 chat best-effort r0 1 39 5.816250 2.823174 0.024869 3.768187 -
+11 coder best-effort r1 1 71 9.584437 0.029927 0.024869 1.770741 +""",
+    "nobody is served as backup": """\
+2 thinker failed - 0 0 0.112767 - - - -
+4 chat failed - 0 0 0.219308 - - - -
+5 chat failed - 0 0 0.508898 - - - -
+6 coder failed - 0 0 0.575971 - - - -
+8 coder failed - 0 0 0.604486 - - - -
+9 chat failed - 0 0 0.752167 - - - -
+10 chat failed - 0 0 0.793818 - - - -
+12 batch failed - 0 0 0.884889 - - - -
+13 chat rejected - 1 0 0.940951 - - - -
+1 thinker best-effort r1 1 61 0.057005 0.053312 0.024869 1.689189 +
+0 chat admitted r0 1 73 0.000000 0.128970 0.024869 1.919522 +
+7 chat best-effort r1 1 54 0.604486 0.060038 0.025127 1.391771 +
+3 chat admitted r1 1 76 0.219308 0.143392 0.025438 2.051263 +
+11 coder best-effort r1 1 71 0.884889 0.033826 0.025075 1.783582 +""",
+    "split by phase": """\
+4 chat admitted p0+d0 1 4 0.219308 0.504812 0.017720 0.557971 +
+0 chat admitted p0+d0 1 73 0.000000 0.129229 0.012478 1.027624 +
+1 thinker admitted p0+d1 1 61 0.057005 0.311429 0.009959 1.075691 +
+2 thinker admitted p0+d1 1 56 0.112767 0.255666 0.014131 1.019928 +
+6 coder admitted p0+d0 1 30 0.575971 0.574700 0.012168 0.868290 -
+3 chat admitted p0+d0 1 76 0.219308 0.504812 0.013226 1.496779 +
+8 coder admitted p0+d0 1 16 0.604486 0.929819 0.014552 1.111600 -
+7 chat admitted p0+d1 1 54 0.604486 0.546184 0.013876 1.281639 -
+5 chat admitted p0+d1 1 68 0.508898 0.641773 0.013241 1.528953 +
+12 batch best-effort p0+d0 1 14 0.884889 1.004214 0.013741 1.182851 +
+10 chat admitted p0+d1 1 62 0.793818 0.740488 0.013112 1.540326 +
+9 chat admitted p0+d0 1 39 1.716087 0.390104 0.013369 0.898129 +
+13 chat admitted p0+d0 1 61 0.940951 0.948152 0.014137 1.796352 -
+11 coder admitted p0+d1 1 71 2.614216 0.031209 0.017286 0.940880 +""",
+    "scaled": """\
+2 thinker admitted r1 1 56 0.112767 0.226115 0.024938 1.597681 +
+1 thinker best-effort r1 1 61 0.057005 0.053312 0.060676 1.934665 -
+0 chat admitted r0 1 73 0.000000 0.128970 0.026366 2.027300 +
+4 chat admitted r0 1 4 0.219308 2.011690 0.024938 2.086502 -
+3 chat admitted r0 1 76 0.219308 0.137176 0.029704 2.365012 +
+6 coder best-effort r0 2 30 0.575971 1.933536 0.024889 2.654937 -
+7 chat best-effort r1 1 54 0.604486 1.337171 0.024940 2.658999 -
+5 chat admitted r1 2 68 0.508898 1.432759 0.024925 3.102751 -
+8 coder best-effort r0 2 16 0.604486 2.830049 0.024869 3.203081 -
+12 batch best-effort r1 1 14 0.884889 2.930387 0.024869 3.253681 +
+13 chat best-effort r0 2 61 0.940951 3.178089 0.024938 4.674343 -
+10 chat best-effort r0 2 62 0.793818 3.325223 0.024936 4.846345 -
+9 chat best-effort r0 1 39 3.807567 2.737223 0.024869 3.682237 -
+11 coder best-effort r0 1 71 7.489804 0.029927 0.024869 1.770741 +""",
+}
+"""Run -> by request, in the order in which they ended: tier, verdict, replica, hops, tokens; when it was
+sent, TTFT, TPOT, end-to-end time; whether it met its targets."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_what_it_was(name: str) -> None:
+    assert rows(name) == RECORDED[name].split("\n")
+
+
+SCALED = [
+    (0.0, 2, 2, 2),
+    (0.5, 3, 2, 3),
+    (1.0, 1, 1, 2),
+    (1.5, 3, 1, 3),
+    (2.0, 1, 1, 2),
+    (2.5, 0, 0, 2),
+    (3.5, 2, 0, 2),
+    (4.0, 1, 0, 2),
+    (4.13857, 1, 0, 1),
+    (6.340163, 1, 1, 1),
+]
+"""When the numbers changed: time, desired, ready, GPUs."""
+
+
+def test_a_fleet_that_scales_is_what_it_was() -> None:
+    """Up, down while replicas work or start, to none while requests are held, and up again."""
+    seen: list[ReplicaCounts] = []
+    demands: list[DemandObservation] = []
+
+    def decide(demand: DemandObservation, now_s: float) -> int:
+        demands.append(demand)
+        return [2, 3, 1, 3, 1, 0, 0, 2, 1][min(len(demands), 9) - 1]
+
+    autoscaler = FleetAutoscaler(decide, period_s=0.5, startup_s=0.7, on_change=seen.append)
+    fleet = replace(EXACT, order="least-loaded")
+    outcomes = list(simulate(fleet, mixed(), 3, lambda name, knobs: Counting(), autoscaler=autoscaler))
+    assert [(round(counts.at_s, 6), *counts[1:]) for counts in seen] == SCALED
+    assert [row(outcome) for outcome in outcomes] == RECORDED["scaled"].split("\n")
+    told = [
+        (name, tier.arrived, tier.admitted, tier.best_effort, tier.rejected, tier.hops, tier.judged, tier.met)
+        for demand in demands
+        for name, tier in demand.tiers.items()
+    ]
+    assert told == TOLD
+    assert [demand.held for demand in demands] == HELD
+    assert {demand.elapsed_s for demand in demands} == {0.0, 0.5}
+    states = [" ".join(f"{one.name}={one.state.value}" for one in demand.replicas) for demand in demands]
+    assert states == STATES
+
+
+TOLD = [
+    ("chat", 3, 3, 0, 0, 3, 0, 0),
+    ("thinker", 2, 1, 1, 0, 2, 0, 0),
+    ("chat", 4, 1, 3, 0, 7, 0, 0),
+    ("coder", 2, 0, 2, 0, 4, 0, 0),
+    ("batch", 1, 0, 1, 0, 0, 0, 0),
+    ("thinker", 0, 0, 0, 0, 0, 1, 1),
+    ("chat", 0, 0, 0, 0, 0, 2, 1),
+    ("chat", 0, 0, 0, 0, 0, 1, 1),
+    ("chat", 0, 0, 0, 0, 0, 1, 0),
+]
+HELD = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+STATES = [
+    "r0=ready r1=ready",
+    "r0=ready r1=ready",
+    "r2=starting r0=ready r1=ready",
+    "r0=ready r1=draining",
+    "r2=starting r0=ready r1=draining",
+    "r0=ready r1=draining",
+    "r1=draining r0=draining",
+    "r1=draining r0=draining",
+    "r1=draining r0=draining",
+    "r0=draining",
+    "r0=draining",
+    "r0=draining",
+    "r0=starting",
+    "r0=ready",
+    "r0=ready",
+    "r0=ready",
+    "r0=ready",
+    "r0=ready",
+    "r0=ready",
+    "r0=ready",
+]
