@@ -137,12 +137,21 @@ class Tree:
 
 
 def rounds_for(mutant: Mutant, runs: Runs, of_package: Sequence[str]) -> list[list[str]]:
-    """The tests that judge a mutant: those that run its line, or those of its file and then all."""
+    """The tests that judge a mutant: those that run its line, or those of its file and then all.
+
+    of_package: the package's folders of tests, in the order in which they are asked: quick ones first.
+    """
     lines = runs.get(mutant.path, {})
     if names := lines.get(mutant.line):
-        return [_named(names)]
+        return _by_folder(names, of_package)
     of_file = frozenset[str]().union(*lines.values())
-    return [*([_named(of_file)] if of_file else []), list(of_package)]
+    return [*_by_folder(of_file, of_package), *([folder] for folder in of_package)]
+
+
+def _by_folder(names: frozenset[str], folders: Sequence[str]) -> list[list[str]]:
+    """A round for each folder that has some of these tests."""
+    rounds = ([name for name in names if name.startswith(folder)] for folder in folders)
+    return [_named(frozenset(found)) for found in rounds if found]
 
 
 def _named(names: frozenset[str]) -> list[str]:

@@ -183,6 +183,9 @@ def test_a_line_is_judged_by_the_tests_that_run_it_and_one_that_none_runs_by_tho
     assert rounds_for(ran, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"]]
     assert rounds_for(imported, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"], ["t"]]
     assert rounds_for(imported, {}, ["t"]) == [["t"]]
+    both = {"x.py": {2: frozenset({"slow/b.py::a", "t/a.py::b"})}}
+    assert rounds_for(ran, both, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"]]
+    assert rounds_for(imported, both, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"], ["t"], ["slow"]]
     many = {"x.py": {2: frozenset(f"t/a.py::{number}" for number in range(MANY + 1))}}
     assert rounds_for(ran, many, ["t"]) == [["t/a.py"]]
 
