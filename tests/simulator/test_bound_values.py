@@ -4,7 +4,7 @@ A bound that is too loose is still one, so that only its value shows that a limi
 """
 
 from dataclasses import replace
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 import pytest
@@ -231,7 +231,8 @@ def test_a_crossing_is_bracketed_in_few_steps(start_rps: float, crossing_rps: fl
 
     def share(rate_rps: float) -> float:
         asked.append(rate_rps)
-        return 0.9 * min(crossing_rps / rate_rps, 1.0) ** 0.5 + (0.05 if rate_rps <= crossing_rps else 0.0)
+        falling = 0.9 * sqrt(min(crossing_rps / rate_rps, 1.0))
+        return falling + (0.05 if rate_rps <= crossing_rps else 0.0)
 
     upper = _crossing(share, 0.9, start_rps, 1.01)
     assert crossing_rps <= upper <= crossing_rps * 1.01

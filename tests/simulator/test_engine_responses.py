@@ -2,16 +2,17 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from penstock_simulator.engine.iteration import Finish
 from penstock_simulator.http.request_body import ApiEndpoint
 from penstock_simulator.http.responses import EventWriter, ResponseHead, json_response, usage_of
-from penstock_simulator.http.synthetic_text import synthetic_text
+from penstock_simulator.http.synthetic_text import AnswerStart, answer_ids, synthetic_text
 from penstock_simulator.serving.token_stream import Aborted, TokenStream
 
-CHAT = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", "tiny", 1700, 3)
-TEXT = ResponseHead(ApiEndpoint.COMPLETION, "cmpl-1", "tiny", 1700, 3)
+CHAT = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", "tiny", 1700, AnswerStart(3, 0))
+TEXT = ResponseHead(ApiEndpoint.COMPLETION, "cmpl-1", "tiny", 1700, AnswerStart(3, 0))
 
 
 def said(first: int, stop: int) -> str:
@@ -114,6 +115,43 @@ def test_a_whole_completion() -> None:
         "length",
     )
     assert "message" not in choice
+
+
+IDS = replace(CHAT, answer=AnswerStart(3, 4), prompt_ids=[7, 8])
+"""With token ids, of an answer whose first four tokens stand in the prompt."""
+
+
+def ids(first: int, stop: int) -> str:
+    return json.dumps(answer_ids(range(first, stop), 3)).replace(" ", "")
+
+
+def test_a_chats_events_have_token_ids_where_they_are_asked_for() -> None:
+    writer = EventWriter(IDS)
+    role = ROLE.removesuffix("}") + ',"prompt_token_ids":[7,8]}'
+    first = delta(f'"content":"{said(4, 6)}"', more=f',"token_ids":{ids(4, 6)}')
+    assert events(writer.tokens(range(2))) == [role, first]
+    assert events(writer.tokens(range(2, 3))) == [
+        delta(f'"content":"{said(6, 7)}"', more=f',"token_ids":{ids(6, 7)}')
+    ]
+    last = delta(f'"content":"{said(7, 8)}"', '"stop"', f'{STOP},"token_ids":{ids(7, 8)}')
+    assert events(writer.end(range(3, 4), Finish.STOP, None)) == [last, "[DONE]"]
+
+
+def test_a_completions_first_event_has_the_prompts_token_ids() -> None:
+    writer = EventWriter(replace(IDS, endpoint=ApiEndpoint.COMPLETION, id="cmpl-1"))
+    more = f'"logprobs":null,"finish_reason":null,"token_ids":{ids(4, 6)},"prompt_token_ids":[7,8]'
+    assert events(writer.tokens(range(2))) == [f'[{{"index":0,"text":"{said(4, 6)}",{more}}}]}}']
+    (last, _) = events(writer.end(range(2, 3), Finish.STOP, None))
+    assert last.endswith(f'"stop_reason":null,"token_ids":{ids(6, 7)}}}]}}')
+
+
+@pytest.mark.parametrize("endpoint", ApiEndpoint)
+def test_a_whole_answer_has_its_token_ids(endpoint: ApiEndpoint) -> None:
+    head = replace(IDS, endpoint=endpoint)
+    body = json.loads(json_response(head, 2, 0, Finish.STOP, usage_of(2, 2)))
+    beside, other = (body, body["choices"][0]) if endpoint is ApiEndpoint.CHAT else (body["choices"][0], body)
+    assert body["choices"][0]["token_ids"] == answer_ids(range(4, 6), 3)
+    assert (beside["prompt_token_ids"], "prompt_token_ids" in other) == ([7, 8], False)
 
 
 async def test_a_stream_hands_out_each_token_once() -> None:

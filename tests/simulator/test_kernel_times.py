@@ -65,8 +65,8 @@ def test_a_chunk_costs_the_difference_of_two_prompts_and_a_launch() -> None:
 
 
 def test_drafts_cost_tokens_rows_and_steps() -> None:
-    shape = {"decodes": 2, "context_tokens": 200, "draft_tokens": 5, "spec_steps": 3}
-    assert milliseconds(**shape) == pytest.approx(1.0 + 1.1 + 0.2 + 3 * 0.75 + 10.0)
+    drafting_ms = milliseconds(decodes=2, context_tokens=200, draft_tokens=5, spec_steps=3)
+    assert drafting_ms == pytest.approx(1.0 + 1.1 + 0.2 + 3 * 0.75 + 10.0)
     assert milliseconds() == 0.0
 
 

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from penstock_runtime.openai_errors import ApiError
 from penstock_simulator.http.request_body import ApiEndpoint, CompletionRequest, read_request
-from penstock_simulator.http.synthetic_text import VOCABULARY, WORDS, synthetic_text, token_ids
+from penstock_simulator.http.synthetic_text import (
+    FIRST_ANSWER_ID,
+    WORDS,
+    answer_ids,
+    answer_start,
+    synthetic_text,
+    token_ids,
+)
 
 CONTEXT_TOKENS = 100
 HUGE = 1 << 31
@@ -40,6 +47,7 @@ BOUNDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "max_completion_tokens": ((1, 99, None), (0, 100)),
     "stream": ((True, False, None), (1, 0, "true")),
     "ignore_eos": ((True, False, None), (1, "true")),
+    "return_token_ids": ((True, False, None), (1, "true")),
     "model": (("tiny", None), ("", "x" * 513, 5)),
     "vllm_xargs": (({}, None), (5, [])),
 }
@@ -147,6 +155,7 @@ def test_a_context_leaves_room_for_one_token() -> None:
     [
         ({}, 16),
         ({"prompt": [1] * 90}, 10),
+        ({"max_tokens": None}, 99),
         ({"max_tokens": 30}, 30),
         ({"max_tokens": 30, "max_completion_tokens": 20}, 20),
         ({"max_completion_tokens": 1}, 1),
@@ -162,6 +171,10 @@ def test_the_limit_that_is_too_large_is_named() -> None:
     assert refused(max_tokens=100).code == "context_length_exceeded"
 
 
+GENERATED = [5, *answer_ids(range(2), 0)]
+"""A prompt that ends with two generated tokens."""
+
+
 @pytest.mark.parametrize(
     ("fields", "answer_tokens"),
     [
@@ -171,6 +184,8 @@ def test_the_limit_that_is_too_large_is_named() -> None:
         ({"vllm_xargs": {"simulated_output_tokens": 1}}, 1),
         ({"vllm_xargs": {"simulated_output_tokens": 17}, "ignore_eos": True}, 16),
         ({"vllm_xargs": {"simulated_output_tokens": 15}, "ignore_eos": True}, 15),
+        ({"vllm_xargs": {"simulated_output_tokens": 15}, "prompt": GENERATED}, 13),
+        ({"vllm_xargs": {"simulated_output_tokens": 2}, "prompt": GENERATED}, 1),
     ],
 )
 def test_an_answers_length_may_be_stated(fields: dict[str, Any], answer_tokens: int | None) -> None:
@@ -179,10 +194,41 @@ def test_an_answers_length_may_be_stated(fields: dict[str, Any], answer_tokens: 
 
 def test_what_is_absent_has_its_default() -> None:
     assert completion() == CompletionRequest(
-        ApiEndpoint.COMPLETION, 1, 16, 0, None, 0, stream=False, include_usage=False, xargs={}
+        ApiEndpoint.COMPLETION,
+        prompt_tokens=1,
+        max_tokens=16,
+        min_tokens=0,
+        answer_tokens=None,
+        thinking_tokens=0,
+        answer=answer_start(token_ids("hi")),
+        prompt_ids=None,
+        stream=False,
+        include_usage=False,
+        xargs={},
     )
     thinking = completion(min_tokens=2, vllm_xargs={"simulated_thinking_tokens": 3})
     assert (thinking.min_tokens, thinking.thinking_tokens) == (2, 3)
+
+
+def test_token_ids_are_those_of_the_prompt() -> None:
+    assert completion(return_token_ids=True).prompt_ids == token_ids("hi")
+    assert completion(return_token_ids=True, prompt=[[7, 8]]).prompt_ids == [7, 8]
+    messages = [{"role": "user", "content": "abcdefgh"}, {"role": "user", "content": "ij"}]
+    chat = read({"messages": messages, "return_token_ids": True}, ApiEndpoint.CHAT)
+    assert chat.prompt_ids == [0, 1, 2, 3, *token_ids("abcdefgh"), 0, 1, 2, 3, *token_ids("ij")]
+    assert chat.prompt_tokens == len(chat.prompt_ids)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+def test_the_end_of_a_prompt_chooses_the_answer(count: int) -> None:
+    messages = [{"role": "user", "content": f"{number:>12}" * 2} for number in range(count)]
+    chat = read({"messages": messages, "return_token_ids": True}, ApiEndpoint.CHAT)
+    assert chat.prompt_ids is not None
+    assert chat.answer == answer_start(chat.prompt_ids)
+    text = completion(prompt="".join(str(message["content"]) for message in messages), return_token_ids=True)
+    assert text.prompt_ids is not None
+    assert text.answer == answer_start(text.prompt_ids)
+    assert completion(prompt=GENERATED).answer == (answer_start([5]).text_seed, 2)
 
 
 def test_usage_is_for_streams_that_ask() -> None:
@@ -218,6 +264,6 @@ def test_a_words_place_follows_from_the_seed() -> None:
 
 
 def test_a_token_is_four_bytes() -> None:
-    assert token_ids("abcd\0\0\1") == [int.from_bytes(b"abcd", "big") % VOCABULARY, 1]
+    assert token_ids("abcd\0\0\1") == [int.from_bytes(b"abcd", "big") % FIRST_ANSWER_ID, 1]
     assert token_ids("abcdabcd") == token_ids("abcd") * 2
     assert token_ids("") == []
