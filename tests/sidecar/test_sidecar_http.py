@@ -355,6 +355,11 @@ APPLICATIONS = pool_of(
     ("headers", "tier", "verdict"),
     [
         ({"x_penstock_max_hops": "1", "x_penstock_tier": "chat"}, "chat", "admitted"),  # by the picker
+        (
+            {"x_penstock_max_hops": "1", "x_penstock_tier": "batch", "x_penstock_application": "ide"},
+            "batch",
+            "best-effort",
+        ),  # which has the last word on what an application may
         ({"x_penstock_application": "ide"}, "chat", "admitted"),  # no picker: by the key that was checked
         ({"x_penstock_tier": "chat"}, "chat", "best-effort"),  # by nobody
         ({"x_penstock_application": "other"}, "batch", "best-effort"),

@@ -35,7 +35,11 @@ def test_a_stream_without_opening_counts_from_its_first_event() -> None:
 def test_a_token_that_carries_usage_counts() -> None:
     token = TOKEN.replace(b"}\n", b',"usage":{"prompt_tokens":9,"completion_tokens":1}}\n')
     assert counted(TOKEN, token).tokens == 2
-    assert counted(token).usage == EngineUsage(9, 1)
+    assert (counted(token).usage, counted(token).tokens) == (EngineUsage(9, 1), 1)
+    empty = token.replace(b'"content":"data: a\\n\\nb"', b'"content":""')
+    assert (counted(empty).tokens, counted(token, empty).tokens) == (0, 2), (
+        "an empty one opens, if it is the first"
+    )
 
 
 def test_comments_and_fields_that_are_no_data_do_not_count() -> None:

@@ -79,7 +79,6 @@ class HttpRequestPath:
         finally:
             if http.slow:
                 outcome.ending = Ending.CLIENT_SLOW
-            outcome.ended_s = outcome.ended_s or monotonic()
             with self._faults.within("http"):
                 self._count(outcome, taken.last)
 
