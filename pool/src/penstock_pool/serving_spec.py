@@ -13,6 +13,7 @@ from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
 from penstock_pool.spec import Spec
 
 MOST_BODY_BYTES = 60 * 2**20
+MOST_MOVES = 8
 """Upper limit of a request in bytes.
 
 It is sent to its replica in one message of 64 MiB, with other fields.
@@ -90,6 +91,12 @@ class Routing(Spec):
         description="What happens to a request that no replica can serve in time: served as `best-effort`, "
         "or `reject`ed with 429.",
         examples=["best-effort"],
+    )
+    max_moves: Annotated[int, Strict(), Field(ge=0, le=MOST_MOVES)] = Field(
+        default=2,
+        description="Most times that a stream whose replica is lost is continued on another one; 0: it ends "
+        "with an error event.",
+        examples=[2],
     )
 
 

@@ -16,10 +16,15 @@ MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
 end the session, and with it every request on it."""
 
 
+CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
+"""Types of engines that tell token ids (`return_token_ids`) and continue a prompt of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
 
+    max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
     hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
     """
 
@@ -31,6 +36,7 @@ class Settings:
     order: Order
     max_hops: int
     backup: Backup
+    max_moves: int
     max_body_bytes: int
     max_sequences: int
     body_timeout_s: float
@@ -53,6 +59,7 @@ def settings_of(pool: Pool) -> Settings:
         order=ORDERS[spec.routing.order],
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
+        max_moves=spec.routing.max_moves if spec.engine.type in CONTINUING_ENGINES else 0,
         max_body_bytes=min(spec.router.max_body_bytes, MOST_BODY_BYTES),
         max_sequences=spec.router.max_sequences_per_request,
         body_timeout_s=spec.router.body_timeout_s,

@@ -29,6 +29,7 @@ from penstock_runtime.serving import is_loopback
 from penstock_router.http import pages
 from penstock_router.http.intake import IncomingRequest, Intake
 from penstock_router.http.request_path import RequestPath
+from penstock_router.moving.movable_answer import Mover
 from penstock_router.observability.metrics import Metrics
 from penstock_router.routing.placement import Placement
 from penstock_router.routing.waiting_room import WaitingRoom
@@ -85,6 +86,7 @@ class RouterApp:
         self._request_path = RequestPath(
             intake=intake,
             placement=placement,
+            mover=Mover(placement, settings.max_moves, self._time_model, metrics.moves),
             usage=usage,
             metrics=metrics,
             time_model=self._time_model,

@@ -21,6 +21,8 @@ from penstock_routing.settings import Settings
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import body_too_large
 
+from penstock_router.moving.continued_body import asking_ids
+
 
 class IncomingRequest(NamedTuple):
     """One HTTP request to an endpoint that generates.
@@ -62,8 +64,17 @@ class Intake:
         check_model(self._settings, asked.model)
         tier = tier_for(self._settings, application, head, asked.service_tier)
         targets = own_targets(tier, head)
+        movable = asking_ids(body) if asked.stream and self._settings.max_moves else None
         request = GenerationRequest(
-            call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream, call.turn
+            call.request_id,
+            call.endpoint,
+            movable or body,
+            tier,
+            arrival_s,
+            targets,
+            asked.stream,
+            call.turn,
+            movable is not None,
         )
         expected_tokens = self._usage.expected(application, len(body), asked)
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))

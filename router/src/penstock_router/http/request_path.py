@@ -22,6 +22,7 @@ from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.intake import Accepted, IncomingRequest, Intake
 from penstock_router.http.response import respond
+from penstock_router.moving.movable_answer import Mover
 from penstock_router.observability.access_log import AccessLog
 from penstock_router.observability.metrics import Metrics
 from penstock_router.routing.placement import Placement
@@ -41,12 +42,13 @@ class RequestPath:
         *,
         intake: Intake,
         placement: Placement,
+        mover: Mover,
         usage: Usage,
         metrics: Metrics,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
     ) -> None:
-        self._intake, self._placement = intake, placement
+        self._intake, self._placement, self._mover = intake, placement, mover
         self._usage, self._metrics = usage, metrics
         self._time_model, self._budget = time_model, budget
         self._access_log = AccessLog()
@@ -69,7 +71,7 @@ class RequestPath:
             self._metrics.demand.arrived(request.tier.name)
             async with ClientScope(http) as client:
                 placed = await self._placement.place(request, outcome, http.break_slow)
-                await respond(accepted, placed, outcome, client)
+                await respond(accepted, placed, outcome, client, self._mover)
         except ClientGone:
             outcome.ending = Ending.CLIENT_GONE
             raise

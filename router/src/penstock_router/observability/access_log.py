@@ -29,6 +29,7 @@ class AccessLog:
             verdict=outcome.verdict,
             reason=outcome.reason,
             hops=outcome.hops,
+            moves=outcome.moves,
             ending=outcome.ending.value,
             ttft_s=seen and seen.ttft_s,
             tpot_s=seen and seen.tpot_s,

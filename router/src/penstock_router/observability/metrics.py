@@ -15,6 +15,8 @@ from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock_router.observability.move_metrics import MoveMetrics
+
 
 class Metrics(FrontMetrics):
     """One router's."""
@@ -36,6 +38,7 @@ class Metrics(FrontMetrics):
             registry=registry,
         )
         self.usage = UsageMetrics(registry)
+        self.moves = MoveMetrics(registry)
         registry.register(_Replicas(replica_set))
         registry.register(_Verdicts(self.demand))
 

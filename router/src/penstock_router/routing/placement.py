@@ -51,6 +51,12 @@ class Placed(NamedTuple):
     upstream: UpstreamRequest
 
 
+class NotPlaced(NamedTuple):
+    """No replica serves the rest of a request. lost: one was lost with it."""
+
+    lost: bool
+
+
 class Placement:
     """One router's.
 
@@ -89,6 +95,19 @@ class Placement:
             return found
         self._count_refusal(found, outcome)
         raise _answer(found, request.tier.name, self._replica_set.random.random())
+
+    async def place_again(
+        self, request: GenerationRequest, on_overflow: Callable[[], None]
+    ) -> "Placed | NotPlaced":
+        """Ask replicas until one serves the rest of a request whose stream has begun.
+
+        The second loss of a replica ends it. Raises UpstreamError for an error of a replica's own.
+        """
+        outcome = Outcome(
+            request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
+        )
+        found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
+        return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
 
     async def _round(
         self,

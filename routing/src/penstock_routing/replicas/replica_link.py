@@ -378,6 +378,7 @@ class ReplicaLink:
         )
 
     def _lose(self, why: str) -> None:
+        drained = self._state is LinkState.DRAINING
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
             self._changed()
@@ -389,7 +390,8 @@ class ReplicaLink:
         self._unanswered.clear()
         self._idle.set()
         for upstream in lost.values():
-            upstream.finish(Lost(self.name, why, reached=not unsent.holds(upstream.id)))
+            reached = not unsent.holds(upstream.id)
+            upstream.finish(Lost(self.name, why, reached, drained))
 
 
 def _state_of(snapshot: wire.Snapshot) -> LinkState:

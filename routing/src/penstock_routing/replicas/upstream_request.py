@@ -27,11 +27,13 @@ class Lost:
     """The replica went away, or did not answer in time.
 
     reached: whether the request may have been begun there. If not, asking another replica costs nothing.
+    drained: the replica was draining.
     """
 
     replica: str
     why: str
     reached: bool = True
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ class GenerationRequest(NamedTuple):
     """What every replica that is asked gets, and what the router needs to choose one.
 
     id: the client's x-request-id, or a new one.
-    body: the client's JSON, untouched.
+    body: the client's JSON; untouched but for what `movable` says.
     arrival_s: when it had been read, on the event loop's clock.
     targets: its own TTFT and TPOT, in place of its tier's; None where it brought none.
     turn: one more than that of the request before it.
+    movable: whether its body asks for what a continuation on another replica needs.
     """
 
     id: str
@@ -33,6 +34,7 @@ class GenerationRequest(NamedTuple):
     targets: Targets = NO_TARGETS
     stream: bool = False
     turn: int = 0
+    movable: bool = False
 
 
 def slo_with(slo: Slo, own: Targets) -> Slo:

@@ -39,6 +39,7 @@ class Outcome:
     verdict: admitted, best-effort or rejected; `none` until there is one. reason: of a rejection.
     decided: whether there has been a verdict.
     hops: replicas that answered, with the one that took it.
+    moves: times that its stream was continued on another replica, or was to be.
     token_times_s: when each token was written, on the event loop's clock.
     """
 
@@ -51,6 +52,7 @@ class Outcome:
     decided: bool = False
     hops: int = 0
     failovers: int = 0
+    moves: int = 0
     ending: Ending = Ending.FAILED
     ended_s: float = 0.0
     token_times_s: list[float] = field(default_factory=list)

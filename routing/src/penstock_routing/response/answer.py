@@ -8,12 +8,13 @@ request's task (`UpstreamRequest.changed`).
 import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import Protocol
 
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.http_request import EVENT_STREAM, Header
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
+from penstock_routing.replicas.upstream_request import End, Lost, Received, Relay
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.client_scope import ClientScope
 from penstock_routing.response.upstream_error import error_body
@@ -27,8 +28,22 @@ FINISH_S = 5.0
 STREAM_HEADERS = ((b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"))
 
 
+class AnswerSource(Protocol):
+    """What brings an answer: an `UpstreamRequest`, or several one after another."""
+
+    @property
+    def end(self) -> End | None:
+        """How it ended; None before."""
+
+    def take(self) -> Received:
+        """Return all output since the last `take`, and the end where it has come."""
+
+    async def changed(self, relay: Relay | None = None) -> None:
+        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
+
+
 async def write_answer(
-    upstream: UpstreamRequest, replica: str, outcome: Outcome, client: ClientScope, headers: Iterable[Header]
+    upstream: AnswerSource, replica: str, outcome: Outcome, client: ClientScope, headers: Iterable[Header]
 ) -> None:
     """Write what a replica brings, and note in `outcome` how it went."""
     if outcome.stream:
@@ -49,7 +64,7 @@ def answer_headers(request_id: str, outcome: Outcome, replica: str) -> list[Head
 
 
 async def _whole(
-    outcome: Outcome, upstream: UpstreamRequest, client: ClientScope, headers: Iterable[Header]
+    outcome: Outcome, upstream: AnswerSource, client: ClientScope, headers: Iterable[Header]
 ) -> None:
     received = upstream.take()
     client.answered()
@@ -60,7 +75,7 @@ async def _whole(
 
 
 async def _stream(
-    outcome: Outcome, upstream: UpstreamRequest, replica: str, client: ClientScope, headers: Iterable[Header]
+    outcome: Outcome, upstream: AnswerSource, replica: str, client: ClientScope, headers: Iterable[Header]
 ) -> None:
     http, times_s = client.http, outcome.token_times_s
     relay = _relay(http.write, times_s)
@@ -98,7 +113,7 @@ def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[by
     return relay
 
 
-async def _figures(upstream: UpstreamRequest) -> wire.Finished | None:
+async def _figures(upstream: AnswerSource) -> wire.Finished | None:
     """Return the replica's figures of a complete answer. They may come a frame later than the last byte."""
     if upstream.end is None:
         try:

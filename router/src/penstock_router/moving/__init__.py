@@ -1,0 +1,1 @@
+"""Streams that are continued on another replica when theirs is lost."""

@@ -1,0 +1,298 @@
+"""A stream that goes on when its replica is lost.
+
+To whoever writes the answer this looks like one upstream request that never is lost. Behind it the stream of
+the replica that serves the request is read and noted (`transcript`). When that replica is lost, a
+continuation (`continued_body`) is placed as any request is: over the replicas in order, then best effort. Its
+events are written as the rest of the answer (`continued_events`).
+
+The request's deadlines run on: token k stays due at its arrival + TTFT + k·TPOT, so the first token of a
+continuation behind k tokens has that as its deadline. Each move of a request costs one of its `maxMoves`, and
+a replica that is lost with a continuation is not asked for another try within the same move.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import NamedTuple
+
+import orjson
+import structlog
+from penstock_core.domain.slo import Targets
+from penstock_core.timing.time_model import TimeModel
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.replicas.upstream_request import End, Lost, Received, Relay
+from penstock_routing.request.generation_request import GenerationRequest, slo_with
+from penstock_routing.request.outcome import Outcome
+from penstock_routing.request.request_body import INLINE_BYTES
+from penstock_routing.response.upstream_error import UpstreamError
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.moving.continued_body import continued_body, tokens_left
+from penstock_router.moving.continued_events import ContinuedEvents, NotAContinuation, closing_events
+from penstock_router.moving.eligibility import Fields, why_fixed
+from penstock_router.moving.transcript import Transcript
+from penstock_router.observability.move_metrics import MoveCause, MoveMetrics, MoveOutcome
+from penstock_router.routing.placement import Placed, Placement
+
+log = structlog.get_logger()
+
+
+class ReplicaLoss(NamedTuple):
+    """Why a stream ended before its answer. said: for its client."""
+
+    cause: MoveCause
+    said: str
+
+
+ENGINE_LOST = ReplicaLoss(MoveCause.ENGINE_LOST, "the engine was lost while it answered")
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """One router's.
+
+    max_moves: of one request.
+    time_model: returns the one that slowdowns are of, None before any replica has told one.
+    """
+
+    placement: Placement
+    max_moves: int
+    time_model: Callable[[], TimeModel | None]
+    metrics: MoveMetrics
+
+    def follow(
+        self, request: GenerationRequest, placed: Placed, outcome: Outcome, on_overflow: Callable[[], None]
+    ) -> "MovableAnswer":
+        """Return the answer of a request that has been placed."""
+        return MovableAnswer(self, request, placed, outcome, on_overflow)
+
+
+class MovableAnswer:
+    """One answer. It is read as an `UpstreamRequest` is."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        request: GenerationRequest,
+        placed: Placed,
+        outcome: Outcome,
+        on_overflow: Callable[[], None],
+    ) -> None:
+        self._mover, self._request, self._outcome = mover, request, outcome
+        self._placed, self._on_overflow = placed, on_overflow
+        self._transcript = Transcript()
+        self._events: ContinuedEvents | None = None
+        self._loss: ReplicaLoss | None = None
+        self._end: End | None = None
+        self._closing = b""
+
+    @property
+    def end(self) -> End | None:
+        """How it ended, with the figures of the whole answer; None before."""
+        if self._end is not None or self._loss is not None:
+            return self._end
+        end = self._placed.upstream.end
+        if self._events is not None and isinstance(end, wire.Finished):
+            return self._events.finished(end)
+        return end
+
+    def take(self) -> Received:
+        """Return all output since the last `take`, and the end where it has come."""
+        if self._end is not None:
+            closing, self._closing = self._closing, b""
+            return Received(closing, 0, self._end)
+        received = self._placed.upstream.take()
+        data, transcript = self._read(received.data), self._transcript
+        if transcript.done or self._end is not None:
+            return Received(data, received.tokens, self.end)
+        self._loss = _loss(transcript, received.end, self._placed.link.name)
+        if self._loss is not None:
+            return Received(data, received.tokens, None)
+        if received.end is not None:
+            data += transcript.rest()
+        return Received(data, received.tokens, self.end)
+
+    async def changed(self, relay: Relay | None = None) -> None:
+        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
+        if self._loss is not None:
+            await self._move(self._loss)
+            self._loss = None
+        elif relay is None or self._end is not None:
+            await self._placed.upstream.changed()
+        else:
+            await self._placed.upstream.changed(self._through(relay))
+
+    def close(self) -> None:
+        """Give up what the replica has not sent, and forget what is held."""
+        self._placed.link.abandon(self._placed.upstream)
+        self._placed.upstream.release()
+
+    def _through(self, relay: Relay) -> Relay:
+        """Return what passes single tokens on, and leaves all else to `take`."""
+        transcript, events = self._transcript, self._events
+        token_event, note = transcript.token_event, transcript.note
+        if transcript.opaque:
+            return relay
+
+        def pass_on(data: bytes, tokens: int) -> bool:
+            event = token_event(data)
+            if event is None or not relay(event, tokens):
+                return False
+            note(data)
+            return True
+
+        def rewrite(data: bytes, tokens: int) -> bool:
+            event = token_event(data)
+            if event is None or not relay(events.rewritten(event), tokens):  # type: ignore[union-attr]
+                return False
+            note(data)
+            return True
+
+        return pass_on if events is None else rewrite
+
+    def _read(self, data: bytes) -> bytes:
+        """Note what has come, and return what the client is to get of it."""
+        events = self._transcript.read(data) if data else []
+        if self._events is None:
+            return b"".join(events)
+        try:
+            return b"".join(map(self._events.rewritten, events))
+        except NotAContinuation:
+            log.error("not a continuation", request=self._request.id, replica=self._placed.link.name)
+            self._fail(ENGINE_LOST, "another engine began it anew")
+            return b""
+
+    async def _move(self, loss: ReplicaLoss) -> None:
+        """Continue the answer on another replica, or end it."""
+        kept_ids = self._transcript.kept_ids()
+        body = await self._parsed()
+        why = self._why_fixed(body)
+        if why is not None:
+            self._give_up(loss, MoveOutcome.FIXED, why)
+        elif self._is_whole(body, len(kept_ids)):
+            self._close_answer(body, len(kept_ids))
+            self._count(loss, MoveOutcome.MOVED)
+        else:
+            await self._place(loss, body, kept_ids)
+
+    async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
+        """Ask replicas for the continuation, as often as the request may be moved."""
+        continued = self._continued(body, kept_ids)
+        result = MoveOutcome.SPENT
+        while self._outcome.moves < self._mover.max_moves:
+            self._outcome.moves += 1
+            try:
+                found = await self._mover.placement.place_again(continued, self._on_overflow)
+            except UpstreamError as error:
+                log.warning("continuation refused", request=self._request.id, status=error.status)
+                found = None
+            if isinstance(found, Placed):
+                self._adopt(found, kept_ids)
+                self._count(loss, MoveOutcome.MOVED)
+                return
+            if found is None or not found.lost:
+                self._give_up(loss, MoveOutcome.REFUSED, "no other replica takes it")
+                return
+            self._count(loss, MoveOutcome.LOST)
+        self._give_up(loss, result, f"it has been moved {self._outcome.moves} times")
+
+    def _adopt(self, placed: Placed, kept_ids: list[int]) -> None:
+        """Read the answer from another replica from now on."""
+        self.close()
+        self._placed = placed
+        chat = self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS
+        if self._transcript.begun:
+            self._events = ContinuedEvents(self._transcript.head(), chat, len(kept_ids))
+        self._transcript.continue_behind(kept_ids)
+        times_s = self._outcome.token_times_s
+        if times_s:
+            self._mover.metrics.silence.observe(monotonic() - times_s[-1])
+        del times_s[max(len(kept_ids), 1) :]  # a token without text comes again
+
+    def _continued(self, body: Fields, kept_ids: list[int]) -> GenerationRequest:
+        """Return the request for the rest of the answer: the first one again where there is nothing of it."""
+        request = self._request
+        if not kept_ids:
+            return request
+        return request._replace(
+            endpoint=wire.ENDPOINT_COMPLETIONS,
+            body=continued_body(request.endpoint, body, self._transcript.prompt_ids, kept_ids),
+            targets=self._targets(len(kept_ids)),
+        )
+
+    def _targets(self, kept_tokens: int) -> Targets:
+        """Return the request's targets; its next token is due when it was before."""
+        request, model = self._request, self._mover.time_model()
+        slo = slo_with(request.tier.slo, request.targets)
+        ttft_s = slo.ttft_s
+        if slo.ttft_slowdown is not None and model is not None:
+            ttft_s = slo.ttft_slowdown * model.prefill_seconds(len(self._transcript.prompt_ids))
+        if ttft_s is None:
+            return request.targets
+        spent_s = monotonic() - request.arrival_s
+        due_s = ttft_s + (spent_s if slo.tpot_s is None else kept_tokens * slo.tpot_s)
+        return replace(request.targets, ttft_s=due_s)
+
+    async def _parsed(self) -> Fields:
+        """Return the client's body. It has been checked before."""
+        body = self._request.body
+        parsed: Fields = (
+            orjson.loads(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(orjson.loads, body)
+        )
+        return parsed
+
+    def _why_fixed(self, body: Fields) -> str | None:
+        """Return why the answer cannot be continued; None where it can."""
+        transcript = self._transcript
+        if transcript.opaque:
+            return "its engine does not tell token ids"
+        if transcript.thinks:
+            return "its model was thinking"
+        return why_fixed(self._request.endpoint, body)
+
+    def _is_whole(self, body: Fields, kept_tokens: int) -> bool:
+        """Return whether nothing but the answer's end is missing."""
+        left = tokens_left(self._request.endpoint, body, kept_tokens)
+        return self._transcript.finished or (left is not None and left <= 0)
+
+    def _close_answer(self, body: Fields, kept_tokens: int) -> None:
+        """End an answer that is whole."""
+        transcript = self._transcript
+        prompt_tokens = len(transcript.prompt_ids)
+        options = body.get("stream_options") or {}
+        tells = bool(options.get("include_usage")) and not transcript.usage_told
+        self._closing = closing_events(
+            transcript.head(),
+            chat=self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS,
+            finished=transcript.finished,
+            usage=(prompt_tokens, kept_tokens) if tells else None,
+        )
+        self._end = wire.Finished(prompt_tokens=prompt_tokens, completion_tokens=kept_tokens)
+
+    def _give_up(self, loss: ReplicaLoss, result: MoveOutcome, why: str) -> None:
+        self._count(loss, result)
+        self._fail(loss, why)
+
+    def _count(self, loss: ReplicaLoss, result: MoveOutcome) -> None:
+        self._mover.metrics.moves.labels(loss.cause.value, result.value).inc()
+        log.info("move", request=self._request.id, cause=loss.cause.value, outcome=result.value)
+
+    def _fail(self, loss: ReplicaLoss, why: str) -> None:
+        """End the answer with an error."""
+        said = f"{loss.said}, and the answer cannot be continued on another one: {why}"
+        code = "engine_lost" if loss.cause is MoveCause.ENGINE_LOST else "replica_lost"
+        body = ApiError(502, said, type="server_error", code=code).body()
+        self._end = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=502, body=body)
+
+
+def _loss(transcript: Transcript, end: End | None, replica: str) -> ReplicaLoss | None:
+    """Return the loss that ended a stream; None where it goes on, or ended in another way."""
+    if isinstance(end, Lost):
+        cause = MoveCause.DRAINED if end.drained else MoveCause.REPLICA_LOST
+        return ReplicaLoss(cause, f"replica {replica} was lost while it answered")
+    if isinstance(end, wire.Failed) and end.failure == wire.FAILURE_ENGINE_LOST:
+        return ENGINE_LOST
+    if transcript.failure:
+        return ReplicaLoss(MoveCause.ENGINE_LOST, "the engine failed while it answered")
+    return None

@@ -1,0 +1,46 @@
+"""Metrics of streams that lost their replica."""
+
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+SILENCE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+
+class MoveCause(StrEnum):
+    """Why a stream has to go on elsewhere."""
+
+    REPLICA_LOST = "replica_lost"  # its sidecar, its machine, or the way there
+    ENGINE_LOST = "engine_lost"
+    DRAINED = "drained"  # its drain ran out of time
+
+
+class MoveOutcome(StrEnum):
+    """What became of it."""
+
+    MOVED = "moved"
+    FIXED = "fixed"  # it cannot be continued faithfully
+    REFUSED = "refused"  # no other replica took it
+    LOST = "lost"  # the replica that took it over was lost before its first token
+    SPENT = "spent"  # it had been moved as often as the pool allows
+
+
+class MoveMetrics:
+    """One router's. All series of `moves` begin at 0, so that a rate sees the first one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.moves = Counter(
+            "penstock_router_moves",
+            "Streams that lost their replica, by cause and by what became of them.",
+            ["cause", "outcome"],
+            registry=registry,
+        )
+        for cause in MoveCause:
+            for outcome in MoveOutcome:
+                self.moves.labels(cause.value, outcome.value)
+        self.silence = Histogram(
+            "penstock_router_move_silence_seconds",
+            "From the last token before a move to the first after it, as the client sees it.",
+            buckets=SILENCE_BUCKETS_S,
+            registry=registry,
+        )
