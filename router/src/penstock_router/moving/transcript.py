@@ -49,7 +49,7 @@ class Transcript:
         self._ids = bytearray()
         self._events: list[bytes] = []
         self._rest = b""
-        self._finished = self._thinks = False
+        self._finished = self._thinks = self._told_prompt = False
 
     @property
     def begun(self) -> bool:
@@ -70,7 +70,7 @@ class Transcript:
     def token_event(self, data: bytes) -> bytes | None:
         """Return an ordinary event without its ids, still to be noted; None for any other bytes."""
         begin = data.find(_BEGIN)
-        if begin < 0 or self._rest or not self.first_event or data.find(b"\n\n") != len(data) - 2:
+        if begin < 0 or self._rest or not self._told_prompt or data.find(b"\n\n") != len(data) - 2:
             return None
         return data[:begin] + data[data.find(b"]", begin) + 1 :]
 
@@ -111,7 +111,7 @@ class Transcript:
     def continue_behind(self, kept_ids: list[int]) -> None:
         """Go on with another replica's stream, which begins behind these tokens."""
         self._kept, self._ids, self._events, self._rest = kept_ids, bytearray(), [], b""
-        self.failure = b""
+        self.failure, self._told_prompt = b"", False
 
     def head(self) -> dict[str, Any]:
         """Return the fields that all events of the stream share."""
@@ -128,6 +128,7 @@ class Transcript:
             self.prompt_ids = orjson.loads(found[1])
         passed = _ALL_IDS.sub(b"", event)
         self.first_event = self.first_event or passed
+        self._told_prompt = True
         if _IDS.search(event):
             self.note(event)
         elif _TEXT.search(event):

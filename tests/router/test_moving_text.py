@@ -1,0 +1,276 @@
+"""A stream that is cut anywhere and continued is the stream that was not cut: the pure part."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_proto import replica_pb2 as wire
+from penstock_router.moving.continued_body import asking_ids, continued_body, tokens_left
+from penstock_router.moving.continued_events import (
+    ContinuedEvents,
+    NotAContinuation,
+    closing_events,
+    joined_usage,
+)
+from penstock_router.moving.eligibility import why_fixed
+from penstock_router.moving.transcript import BATCH_EVENTS, Transcript
+from scripted.simulated import events_of
+
+CHAT, COMPLETION = wire.ENDPOINT_CHAT_COMPLETIONS, wire.ENDPOINT_COMPLETIONS
+ASKED: dict[str, Any] = {
+    "model": "test/model",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0,
+    "vllm_xargs": {"simulated_output_tokens": 70},
+    "max_tokens": 90,
+}
+BODIES: dict["wire.Endpoint.ValueType", dict[str, Any]] = {
+    CHAT: ASKED | {"messages": [{"role": "user", "content": "hello there"}]},
+    COMPLETION: ASKED | {"prompt": "once upon a time"},
+}
+
+
+def passed_by(transcript: Transcript, pieces: list[bytes]) -> bytes:
+    """What a client gets of pieces, as the router passes them."""
+    out = b""
+    for piece in pieces:
+        event = transcript.token_event(piece)
+        if event is not None:
+            transcript.note(piece)
+        out += b"".join(transcript.read(piece)) if event is None else event
+    return out
+
+
+def chunks_of(stream: bytes) -> list[dict[str, Any]]:
+    return [
+        orjson.loads(event[6:]) for event in stream.split(b"\n\n") if event and not event.endswith(b"[DONE]")
+    ]
+
+
+def said(stream: bytes) -> str:
+    choices = [choice for chunk in chunks_of(stream) for choice in chunk["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
+    )
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETION], ids=["chat", "completion"])
+@given(
+    cuts=st.lists(st.floats(0.02, 0.98), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    shorter=st.integers(0, 20),
+)
+def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
+    endpoint: "wire.Endpoint.ValueType", cuts: list[float], sizes: list[int], shorter: int
+) -> None:
+    client = BODIES[endpoint] | {"max_tokens": 75 - shorter}
+    body = asking_ids(orjson.dumps(client)) or b""
+    plain = b"".join(events_of(endpoint, orjson.dumps(client), engine="a"))
+    transcript, out = Transcript(), b""
+    events: ContinuedEvents | None = None
+    asked_at, asked = endpoint, body
+    for number, cut in enumerate([*cuts, 1.0]):
+        pieces = events_of(asked_at, asked, engine="abcd"[number], sizes=sizes)
+        stream = b"".join(pieces)
+        if cut < 1.0:
+            end = int(cut * len(stream))
+            whole = [piece for at, piece in enumerate(pieces) if len(b"".join(pieces[: at + 1])) <= end]
+            pieces = [*whole, stream[len(b"".join(whole)) : end]]
+        got = passed_by(transcript, [piece for piece in pieces if piece])
+        out += got if events is None else b"".join(map(events.rewritten, _events(got)))
+        if transcript.done:
+            break
+        kept = transcript.kept_ids()
+        if transcript.finished or tokens_left(endpoint, client, len(kept)) == 0:
+            usage = None if transcript.usage_told else (len(transcript.prompt_ids), len(kept))
+            out += closing_events(
+                transcript.head(), chat=endpoint == CHAT, finished=transcript.finished, usage=usage
+            )
+            break
+        if transcript.begun:
+            events = ContinuedEvents(transcript.head(), endpoint == CHAT, len(kept))
+        transcript.continue_behind(kept)
+        if kept:
+            asked_at = COMPLETION
+            asked = continued_body(endpoint, orjson.loads(body), transcript.prompt_ids, kept)
+    assert said(out) == said(plain)
+    first, *_, last = chunks_of(out)
+    assert {tuple(chunk[name] for name in ("id", "created", "object")) for chunk in chunks_of(out)} == {
+        (first["id"], first["created"], first["object"])
+    }
+    assert last["usage"] == chunks_of(plain)[-1]["usage"]
+    reasons = [choice["finish_reason"] for chunk in chunks_of(out) for choice in chunk["choices"]]
+    assert [one for one in reasons if one] == ["length" if 75 - shorter <= 70 else "stop"]
+    assert out.count(b'"role"') == (endpoint == CHAT)
+    assert b"token_ids" not in out
+    assert out.endswith(b"data: [DONE]\n\n")
+
+
+def _events(data: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
+
+
+def token(text: str, *ids: int, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, "token_ids": ids}
+    return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"
+
+
+def test_tokens_without_text_at_the_end_are_left_to_the_continuation() -> None:
+    """A character is not complete: a prompt that ends inside it would be answered by other text."""
+    transcript = Transcript()
+    passed_by(transcript, [token("a", 1), token("", 2), token("é", 3), token("", 4), token("", 5)])
+    assert transcript.kept_ids() == [1, 2, 3]
+
+
+def test_notes_shrink_to_ids_once_text_has_come() -> None:
+    transcript = Transcript()
+    passed_by(transcript, [token("", 1) for _ in range(2 * BATCH_EVENTS)])
+    assert transcript.kept_ids() == []
+    passed_by(transcript, [token("x", 2, 3)])
+    assert len(transcript._events) == 0
+    assert transcript.kept_ids() == [*[1] * (2 * BATCH_EVENTS), 2, 3]
+    assert not transcript.finished
+    passed_by(transcript, [token("y", 4, finish="stop")])
+    assert transcript.finished
+    transcript.kept_ids()
+    assert transcript.finished
+
+
+def test_thinking_ends_with_the_first_text_of_the_answer() -> None:
+    transcript = Transcript()
+    thought = {"index": 0, "delta": {"reasoning": "hm"}, "finish_reason": None, "token_ids": [1]}
+    passed_by(transcript, [b"data: " + orjson.dumps({"choices": [thought]}) + b"\n\n"])
+    assert transcript.thinks
+    assert transcript.kept_ids() == [1]
+    assert transcript.thinks
+    passed_by(transcript, [token("so", 2)])
+    assert not transcript.thinks
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'data: {"choices":[{"text":"a"}]}\n\n',
+        b'data: {"choices":[{"text":"a","token_ids":null}]}\n\n',
+        b'data: {"a":1}\r\n\r\n',
+        b"data: " + b"x" * (1 << 21) + b"\n\n",
+    ],
+    ids=["no ids", "null", "other line ends", "a long event"],
+)
+def test_a_stream_that_does_not_tell_ids_is_passed_on(stream: bytes) -> None:
+    transcript = Transcript()
+    out = passed_by(transcript, [stream, b"what", b"ever"])
+    assert transcript.opaque
+    assert out == stream.replace(b',"token_ids":null', b"") + b"whatever"
+
+
+def test_a_failure_that_the_engine_reports_is_not_for_the_client() -> None:
+    transcript = Transcript()
+    failure = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n'
+    out = passed_by(transcript, [token("a", 1), token("b", 2) + failure, b"data: [DONE]\n\n"])
+    assert said(out) == "ab"
+    assert (transcript.failure, transcript.done) == (failure, False)
+    assert transcript.kept_ids() == [1, 2]
+
+
+def test_an_event_in_parts_is_passed_on_once_it_is_whole() -> None:
+    transcript, event = Transcript(), token("a", 1)
+    assert passed_by(transcript, [event[:20]]) == b""
+    assert said(passed_by(transcript, [event[20:] + event[:9]])) == "a"
+    assert transcript.rest() == event[:9]
+    assert transcript.rest() == b""
+
+
+MOVABLE: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"n": 2}, "several answers"),
+        ({"best_of": 3}, "several answers"),
+        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"structured_outputs": {"regex": "a"}}, "structured"),
+        ({"guided_choice": ["a"]}, "structured"),
+        ({"tools": [{}]}, "tools"),
+        ({"functions": [{}], "tool_choice": "auto"}, "tools"),
+        ({"logprobs": True}, "log probabilities"),
+        ({"logprobs": 0}, "log probabilities"),
+        ({"presence_penalty": 0.5}, "penalty"),
+        ({"frequency_penalty": -1}, "penalty"),
+        ({"seed": 0}, "seed"),
+        ({"seed": 7, "temperature": 0.5}, "seed"),
+        ({"stop": ["x"]}, "stop strings"),
+        ({"echo": True}, "holds its prompt"),
+        ({"use_beam_search": True}, "beam search"),
+        ({"prompt_embeds": "x"}, "more than tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "than text"),
+    ],
+)
+def test_what_cannot_be_continued_faithfully_is_named(field: dict[str, Any], words: str) -> None:
+    assert words in (why_fixed(CHAT, MOVABLE | field) or "")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {},
+        {"n": 1, "best_of": None, "stop": [], "tools": [], "logprobs": False, "echo": False},
+        {"presence_penalty": 0, "repetition_penalty": 1.2, "logit_bias": {"1": 2}},
+        {"seed": 7, "temperature": 0},
+        {"tools": [{}], "tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant"}]},
+    ],
+)
+def test_all_else_can_be_continued(field: dict[str, Any]) -> None:
+    assert why_fixed(CHAT, MOVABLE | field) is None
+
+
+def test_of_prompts_one_can_be_continued() -> None:
+    assert why_fixed(COMPLETION, {"prompt": ["a", "b"]}) == "it has several prompts"
+    assert why_fixed(COMPLETION, {"prompt": [1, 2]}) is None
+    assert why_fixed(COMPLETION, {"prompt": [[1, 2]]}) is None
+
+
+def test_bounds_count_what_is_left_and_fields_of_the_first_prompt_go() -> None:
+    asked = BODIES[CHAT] | {"max_completion_tokens": 50, "min_tokens": 4, "chat_template": "x", "top_k": 3}
+    body = orjson.loads(continued_body(CHAT, asked, [7, 8], [9, 10, 11]))
+    assert body == ASKED | {
+        "prompt": [7, 8, 9, 10, 11],
+        "max_tokens": 47,
+        "min_tokens": 1,
+        "top_k": 3,
+        "return_token_ids": True,
+    }
+    assert orjson.loads(continued_body(CHAT, {"model": "m"}, [1], [2]))["max_tokens"] is None
+    assert orjson.loads(continued_body(COMPLETION, {"model": "m"}, [1], [2]))["max_tokens"] == 15
+    assert orjson.loads(continued_body(COMPLETION, {"max_tokens": None}, [1], [2]))["max_tokens"] is None
+
+
+def test_ids_are_not_asked_for_where_the_client_speaks_of_them() -> None:
+    assert asking_ids(b'{"model":"m","return_token_ids":false}') is None
+    assert asking_ids(b'{"model":"m"} \n') == b'{"model":"m","return_token_ids":true}'
+
+
+def test_usage_counts_the_clients_prompt_and_the_whole_answer() -> None:
+    told = {"prompt_tokens": 30, "total_tokens": 35, "completion_tokens": 5}
+    whole = {"prompt_tokens": 20, "total_tokens": 35, "completion_tokens": 15}
+    assert joined_usage(told, 10) == whole
+    cached = {"prompt_tokens_details": {"cached_tokens": 28, "audio_tokens": 0}}
+    assert joined_usage(told | cached, 10) == whole | {
+        "prompt_tokens_details": {"cached_tokens": 20, "audio_tokens": 0}
+    }
+    figures = ContinuedEvents({}, True, 10).finished(
+        wire.Finished(prompt_tokens=30, completion_tokens=5, cached_tokens=28)
+    )
+    assert (figures.prompt_tokens, figures.completion_tokens, figures.cached_tokens) == (20, 15, 20)
+
+
+def test_a_stream_that_begins_with_the_whole_prompt_is_not_believed() -> None:
+    events = ContinuedEvents({"id": "a"}, True, 5)
+    with pytest.raises(NotAContinuation):
+        events.rewritten(b"data: " + orjson.dumps({"choices": [{"index": 0, "text": "x" * 500}]}) + b"\n\n")
