@@ -179,11 +179,12 @@ class MovableAnswer:
     async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
         """Ask replicas for the continuation, as often as the request may be moved."""
         continued = self._continued(body, kept_ids)
-        result = MoveOutcome.SPENT
         while self._outcome.moves < self._mover.max_moves:
             self._outcome.moves += 1
             try:
-                found = await self._mover.placement.place_again(continued, self._on_overflow)
+                found = await self._mover.placement.place_again(
+                    continued, self._on_overflow, self._placed.link.name
+                )
             except UpstreamError as error:
                 log.warning("continuation refused", request=self._request.id, status=error.status)
                 found = None
@@ -195,7 +196,7 @@ class MovableAnswer:
                 self._give_up(loss, MoveOutcome.REFUSED, "no other replica takes it")
                 return
             self._count(loss, MoveOutcome.LOST)
-        self._give_up(loss, result, f"it has been moved {self._outcome.moves} times")
+        self._give_up(loss, MoveOutcome.SPENT, f"it has been moved {self._outcome.moves} times")
 
     def _adopt(self, placed: Placed, kept_ids: list[int]) -> None:
         """Read the answer from another replica from now on."""

@@ -97,16 +97,17 @@ class Placement:
         raise _answer(found, request.tier.name, self._replica_set.random.random())
 
     async def place_again(
-        self, request: GenerationRequest, on_overflow: Callable[[], None]
+        self, request: GenerationRequest, on_overflow: Callable[[], None], lost: str
     ) -> "Placed | NotPlaced":
         """Ask replicas until one serves the rest of a request whose stream has begun.
 
-        The second loss of a replica ends it. Raises UpstreamError for an error of a replica's own.
+        lost: the replica that it was lost with, which is not asked. The loss of another one ends it. Raises
+        UpstreamError for an error of a replica's own.
         """
         outcome = Outcome(
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
         )
-        found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
+        found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
         return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
 
     async def _round(
@@ -115,12 +116,14 @@ class Placement:
         outcome: Outcome,
         on_overflow: Callable[[], None],
         backup: Backup,
+        gone: frozenset[str] = frozenset(),
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
-        """Ask the replicas that take work now."""
+        """Ask the replicas that take work now. gone: those that are not asked."""
         loads = self._replica_set.loads()
         order = self._settings.order(loads, asked_of(request, self._time_model))
+        left = tuple(name for name in order if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
-        walk = Walk(order, self._settings.max_hops, backup, losses=outcome.failovers)
+        walk = Walk(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
         while isinstance(move := next_move(walk, loads), Try):
             outcome.hops = move.hop
             found = await self._attempt(request, outcome, on_overflow, move)
