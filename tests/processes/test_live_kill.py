@@ -1,59 +1,47 @@
-"""kill -9 in the middle: what had no first byte is served elsewhere, begun streams end in an error."""
+"""kill -9 in the middle: requests go on at the other replica, streams token for token."""
 
 import asyncio
-from dataclasses import dataclass
 
 import openai
 import pytest
 from live.pool import Kind, LivePool
+from live.streams import Ended, begun, same_answer, whole_answer
 from openai.types.chat import ChatCompletionUserMessageParam
 from patience import until
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 LONG_PROMPT = list(range(1, 3001))
-TOKENS = 150
+TOKENS = 100
 RUNNING = "vllm:num_requests_running"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How one stream went: who took it last, words received, and the error it ended with."""
-
-    replica: str
-    words: int
-    error: openai.APIError | None
-
-
-async def stream(client: openai.AsyncOpenAI, pool: LivePool, begun: asyncio.Event) -> Ended:
-    """One streamed answer to its end, be it an error."""
-    words = 0
-    chunks = await client.chat.completions.create(
-        model=pool.model, messages=HELLO, max_tokens=TOKENS, stream=True, extra_body={"ignore_eos": True}
-    )
-    replica = chunks.response.headers["x-penstock-replica"]
-    try:
-        async for chunk in chunks:
-            words += bool(chunk.choices and chunk.choices[0].delta.content)
-            begun.set()
-    except openai.APIError as error:
-        return Ended(replica, words, error)
-    return Ended(replica, words, None)
-
-
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-async def test_begun_streams_end_with_an_error_and_others_go_on(pool: LivePool, kind: Kind) -> None:
+async def test_begun_streams_go_on_elsewhere_token_for_token(pool: LivePool, kind: Kind) -> None:
+    """Chats and completions, with usage; no token twice, none missing."""
     async with pool.async_client() as client:
-        begun = [asyncio.Event() for _ in range(8)]
-        streams = [asyncio.create_task(stream(client, pool, one)) for one in begun]
-        await asyncio.gather(*(one.wait() for one in begun))
+        numbers = range(8)
+        wholes = await asyncio.gather(*(whole_answer(client, pool, number, TOKENS) for number in numbers))
+        streams = await asyncio.gather(*(begun(client, pool, number, TOKENS) for number in numbers))
         pool.kill(kind, "r0")
-        ended = await asyncio.gather(*streams)
-    hit = [one for one in ended if one.replica == "r0"]
-    spared = [one for one in ended if one.replica == "r1"]
-    assert len(hit) == len(spared) == 4
-    assert all(one.error is not None and 0 < one.words < TOKENS for one in hit)
-    assert all(one.error is None and one.words == TOKENS for one in spared)
-    assert "lost" in str(hit[0].error)
+        ended: list[Ended] = await asyncio.gather(*(stream.rest() for stream in streams))
+    assert [one.replica for one in ended].count("r0") == 4
+    for whole, one in zip(wholes, ended, strict=True):
+        same_answer(whole, one)
+    assert pool.router_value("penstock_router_move_silence_seconds_count") >= 4
+
+
+async def test_a_stream_outlives_two_replicas(pool: LivePool) -> None:
+    """The second is lost once the first is back: a move each."""
+    async with pool.async_client() as client:
+        whole = await whole_answer(client, pool, 1, 3 * TOKENS)
+        stream = await begun(client, pool, 1, 3 * TOKENS)
+        first, second = ("r0", "r1") if stream.replica == "r0" else ("r1", "r0")
+        pool.kill("engine", first)
+        await asyncio.to_thread(until, lambda: pool.engine_value(second, RUNNING) == 1, "it goes on")
+        await asyncio.to_thread(pool.start, "engine", first)
+        await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r0", "r1"}, "both in rotation")
+        pool.kill("sidecar", second)
+        same_answer(whole, await stream.rest())
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])

@@ -4,9 +4,11 @@ import asyncio
 import socket
 from dataclasses import dataclass
 
+import httpx2
 import openai
 import pytest
 from live.pool import Kind, LivePool
+from live.streams import begun, same_answer, whole_answer
 from openai.types.chat import ChatCompletionUserMessageParam
 from patience import until
 
@@ -109,11 +111,10 @@ def restart(pool: LivePool, name: str) -> None:
     until(lambda: pool.ready_replicas() == set(pool.replicas), f"{name} back in rotation")
 
 
-@pytest.mark.parametrize(("kind", "name"), [("router", "main"), ("sidecar", "r0")])
-def test_endless_stream_does_not_hold_up_a_stop(pool: LivePool, kind: Kind, name: str) -> None:
+def test_endless_stream_does_not_hold_up_a_router_that_stops(pool: LivePool) -> None:
     """What is not finished in time ends with an error, and its work is cancelled."""
-    pool.kill(kind, name)
-    pool.start(kind, name, "--drain-s", "0.5")
+    pool.kill("router", "main")
+    pool.start("router", "main", "--drain-s", "0.5")
     until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in rotation")
     with pool.client() as client:
         answers = [
@@ -127,8 +128,32 @@ def test_endless_stream_does_not_hold_up_a_stop(pool: LivePool, kind: Kind, name
             for _ in range(2)
         ]
         on_r0 = next(one for one in answers if one.response.headers["x-penstock-replica"] == "r0")
-        stopping = pool.ask_to_stop(kind, name)
+        stopping = pool.ask_to_stop("router", "main")
         with pytest.raises(openai.APIError):
             list(on_r0)
         assert stopping.exit_code() == 0
         until(lambda: pool.engine_value("r0", "vllm:num_requests_running") == 0, "cancelled on the engine")
+
+
+async def test_a_drain_out_of_time_moves_streams(pool: LivePool) -> None:
+    """The sidecar stops in time, its engine is idle, and clients see one answer."""
+    pool.kill("sidecar", "r0")
+    pool.start("sidecar", "r0", "--drain-s", "0.3")
+    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in rotation")
+    async with pool.async_client() as client:
+        wholes = await asyncio.gather(*(whole_answer(client, pool, number, 150) for number in range(4)))
+        streams = await asyncio.gather(*(begun(client, pool, number, 150) for number in range(4)))
+        stopping = pool.ask_to_stop("sidecar", "r0")
+        ended = await asyncio.gather(*(stream.rest() for stream in streams))
+    assert {one.replica for one in ended} == {"r0", "r1"}
+    for whole, one in zip(wholes, ended, strict=True):
+        same_answer(whole, one)
+    assert stopping.exit_code() == 0
+    until(lambda: pool.engine_value("r0", "vllm:num_requests_running") == 0, "cancelled on the engine")
+    assert _moves(pool, "drained") == 2
+
+
+def _moves(pool: LivePool, cause: str) -> float:
+    page = httpx2.get(f"{pool.admin_url()}/metrics").text
+    line = f'penstock_router_moves_total{{cause="{cause}",outcome="moved"}} '
+    return next(float(one.removeprefix(line)) for one in page.splitlines() if one.startswith(line))
