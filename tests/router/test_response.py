@@ -10,7 +10,9 @@ from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_router.http.intake import Accepted
 from penstock_router.http.response import respond
-from penstock_router.routing.placement import Placed
+from penstock_router.moving.movable_answer import Mover
+from penstock_router.observability.move_metrics import MoveMetrics
+from penstock_router.routing.placement import Placed, Placement
 from penstock_routing.applications.rate_limits import RateLimitGrant
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
@@ -19,6 +21,7 @@ from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response import answer as written
 from penstock_routing.response.answer import FINISH_S
 from penstock_routing.response.client_scope import ClientScope
+from prometheus_client import CollectorRegistry
 
 DONE = b"data: [DONE]\n\n"
 FIGURES = wire.Finished(prompt_tokens=5, completion_tokens=2)
@@ -78,7 +81,8 @@ class Answer:
     async def begin(self) -> "asyncio.Task[None]":
         placed = Placed(cast(ReplicaLink, self), self.upstream)
         client = cast(ClientScope, self)
-        task = asyncio.create_task(respond(self._accepted, placed, self.outcome, client))
+        mover = Mover(cast(Placement, self), 0, lambda: None, MoveMetrics(CollectorRegistry()))
+        task = asyncio.create_task(respond(self._accepted, placed, self.outcome, client, mover))
         await turns()
         return task
 

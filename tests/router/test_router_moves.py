@@ -223,7 +223,9 @@ async def test_what_cannot_be_continued_faithfully_ends_with_one_error(field: di
 
 
 async def test_a_model_that_thinks_is_not_continued() -> None:
-    thinks = {"vllm_xargs": {"simulated_output_tokens": TOKENS, "simulated_thinking_tokens": 20}}
+    thinks: dict[str, Any] = {
+        "vllm_xargs": {"simulated_output_tokens": TOKENS, "simulated_thinking_tokens": 20}
+    }
     async with house(*replicas_losing(("engine",), ())) as router:
         assert "was thinking" in chunks_of(await streamed(router, **thinks))[-1]["error"]["message"]
     async with house(*replicas_losing(("engine",), (), events=30)) as router:
