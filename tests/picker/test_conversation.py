@@ -6,7 +6,14 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from penstock_picker.conversation import CHUNK_BYTES, Conversation, ConversationState, OutOfOrder, subset_of
+from penstock_picker.conversation import (
+    CHUNK_BYTES,
+    Conversation,
+    ConversationState,
+    OutOfOrder,
+    given_back,
+    subset_of,
+)
 from penstock_picker.pick import Picked
 from penstock_picker.picker import Call
 from penstock_runtime.openai_errors import ApiError
@@ -132,6 +139,18 @@ def test_a_mode_without_the_body_decides_by_the_headers() -> None:
     (answer,) = Conversation(pick, MAX_BODY_BYTES).receive(headers(mode=none))
     assert answer.WhichOneof("response") == "request_headers"
     assert [call.body for call in calls] == [None]
+
+
+@pytest.mark.parametrize(
+    ("length", "parts"),
+    [(0, [0]), (1, [1]), (CHUNK_BYTES, [CHUNK_BYTES]), (2 * CHUNK_BYTES + 1, [CHUNK_BYTES, CHUNK_BYTES, 1])],
+)
+def test_a_body_goes_back_in_parts_that_envoy_takes(length: int, parts: list[int]) -> None:
+    for ends in (True, False):
+        answers = list(given_back(bytes(length), ends))
+        streamed = [each.request_body.response.body_mutation.streamed_response for each in answers]
+        assert [len(each.body) for each in streamed] == parts
+        assert [each.end_of_stream for each in streamed] == [False] * (len(parts) - 1) + [ends]
 
 
 @pytest.mark.parametrize("hint", [" 10.0.0.1:1 ,10.0.0.2:1,", ["10.0.0.1:1", " 10.0.0.2:1"]])

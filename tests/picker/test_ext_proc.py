@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from penstock_routing.applications.usage_ledger import LimitDecision, Ticket
 from penstock_routing.flags import Certificate
 from penstock_routing.settings import settings_of
 from penstock_runtime.serving import StartError
-from scripted.house import pool_with
+from scripted.house import pool_with, until
 from self_signed import Identity
 from structlog.testing import capture_logs
 
@@ -163,6 +164,16 @@ async def test_conversations_are_swept_while_they_are_served(monkeypatch: pytest
         stream = front.conversation()
         await stream.write(request_headers())
         assert await stream.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_stopped_server_leaves_no_thread_that_sweeps() -> None:
+    def sweepers() -> int:
+        return sum(thread.name == ext_proc.SWEEPER for thread in threading.enumerate())
+
+    async with picker_of(()) as picker:
+        async with front_of(picker):
+            assert sweepers() == 1
+        await until(lambda: sweepers() == 0)
 
 
 class AllPickers:

@@ -1,11 +1,13 @@
 """A picker's decisions: which endpoints, what is counted, and whose limits hold."""
 
 from dataclasses import replace
+from threading import current_thread, main_thread
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
-from gateway.picking import chat, picker_of
+from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
 from penstock_core.routing.replica_load import Asked, tokens_about
 from penstock_core.timing.builtin_models import time_model
@@ -15,6 +17,7 @@ from penstock_picker.picker import Call, Picker
 from penstock_pool import Application, Pool
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
 from scripted.house import TIERS, pool_with
@@ -240,3 +243,20 @@ async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
     async with picker_of((r0, r1)) as picker:
         picker._replica_set["r0"].http_endpoint = None
         assert picker.pick(call()).endpoints == (r1.endpoint, r1.endpoint)
+
+
+async def test_only_long_bodies_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    async with picker_of((HttpReplica("r0"),)) as picker, ext_authz_address(picker) as address:
+        pick = picker.pick
+
+        def noted(call: Call) -> Picked:
+            asked.append((len(call.body or b""), current_thread() is main_thread()))
+            return pick(call)
+
+        monkeypatch.setattr(picker, "pick", noted)
+        async with httpx2.AsyncClient(timeout=20.0) as http:
+            for length in (INLINE_BYTES, INLINE_BYTES + 1):
+                body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
+                assert (await http.post(f"http://{address}{CHAT}", content=body)).status_code == 200
+    assert asked == [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)]

@@ -138,11 +138,14 @@ def changes_for(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
 
 def given_back(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
     """Yield the body in parts. ends: nothing follows it."""
-    for begin in range(0, max(len(body), 1), CHUNK_BYTES):
-        end = begin + CHUNK_BYTES
-        part = proc.StreamedBodyResponse(body=body[begin:end], end_of_stream=ends and end >= len(body))
-        common = proc.CommonResponse(body_mutation=proc.BodyMutation(streamed_response=part))
+    rest = memoryview(body)
+    while True:
+        part, rest = rest[:CHUNK_BYTES], rest[CHUNK_BYTES:]
+        streamed = proc.StreamedBodyResponse(body=bytes(part), end_of_stream=ends and not rest)
+        common = proc.CommonResponse(body_mutation=proc.BodyMutation(streamed_response=streamed))
         yield proc.ProcessingResponse(request_body=proc.BodyResponse(response=common))
+        if not rest:
+            return
 
 
 def immediate(error: ApiError) -> proc.ProcessingResponse:

@@ -39,6 +39,6 @@ async def _read(picker: Picker, request: HttpRequest) -> Call:
 async def _pick(picker: Picker, call: Call) -> Picked:
     if picker.shares_limits:
         return await picker.pick_sharing(call)
-    if call.body is not None and len(call.body) > INLINE_BYTES:
+    if len(call.body or b"") > INLINE_BYTES:
         return await asyncio.to_thread(picker.pick, call)
     return picker.pick(call)

@@ -30,6 +30,9 @@ CONVERSATIONS = 512
 SWEEP_S = 0.5
 """How often conversations are looked through for those that last too long."""
 
+SWEEPER = "ext_proc-sweep"
+"""Name of the thread that does it."""
+
 STOP_S = 1.0
 """Longest wait for conversations under way when it is stopped."""
 
@@ -131,7 +134,7 @@ def ext_proc(
         raise StartError(f"cannot listen on {address}: {error}") from None
     server.start()
     stopped = threading.Event()
-    threading.Thread(target=_sweep, args=(processor, stopped), daemon=True).start()
+    threading.Thread(target=_sweep, name=SWEEPER, args=(processor, stopped), daemon=True).start()
     try:
         yield port
     finally:
