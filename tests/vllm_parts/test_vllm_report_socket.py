@@ -15,7 +15,15 @@ from penstock_proto.report_socket import LONGEST_BYTES, SEND_BUFFER_BYTES, UNHEA
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import MOST_BEHIND, WHOLE_EVERY_S, Boundary, Further, ReportRows, Reports, Teller
+from penstock_vllm.reports import (
+    MOST_QUEUED,
+    WHOLE_EVERY_S,
+    Boundary,
+    BoundaryRecorder,
+    Further,
+    ReportRows,
+    Reports,
+)
 from penstock_vllm.view import KvMemory, StepBounds
 
 pytestmark = pytest.mark.timeout(60)  # what never blocks may still go round for ever
@@ -174,11 +182,11 @@ def test_an_idle_engine_says_so_again_and_a_working_one_does_not(path: Path, rea
 def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
     wire = Wire()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
-    teller = Teller(reports, queue)
+    teller = BoundaryRecorder(reports, queue)
     thread = ReportThread(reports, queue, teller)
     assert "penstock-reports" in {one.name for one in threading.enumerate()}
     for moves in range(20):
-        teller.tell(MOVING._replace(moves=moves), 0.0)
+        teller.record(MOVING._replace(moves=moves), 0.0)
     thread.stop()
     assert "penstock-reports" not in {one.name for one in threading.enumerate()}
     assert wire.numbers == list(range(1, 21))
@@ -187,23 +195,23 @@ def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
 def test_what_a_full_queue_loses_is_a_gap_in_the_numbers() -> None:
     wire = Wire()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
-    teller = Teller(reports, queue)
-    for moves in range(MOST_BEHIND + 10):
-        teller.tell(MOVING._replace(moves=moves), 0.0)
+    teller = BoundaryRecorder(reports, queue)
+    for moves in range(MOST_QUEUED + 10):
+        teller.record(MOVING._replace(moves=moves), 0.0)
     assert teller.skipped == 10
     assert not teller.knows(MOVING.turns, (), 0.0), "the next one has all requests again"
     ReportThread(reports, queue, teller).stop()
-    assert wire.numbers == list(range(11, MOST_BEHIND + 11))
+    assert wire.numbers == list(range(11, MOST_QUEUED + 11))
 
 
 def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
     path: Path, reader: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
-    teller = Teller(reports, queue)
+    teller = BoundaryRecorder(reports, queue)
     unsendable = ReportRows([JOB._replace(computed_tokens=-1)], {})
     for moves, rows in enumerate([MOVING.rows, unsendable, unsendable, MOVING.rows]):
-        teller.tell(MOVING._replace(moves=moves, rows=rows), 0.0)
+        teller.record(MOVING._replace(moves=moves, rows=rows), 0.0)
     with caplog.at_level("ERROR", "vllm.penstock"):
         ReportThread(reports, queue, teller).stop()
     assert [(report.sequence, len(report.request_ids)) for report in (heard(reader), heard(reader))] == [
@@ -241,7 +249,7 @@ def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.Monk
 
     wire = Broken()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
-    thread = ReportThread(reports, queue, Teller(reports, queue))
+    thread = ReportThread(reports, queue, BoundaryRecorder(reports, queue))
     queue.put(IDLE._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
     assert failed.wait(10)
     queue.put(MOVING._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
@@ -269,9 +277,9 @@ def test_whatever_stands_where_the_sidecar_should_be_reports_are_dropped(path: P
 
 def test_requests_are_told_again_only_when_something_else_than_tokens_has_happened(path: Path) -> None:
     reports = Reports(ReportSocket(path, WARN))
-    teller = Teller(reports, SimpleQueue())
+    teller = BoundaryRecorder(reports, SimpleQueue())
     assert not teller.knows(3, (), 0.0)
-    teller.tell(MOVING._replace(turns=3), 0.0)
+    teller.record(MOVING._replace(turns=3), 0.0)
     assert teller.knows(3, (), WHOLE_EVERY_S / 2)
     assert not teller.knows(4, (), WHOLE_EVERY_S / 2)
     assert not teller.knows(3, (), WHOLE_EVERY_S)
@@ -295,15 +303,15 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
 
 def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
-    teller, further = Teller(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
+    teller, further = BoundaryRecorder(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
     assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was told before"
-    teller.tell(MOVING, 0.0)
+    teller.record(MOVING, 0.0)
     assert teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
     assert not teller.go_on(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)
     assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S)
-    for _ in range(MOST_BEHIND):
+    for _ in range(MOST_QUEUED):
         teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
-    assert queue.qsize() == MOST_BEHIND
+    assert queue.qsize() == MOST_QUEUED
     reports.broken = True
     assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
 

@@ -16,13 +16,13 @@ from penstock_vllm.ledger import EngineLedger, Held
 from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import (
-    MOST_BEHIND,
+    MOST_QUEUED,
     WHOLE_EVERY_S,
     Boundary,
+    BoundaryRecorder,
     Further,
     ReportRows,
     Reports,
-    Teller,
     report_of,
     rows_of,
 )
@@ -148,17 +148,17 @@ def test_an_idle_engine_is_told_again_and_nothing_builds_on_it() -> None:
 def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_process_up() -> None:
     wire, queue = Wire(), SimpleQueue[Boundary | Further | None]()
     reports = Reports(wire)
-    thread = ReportThread(reports, queue, Teller(reports, queue))
+    thread = ReportThread(reports, queue, BoundaryRecorder(reports, queue))
     assert thread._thread.daemon
     thread.stop()
     assert wire.closed
 
 
-def teller(turns: int = 5, now_s: float = 1000.0) -> tuple[Teller, Reports, Any]:
+def teller(turns: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
     queue = SimpleQueue[Boundary | Further | None]()
     reports = Reports(Wire())
-    told = Teller(reports, queue)
-    told.tell(NOW._replace(turns=turns), now_s)
+    told = BoundaryRecorder(reports, queue)
+    told.record(NOW._replace(turns=turns), now_s)
     return told, reports, queue
 
 
@@ -188,27 +188,27 @@ def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
 
 def test_nothing_is_known_before_anything_was_told() -> None:
     reports = Reports(Wire())
-    assert not Teller(reports, SimpleQueue()).knows(0, (), 0.0)
-    assert not Teller(reports, SimpleQueue()).go_on(0, GOES_ON, 0.0)
+    assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
+    assert not BoundaryRecorder(reports, SimpleQueue()).go_on(0, GOES_ON, 0.0)
 
 
 def test_boundaries_past_those_that_may_wait_are_counted() -> None:
     told, _, queue = teller()
-    for _ in range(MOST_BEHIND - 1):
+    for _ in range(MOST_QUEUED - 1):
         assert told.go_on(5, GOES_ON, 1000.0)
     assert not told.go_on(5, GOES_ON, 1000.0)
-    assert (queue.qsize(), told.skipped) == (MOST_BEHIND, 0)
-    told.tell(NOW, 1000.0)
-    assert (queue.qsize(), told.skipped) == (MOST_BEHIND, 1)
+    assert (queue.qsize(), told.skipped) == (MOST_QUEUED, 0)
+    told.record(NOW, 1000.0)
+    assert (queue.qsize(), told.skipped) == (MOST_QUEUED, 1)
     assert not told.knows(5, (), 1000.0)
 
 
 def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not() -> None:
     told, reports, _ = teller()
     reports.broken = True
-    told.tell(NOW._replace(rows=None), 1000.0)
+    told.record(NOW._replace(rows=None), 1000.0)
     assert reports.broken
-    told.tell(NOW, 1000.0)
+    told.record(NOW, 1000.0)
     assert not reports.broken
 
 

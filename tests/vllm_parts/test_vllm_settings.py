@@ -8,7 +8,7 @@ from penstock_core.domain.engine_fields import measured_model_file
 from penstock_core.domain.policy import Knobs
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
-from penstock_vllm.awaited_model import LOOK_S, AwaitedModel
+from penstock_vllm.pending_model import CHECK_S, PendingModel
 from penstock_vllm.settings import BadSetting, PluginSettings, check_one_engine, read_settings
 from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 
@@ -155,11 +155,11 @@ def test_a_model_that_is_to_be_measured_needs_the_sidecar_that_measures() -> Non
 
 def test_a_measured_model_is_taken_as_soon_as_it_is_there(tmp_path: Path) -> None:
     telemetry, model = tmp_path / "t.sock", time_model("opt-13b-a100")
-    awaited, file = AwaitedModel(telemetry), Path(measured_model_file(str(telemetry)))
-    assert awaited.look(0.0) is None
+    pending, file = PendingModel(telemetry), Path(measured_model_file(str(telemetry)))
+    assert pending.check(0.0) is None
     file.write_text(json.dumps(to_json(model)))
-    assert awaited.look(LOOK_S / 2) is None, "it is not looked for at every step"
-    assert awaited.look(LOOK_S) == model
+    assert pending.check(CHECK_S / 2) is None, "it is not looked for at every step"
+    assert pending.check(CHECK_S) == model
 
 
 def test_a_measured_model_that_is_none_is_said_and_waited_for(
@@ -167,10 +167,10 @@ def test_a_measured_model_that_is_none_is_said_and_waited_for(
 ) -> None:
     telemetry = tmp_path / "t.sock"
     Path(measured_model_file(str(telemetry))).write_text("{}")
-    awaited = AwaitedModel(telemetry)
-    assert (awaited.look(0.0), awaited.look(LOOK_S)) == (None, None)
+    pending = PendingModel(telemetry)
+    assert (pending.check(0.0), pending.check(CHECK_S)) == (None, None)
     (said,) = caplog.messages
     Path(measured_model_file(str(telemetry))).write_text("{")
-    assert awaited.look(2 * LOOK_S) is None
+    assert pending.check(2 * CHECK_S) is None
     assert len(caplog.messages) == 2
     assert said.endswith("steps stay vLLM's own until it is right")

@@ -30,11 +30,11 @@ OURS = [
     *[f"{HERE}{name}" for name in ("Pipeline.begin", "Pipeline.take", "Pipeline.end", "Pipeline.free_s")],
     *[
         f"{HERE}{name}"
-        for name in ("EngineEstimates.step", "StandingPlan.go_on", "StandingPlan.holds", "Planning.plan")
+        for name in ("EngineEstimates.step", "RepeatedPlan.go_on", "RepeatedPlan.holds", "Planning.plan")
     ],
-    "penstock_vllm.carrying_out.cut_drafts",
-    "penstock_vllm.carrying_out.CarryingOut._held_running",
-    "penstock_vllm.carrying_out.CarryingOut._offered",
+    "penstock_vllm.plan_execution.cut_drafts",
+    "penstock_vllm.plan_execution.PlanExecution._held_running",
+    "penstock_vllm.plan_execution.PlanExecution._offered",
 ]
 """What is called around vLLM's own methods."""
 

@@ -53,12 +53,12 @@ def test_a_step_that_comes_out_otherwise_ends_a_standing_plan(ahead: bool) -> No
     engine, policy = decoding(replace(SMALL, ahead=ahead), 3)
     for _ in range(5):
         engine.step()
-    assert engine.scheduler._standing is not None
+    assert engine.scheduler._repeated is not None
     asked = policy.asked
     pause(engine, "PAUSED_ALL")
     for _ in range(4):
         engine.step()
-        assert engine.scheduler._standing is None
+        assert engine.scheduler._repeated is None
     assert not engine.scheduler._pipeline.steps, "nothing is being computed"
     pause(engine, "UNPAUSED")
     engine.step()

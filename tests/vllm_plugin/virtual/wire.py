@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.reports import Boundary, Further, Reports, Teller
+from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports
 from virtual.engine import Engine
 
 
@@ -40,5 +40,5 @@ def wired(engine: Engine) -> Wire:
     """The engine's reports, from here on."""
     wire: Any = Wire()
     reports = Reports(wire)
-    engine.scheduler._teller = Teller(reports, AtOnce(reports))
+    engine.scheduler._recorder = BoundaryRecorder(reports, AtOnce(reports))
     return wire  # type: ignore[no-any-return]

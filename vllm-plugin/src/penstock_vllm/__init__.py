@@ -2,8 +2,8 @@
 
 At every step vLLM asks its scheduler what to compute, and this scheduler asks a policy of the core. `ledger`
 keeps a job for each of vLLM's requests, `view` makes the policy's input, `planning` calls the policy, and
-`plan` translates its step. vLLM's own code executes it: `carrying_out` sets its lists and bounds, `caps` the
-tokens of each request, `drafts` the draft tokens to verify. A plan that can be repeated is a `standing_plan`.
+`plan` translates its step. vLLM's own code executes it: `plan_execution` sets its lists and bounds, `caps`
+the tokens of each request, `drafts` the draft tokens to verify. A `repeated_plan` is made without the policy.
 `pipeline` has the steps in progress (`under_way`). `reports` informs the sidecar. vLLM calls `scheduler`.
 `settings` has the configuration.
 

@@ -46,7 +46,7 @@ def can_be_steered(scheduler: EngineScheduler) -> bool:
     return not reasons
 
 
-def goes_token_by_token(scheduler: EngineScheduler) -> bool:
+def generates_one_token_per_step(scheduler: EngineScheduler) -> bool:
     """Return whether a step of decodes always generates one token of each, unless a request ends.
 
     False with draft tokens, KV transfer, or a pipeline of workers.

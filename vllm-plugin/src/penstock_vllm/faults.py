@@ -35,12 +35,12 @@ class PolicyFaultLog:
             "penstock: %s failed, this step is vLLM's own: %s: %s",
             who,
             kind[1],
-            _said(error),
+            _message(error),
             exc_info=traced,
         )
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     try:
         return str(error)[:200]
     except Exception:

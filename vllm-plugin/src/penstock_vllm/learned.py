@@ -1,7 +1,7 @@
 """Learned properties of the engine: the duration of its steps, the acceptance rate of its draft tokens.
 
 Most steps are only recorded. The time model is updated with all of them when it is needed, which is never
-while a standing plan holds.
+while a repeated plan holds.
 """
 
 from collections.abc import Sequence

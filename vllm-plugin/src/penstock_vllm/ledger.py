@@ -131,7 +131,7 @@ class EngineLedger:
             held = Held(request, job, drafts_under_way=drafts.get(request.request_id, 0))
             held.running, held.blocked = runs, not runs and not can_start(request)
             held.planned = not request.resumable and (runs or before is None or before.planned)
-            held.job = _as_it_stands(held, now_s)
+            held.job = _current(held, now_s)
             self._keep(held)
             if not runs:
                 self._wait(held)
@@ -266,7 +266,7 @@ def _arrival(held: Held) -> tuple[float, str]:
     return held.job.request.arrival_s, held.request.request_id
 
 
-def _as_it_stands(held: Held, now_s: float) -> Job:
+def _current(held: Held, now_s: float) -> Job:
     """Return a job updated to vLLM's request, whatever its progress was."""
     request, job = held.request, held.job
     computed = held.known_computed_tokens if held.running else 0

@@ -47,8 +47,8 @@ class StepInstructions(NamedTuple):
 
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return the instructions for this step. Raises ImpossibleStep."""
-    if _is_everybody(step, view.running):
-        return _of_everybody(step, view, held)
+    if _is_all_decodes(step, view.running):
+        return _of_all_decodes(step, view, held)
     running = {job.request.id: job for job in view.running}
     waiting = {job.request.id: job for job in view.waiting}
     _check(step, view, running, waiting)
@@ -67,36 +67,36 @@ def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> St
     )
 
 
-def _is_everybody(step: Step, running: Sequence[Job]) -> bool:
+def _is_all_decodes(step: Step, running: Sequence[Job]) -> bool:
     """Return whether every running job computes its one pending token, first and in vLLM's order.
 
     New requests may follow. Nothing else may happen.
     """
-    everybody = len(running)
-    if step.preempt or step.promote or len(step.tokens) < everybody:
+    count = len(running)
+    if step.preempt or step.promote or len(step.tokens) < count:
         return False
     decodes = [request.id for request, done, out, *_ in running if request.prompt_tokens + out - done == 1]
-    if len(step.tokens) == everybody:
+    if len(step.tokens) == count:
         return decodes == list(step.tokens) and not any([tokens > 1 for tokens in step.tokens.values()])
-    first = list(islice(step.tokens.items(), everybody))
+    first = list(islice(step.tokens.items(), count))
     return first == [(job_id, 1) for job_id in decodes]
 
 
-def _of_everybody(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
+def _of_all_decodes(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return a plan without instructions for running requests. Raises ImpossibleStep for new ones."""
     if len(step.tokens) == len(view.running):
         return StepInstructions((), None, (), None, step.drafts, (), step.repeatable_blocks)
-    newcomers = dict(islice(step.tokens.items(), len(view.running), None))
-    waiting = {job.request.id: job for job in view.waiting if job.request.id in newcomers}
-    _check_tokens(newcomers, {}, waiting)
+    starting = dict(islice(step.tokens.items(), len(view.running), None))
+    waiting = {job.request.id: job for job in view.waiting if job.request.id in starting}
+    _check_tokens(starting, {}, waiting)
     _check_batch(step, view)
     caps = {
         held[job_id].request.request_id: tokens
-        for job_id, tokens in newcomers.items()
+        for job_id, tokens in starting.items()
         if tokens < waiting[job_id].pending_tokens
     }
     return StepInstructions(
-        (), None, tuple([held[job_id] for job_id in newcomers]), caps or None, step.drafts, ()
+        (), None, tuple([held[job_id] for job_id in starting]), caps or None, step.drafts, ()
     )
 
 
@@ -107,11 +107,11 @@ def _check(step: Step, view: ReplicaView, running: Mapping[str, Job], waiting: M
             raise ImpossibleStep(f"{job_id} cannot draft {drafts} tokens")
     _check_batch(step, view)
     if any(job_id not in running or job_id in step.tokens for job_id in step.preempt):
-        raise ImpossibleStep("preempts who does not run, or is in the batch")
+        raise ImpossibleStep("preempts a job that does not run, or is in the batch")
     if len(set(step.preempt)) < len(step.preempt):
         raise ImpossibleStep("preempts a job twice")
     if any(job_id not in running and job_id not in waiting for job_id in step.promote):
-        raise ImpossibleStep("promotes who is not here")
+        raise ImpossibleStep("promotes an unknown job")
 
 
 def _check_tokens(
@@ -120,7 +120,7 @@ def _check_tokens(
     for job_id, tokens in tokens_of.items():
         job = running.get(job_id) or waiting.get(job_id)
         if job is None:
-            raise ImpossibleStep(f"{job_id} is not here, or cannot be computed now")
+            raise ImpossibleStep(f"{job_id} is unknown, or cannot be computed now")
         if not 0 < tokens <= job.pending_tokens:
             raise ImpossibleStep(f"{job_id} has {job.pending_tokens} tokens pending, not {tokens}")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock_vllm.reports import Boundary, Further, Reports, Teller
+from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports
 
 log = logging.getLogger("vllm.penstock")
 
@@ -23,13 +23,13 @@ HEARTBEAT_S = 1.0
 
 
 class ReportThread:
-    """Sends the boundaries that a `Teller` puts into its queue, until it is stopped."""
+    """Sends the boundaries that a `BoundaryRecorder` puts into its queue, until it is stopped."""
 
     def __init__(
-        self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", teller: Teller
+        self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", recorder: BoundaryRecorder
     ) -> None:
-        self._reports, self._queue, self._teller = reports, queue, teller
-        self._told_of, self._logged = 0, set[str]()
+        self._reports, self._queue, self._recorder = reports, queue, recorder
+        self._skipped_reported, self._logged = 0, set[str]()
         self._thread = threading.Thread(target=self._run, name="penstock-reports", daemon=True)
         self._thread.start()
 
@@ -48,9 +48,9 @@ class ReportThread:
                 continue
             if now is None:
                 return
-            skipped = self._teller.skipped
-            self._contained(self._reports.send, now, skipped - self._told_of)
-            self._told_of = skipped
+            skipped = self._recorder.skipped
+            self._contained(self._reports.send, now, skipped - self._skipped_reported)
+            self._skipped_reported = skipped
 
     def _contained(self, call: Callable[..., None], *args: Any) -> None:
         try:

@@ -8,8 +8,8 @@ Most steps generate one token of every running request. Then a report refers to 
 requests, with the number of tokens since. That needs an earlier report that was received, and lasts for at
 most `WHOLE_EVERY_S`.
 
-The engine's own thread only records the state (`Teller`). Another thread (`report_thread`) makes and sends
-the reports, while the engine waits for its device.
+The engine's own thread only records the state (`BoundaryRecorder`). Another thread (`report_thread`) makes
+and sends the reports, while the engine waits for its device.
 """
 
 import uuid
@@ -33,7 +33,7 @@ WHOLE_EVERY_S = 5.0
 immediately; this bound corrects undetected losses.
 """
 
-MOST_BEHIND = 64
+MOST_QUEUED = 64
 """Boundaries that wait to be reported: two seconds of steps."""
 
 NEVER = -1
@@ -107,7 +107,7 @@ class Reports:
         self._socket, self._bounds = socket, bounds
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
-        self._told = NOWHERE
+        self._reported = NOWHERE
         self._base: Base | None = None
         self.broken = False
 
@@ -116,9 +116,9 @@ class Reports:
         """Return the number of reports that were not received."""
         return self._socket.lost
 
-    def send(self, told: Boundary | Further, skipped: int = 0) -> None:
+    def send(self, boundary: Boundary | Further, skipped: int = 0) -> None:
         """Report a step boundary. skipped: earlier boundaries without a report."""
-        now = self._boundary_of(told)
+        now = self._boundary_of(boundary)
         sequence, base = self._last.sequence + skipped + 1, self._base
         report = report_of(now)
         report.sequence, report.engine_instance = sequence, self._instance
@@ -139,12 +139,14 @@ class Reports:
         elif now.rows is not None:
             self._base = Base(sequence, now.turns, now.moves)
 
-    def _boundary_of(self, told: Boundary | Further) -> Boundary:
-        if isinstance(told, Further):
-            ended, memory, left_s, moves = told
-            told = self._told._replace(ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None)
-        self._told = told
-        return told
+    def _boundary_of(self, boundary: Boundary | Further) -> Boundary:
+        if isinstance(boundary, Further):
+            ended, memory, left_s, moves = boundary
+            boundary = self._reported._replace(
+                ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None
+            )
+        self._reported = boundary
+        return boundary
 
     def lose(self) -> None:
         """Count a report that could not be made or sent; the next one has all requests."""
@@ -171,7 +173,7 @@ class BoundaryQueue(Protocol):
     def put(self, item: Boundary | Further) -> None: ...  # noqa: D102
 
 
-class Teller:
+class BoundaryRecorder:
     """Records boundaries on the engine's thread: one small object, with the requests only if necessary.
 
     queue: boundaries to report. skipped: boundaries for which it was full.
@@ -179,7 +181,7 @@ class Teller:
 
     def __init__(self, reports: Reports, queue: BoundaryQueue) -> None:
         self._reports, self._queue = reports, queue
-        self._turns, self._told_s = NEVER, -inf
+        self._turns, self._reported_s = NEVER, -inf
         self.skipped = 0
 
     def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
@@ -187,23 +189,23 @@ class Teller:
 
         turns: the ledger's count. steps: in progress.
         """
-        if turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken:
+        if turns != self._turns or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken:
             return False
         return not any([step.chunks for step in steps])
 
     def go_on(self, turns: int, now: Further, now_s: float) -> bool:
         """Queue such a boundary. Returns False if a complete one is needed."""
-        due = turns != self._turns or now_s - self._told_s >= WHOLE_EVERY_S or self._reports.broken
-        if due or self._queue.qsize() >= MOST_BEHIND:
+        due = turns != self._turns or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken
+        if due or self._queue.qsize() >= MOST_QUEUED:
             return False
         self._queue.put(now)
         return True
 
-    def tell(self, now: Boundary, now_s: float) -> None:
+    def record(self, now: Boundary, now_s: float) -> None:
         """Queue a complete boundary."""
         if now.rows is not None:
-            self._turns, self._told_s, self._reports.broken = now.turns, now_s, False
-        if self._queue.qsize() < MOST_BEHIND:
+            self._turns, self._reported_s, self._reports.broken = now.turns, now_s, False
+        if self._queue.qsize() < MOST_QUEUED:
             self._queue.put(now)
         else:
             self._turns = NEVER

@@ -2,13 +2,13 @@
 
 vLLM's `schedule` is 900 lines about KV blocks, prefix caches, adapters, images, grammars, connectors and
 draft tokens, and changes with every release. None of it is rewritten here. A step is planned first; then
-vLLM's own `schedule` runs over lists with the planned requests in the planned order (`carrying_out`), and
+vLLM's own `schedule` runs over lists with the planned requests in the planned order (`plan_execution`), and
 asks for every request how many tokens it may have (`caps`). Before that, draft tokens are cut to the planned
 number (`drafts`), and requests to preempt are preempted. So vLLM arrives at the planned step, does everything
 else that belongs to one, and leaves out what it cannot do (an image that does not fit, a missing block) by
 its own rules.
 
-If the previous plan can be repeated, vLLM continues by itself (`standing_plan`). Without a plan, because the
+If the previous plan can be repeated, vLLM continues by itself (`repeated_plan`). Without a plan, because the
 policy failed or the model needs something that policies do not support, the step is vLLM's own.
 
 An exception in a scheduler ends its engine with all of its requests. So all code here before and after vLLM's
@@ -37,29 +37,29 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__ as vllm_version
 
-from penstock_vllm.awaited_model import AwaitedModel
-from penstock_vllm.carrying_out import CarryingOut
 from penstock_vllm.drafts import drafted
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
-from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
+from penstock_vllm.engine_facts import bounds_of, can_be_steered, generates_one_token_per_step, memory_of
 from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.learned import EngineEstimates
 from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.pending_model import PendingModel
 from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import StepInstructions, with_a_lora_in_use
+from penstock_vllm.plan_execution import PlanExecution
 from penstock_vllm.planning import Planning
 from penstock_vllm.rehearsal import rehearse
+from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import Boundary, Further, Reports, Teller, rows_of
+from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports, rows_of
 from penstock_vllm.settings import PluginSettings, check_one_engine, read_settings
-from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
 from penstock_vllm.view import Ahead, KvMemory, view_of
 
 log = logging.getLogger("vllm.penstock")
 
-STAND_IN_MODEL = "llama-3-8b-a100"
+WARM_UP_MODEL = "llama-3-8b-a100"
 """Time model for the warm-up while the engine's own is still to be measured; never used for planning."""
 
 NO_CHUNKS: Mapping[str, int] = {}
@@ -68,7 +68,7 @@ LONGEST_LAG_S = 60.0
 """Largest plausible age of a new request in seconds; an older one comes from a wrong clock."""
 
 
-class Steering(CarryingOut):
+class Steering(PlanExecution):
     """Adds a policy to a vLLM scheduler, synchronous or not.
 
     clock: monotonic seconds. wall: Unix time, in which arrivals are given.
@@ -86,14 +86,14 @@ class Steering(CarryingOut):
         self.faults, self._trusts_ledger = PolicyFaultLog(), True
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
-        self._plans_stand, self._standing = goes_token_by_token(self), None
+        self._plans_repeat, self._repeated = generates_one_token_per_step(self), None
         self._last_computed: Mapping[str, int] = {}
         self._drafts_stay_with_worker = isinstance(self, AsyncScheduler)
         self._plan_with(settings)
-        self._tell(settings)
+        self._start_reports(settings)
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
 
-    _standing: StandingPlan | None
+    _repeated: RepeatedPlan | None
     _memory: KvMemory  # after the last step
 
     # Methods that vLLM calls.
@@ -111,14 +111,14 @@ class Steering(CarryingOut):
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """Return the next step: the policy's, or vLLM's own."""
         now_s = self.clock()
-        standing = self._standing_plan()
-        if standing is not None:
+        repeated = self._repeated_plan()
+        if repeated is not None:
             output = super().schedule(throttle_prefills)
-            self._noted(output, None, standing, now_s)
+            self._noted(output, None, repeated, now_s)
             return output
         planned = self._planned(now_s)
         carrying = ExitStack()
-        if planned is not None and not self._begins_to_carry_out(carrying, planned[0], now_s):
+        if planned is not None and not self._apply_plan(carrying, planned[0], now_s):
             planned = None
         with carrying:
             output = super().schedule(throttle_prefills)
@@ -131,14 +131,14 @@ class Steering(CarryingOut):
         verified: Sequence[Drafted] = ()
         if scheduler_output.scheduled_spec_decode_tokens:
             verified = self._verified(scheduler_output, model_runner_output)
-        told = super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         try:
             if verified:
                 self.learned.drafts(verified)
             self._end(scheduler_output, model_runner_output, now_s)
         except Exception as error:
             self._contain(error)
-        return told
+        return outputs
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: Any
@@ -177,7 +177,7 @@ class Steering(CarryingOut):
     def _contain(self, error: Exception) -> None:
         """Count an error of this code, and mark the ledger as invalid."""
         self.faults.count(Fault.PLUGIN, error)
-        self._trusts_ledger, self._standing = False, None
+        self._trusts_ledger, self._repeated = False, None
 
     def _restore_ledger(self, now_s: float) -> None:
         """Rebuild the ledger."""
@@ -199,35 +199,35 @@ class Steering(CarryingOut):
 
     def _plan_with(self, settings: PluginSettings) -> None:
         drafter = Speculation(self.num_spec_tokens, settings.acceptance) if self.num_spec_tokens else None
-        self._awaited = (
-            AwaitedModel(settings.telemetry) if settings.model is None and settings.telemetry else None
+        self._pending_model = (
+            PendingModel(settings.telemetry) if settings.model is None and settings.telemetry else None
         )
-        model = settings.model or time_model(STAND_IN_MODEL)
+        model = settings.model or time_model(WARM_UP_MODEL)
         self.learned = EngineEstimates(model, drafter)
         policy = build(settings.policy, settings.knobs)
         rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
-    def _tell(self, settings: PluginSettings) -> None:
+    def _start_reports(self, settings: PluginSettings) -> None:
         self._ended: MeasuredStep | None = None
-        told = settings.telemetry
+        socket = settings.telemetry
         self._report_thread: ReportThread | None = None
-        self._teller: Teller | None = None
-        if told is not None:
-            reports, queue = Reports(ReportSocket(told, log.warning), self._bounds), SimpleQueue[Any]()
-            self._teller = Teller(reports, queue)
-            self._report_thread = ReportThread(reports, queue, self._teller)
+        self._recorder: BoundaryRecorder | None = None
+        if socket is not None:
+            reports, queue = Reports(ReportSocket(socket, log.warning), self._bounds), SimpleQueue[Any]()
+            self._recorder = BoundaryRecorder(reports, queue)
+            self._report_thread = ReportThread(reports, queue, self._recorder)
         self._report(self.clock())
 
     # Planning a step.
 
-    def _standing_plan(self) -> StandingPlan | None:
+    def _repeated_plan(self) -> RepeatedPlan | None:
         """Return the plan that can be repeated, if there is one."""
-        standing = self._standing
-        if standing is None:
+        repeated = self._repeated
+        if repeated is None:
             return None
         try:
-            return standing if standing.holds(self.ledger.roster, self._memory) else None
+            return repeated if repeated.holds(self.ledger.roster, self._memory) else None
         except Exception as error:
             self._contain(error)
             return None
@@ -243,41 +243,41 @@ class Steering(CarryingOut):
             return None
 
     def _plan(self, now_s: float) -> tuple[StepInstructions, ReplicaView] | None:
-        if self._awaited is not None:
-            self._look_for_model(self._awaited, now_s)
-        if not self._steers or self._awaited is not None or self._pause_state:
+        if self._pending_model is not None:
+            self._check_for_model(self._pending_model, now_s)
+        if not self._steers or self._pending_model is not None or self._pause_state:
             return None
         self.ledger.unblock(self._is_ready)
         self.ledger.settle()
-        view = self._see(now_s)
+        view = self._policy_view(now_s)
         if not view.running and not view.waiting:
             return None
         plan = self.planning.plan(view, self.ledger.by_name)
         return None if plan is None else (plan, view)
 
-    def _begins_to_carry_out(self, carrying: ExitStack, plan: StepInstructions, now_s: float) -> bool:
+    def _apply_plan(self, carrying: ExitStack, plan: StepInstructions, now_s: float) -> bool:
         """Apply the plan to vLLM until `carrying` is closed. Returns False if that failed."""
         kept = self._last_computed if self._drafts_stay_with_worker else None
         try:
-            carrying.enter_context(self._carrying_out(plan, now_s, kept))
+            carrying.enter_context(self._execution_of(plan, now_s, kept))
         except Exception as error:
             self._contain(error)
             return False
         return True
 
-    def _look_for_model(self, awaited: AwaitedModel, now_s: float) -> None:
-        model = awaited.look(now_s)
+    def _check_for_model(self, pending: PendingModel, now_s: float) -> None:
+        model = pending.check(now_s)
         if model is not None:
-            self.learned, self._awaited = EngineEstimates(model, self.learned.speculation), None
+            self.learned, self._pending_model = EngineEstimates(model, self.learned.speculation), None
 
-    def _see(self, now_s: float) -> ReplicaView:
+    def _policy_view(self, now_s: float) -> ReplicaView:
         model = self.learned.model
-        seats = self.max_num_active_reqs - self.num_waiting_for_streaming_input
+        slots = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
             self._held_running(),
             self._ready(),
             memory=self._memory_now(),
-            bounds=self._bounds._replace(running=min(self._bounds.running, seats)),
+            bounds=self._bounds._replace(running=min(self._bounds.running, slots)),
             model=model,
             speculation=self.learned.speculation,
             step=self.current_step + 1,
@@ -313,13 +313,13 @@ class Steering(CarryingOut):
         self,
         output: StepOutput,
         planned: tuple[StepInstructions, ReplicaView] | None,
-        standing: StandingPlan | None,
+        repeated: RepeatedPlan | None,
         now_s: float,
     ) -> None:
         """Record the step that vLLM has made, planned or not."""
         try:
-            if standing is not None:
-                self._go_on(output, standing, now_s)
+            if repeated is not None:
+                self._go_on(output, repeated, now_s)
             else:
                 self._begin(output, planned, now_s)
         except Exception as error:
@@ -332,17 +332,17 @@ class Steering(CarryingOut):
             self._contain(error)
             return ()
 
-    def _go_on(self, output: StepOutput, standing: StandingPlan, now_s: float) -> None:
-        """Record a step that vLLM made by itself: the standing plan's, or another."""
-        if not len(output.num_scheduled_tokens) == standing.running == output.total_num_scheduled_tokens:
+    def _go_on(self, output: StepOutput, repeated: RepeatedPlan, now_s: float) -> None:
+        """Record a step that vLLM made by itself: the repeated plan's, or another."""
+        if not len(output.num_scheduled_tokens) == repeated.running == output.total_num_scheduled_tokens:
             self._begin(output, None, now_s)
             return
-        standing.go_on()
-        step = UnderWay(output, now_s, standing.work, standing.seconds, NO_CHUNKS, standing.roster)
+        repeated.go_on()
+        step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.roster)
         self._computes(step)
         memory = self._memory = self._memory_now()
         further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves)
-        if self._teller is not None and self._teller.go_on(self.ledger.turns, further, now_s):
+        if self._recorder is not None and self._recorder.go_on(self.ledger.turns, further, now_s):
             self._ended = None
         else:
             self._report(now_s)
@@ -350,8 +350,8 @@ class Steering(CarryingOut):
     def _begin(
         self, output: StepOutput, planned: tuple[StepInstructions, ReplicaView] | None, now_s: float
     ) -> None:
-        """Record the begin of a step, at whose end vLLM already counts its requests."""
-        ledger, self._standing = self.ledger, None
+        """Record the beginning of a step, at whose end vLLM already counts its requests."""
+        ledger, self._repeated = self.ledger, None
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for engine_id in (*[new.req_id for new in output.scheduled_new_reqs], *resumed):
             ledger.start(ledger.by_id[engine_id])
@@ -369,7 +369,7 @@ class Steering(CarryingOut):
     def _under_way(
         self, output: StepOutput, planned: tuple[StepInstructions, ReplicaView] | None, now_s: float
     ) -> UnderWay:
-        """Return the step in progress. If it is one token of every running request, its plan may stand."""
+        """Return the step in progress. With one token of each running request, its plan may be repeated."""
         ledger, model = self.ledger, self.learned.model
         if planned is None or planned[0].order is not None:
             return under_way(output, ledger.by_id, now_s, model, None)
@@ -379,10 +379,10 @@ class Steering(CarryingOut):
         one_each = len(view.running) == len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens
         if not one_each or len(view.running) != running:
             return step
-        if plan.repeatable_blocks is not None and self._plans_stand and not ledger.waiting:
+        if plan.repeatable_blocks is not None and self._plans_repeat and not ledger.waiting:
             left = steps_to_first_end(self.running, self._bounds.longest_tokens)
             longer_s = model.seconds(further(step.work, running)) - step.foreseen_s
-            self._standing = StandingPlan(
+            self._repeated = RepeatedPlan(
                 ledger.roster, plan.repeatable_blocks, left, running, step.work, step.foreseen_s, longer_s
             )
         return step._replace(roster=ledger.roster)
@@ -402,7 +402,7 @@ class Steering(CarryingOut):
             ledger.all_move(self._held_running(), now_s)
         else:
             ledger.advance(output.num_scheduled_tokens, now_s)
-            self._standing = None if of_all else self._standing
+            self._repeated = None if of_all else self._repeated
         for engine_id in self.finished_req_ids:
             if held := ledger.by_id.get(engine_id):
                 ledger.drop(held)
@@ -416,12 +416,12 @@ class Steering(CarryingOut):
 
     def _report(self, now_s: float) -> None:
         memory = self._memory = self._memory_now()
-        teller = self._teller
-        if teller is None:
+        recorder = self._recorder
+        if recorder is None:
             return
         ledger, pipeline, faults = self.ledger, self._pipeline, self.faults.counted
         rows = None
-        if not self.running or not teller.knows(ledger.turns, pipeline.steps, now_s):
+        if not self.running or not recorder.knows(ledger.turns, pipeline.steps, now_s):
             rows = rows_of(self._held_running(), ledger, pipeline.steps)
         ended, self._ended = self._ended, None
         now = Boundary(
@@ -437,7 +437,7 @@ class Steering(CarryingOut):
             ledger.moves,
             rows,
         )
-        teller.tell(now, now_s)
+        recorder.record(now, now_s)
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by

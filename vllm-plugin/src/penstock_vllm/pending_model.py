@@ -12,32 +12,32 @@ from penstock_core.timing.time_model import TimeModel
 
 from penstock_vllm.settings import read_model
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 """Seconds between two checks for the file."""
 
 log = logging.getLogger("vllm.penstock")
 
 
-class AwaitedModel:
+class PendingModel:
     """Checks for the file periodically, and reads it once."""
 
     def __init__(self, telemetry: Path) -> None:
         self._path = Path(measured_model_file(str(telemetry)))
-        self._looked_s, self._said = float("-inf"), ""
+        self._checked_s, self._logged = float("-inf"), ""
 
-    def look(self, now_s: float) -> TimeModel | None:
+    def check(self, now_s: float) -> TimeModel | None:
         """Return the model once it is there, else None."""
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._checked_s < CHECK_S:
             return None
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
             model = read_model(self._path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            if str(error) != self._said:
+            if str(error) != self._logged:
                 log.error("penstock: %s: %s; steps stay vLLM's own until it is right", self._path, error)
-            self._said = str(error)
+            self._logged = str(error)
             return None
         log.info("penstock: time model measured by the sidecar: %s", self._path)
         return model

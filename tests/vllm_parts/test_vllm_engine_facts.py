@@ -15,13 +15,13 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 from penstock_vllm.answer_names import MOST_REMEMBERED, AnswerNames
 from penstock_vllm.drafts import cut_drafts, drafted
-from penstock_vllm.engine_facts import bounds_of, can_be_steered, goes_token_by_token, memory_of
+from penstock_vllm.engine_facts import bounds_of, can_be_steered, generates_one_token_per_step, memory_of
 from penstock_vllm.learned import MOST_NOTED, EngineEstimates
 from penstock_vllm.ledger import Held
 from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import with_a_lora_in_use, within_loras
+from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.settings import PluginSettings
-from penstock_vllm.standing_plan import StandingPlan, further, steps_to_first_end
 from penstock_vllm.under_way import UnderWay, brought_one_each, decoded, under_way
 from penstock_vllm.view import Ahead, KvMemory, StepBounds, can_go_on, foreseen, view_of
 
@@ -113,32 +113,32 @@ def test_some_models_are_left_to_vllm_and_it_is_said_why(caplog: pytest.LogCaptu
 
 
 def test_nothing_but_an_end_keeps_a_plain_engine_from_one_token_of_each() -> None:
-    assert goes_token_by_token(scheduler())
-    assert not goes_token_by_token(scheduler(num_spec_tokens=1))
-    assert not goes_token_by_token(scheduler(connector=anything()))
+    assert generates_one_token_per_step(scheduler())
+    assert not generates_one_token_per_step(scheduler(num_spec_tokens=1))
+    assert not generates_one_token_per_step(scheduler(connector=anything()))
     stages = anything(parallel_config=anything(pipeline_parallel_size=2))
-    assert not goes_token_by_token(scheduler(vllm_config=stages))
+    assert not generates_one_token_per_step(scheduler(vllm_config=stages))
 
 
 # A plan that stands.
 
 
-def standing(**other: int) -> StandingPlan:
+def repeated(**other: int) -> RepeatedPlan:
     fields = {"roster": 5, "least_blocks": 3, "steps_left": 1} | other
-    return StandingPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, further_s=0.25)
+    return RepeatedPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, further_s=0.25)
 
 
 def test_a_plan_stands_while_the_same_are_there_with_blocks_and_steps_enough() -> None:
-    assert standing().holds(5, KvMemory(100, 3, 16))
-    assert not standing().holds(6, KvMemory(100, 3, 16))
-    assert not standing().holds(5, KvMemory(100, 2, 16))
-    assert not standing().holds(5, KvMemory(100, 5, 16, 2))
-    assert standing().holds(5, KvMemory(100, 6, 16, 2))
-    assert not standing(steps_left=0).holds(5, KvMemory(100, 9, 16))
+    assert repeated().holds(5, KvMemory(100, 3, 16))
+    assert not repeated().holds(6, KvMemory(100, 3, 16))
+    assert not repeated().holds(5, KvMemory(100, 2, 16))
+    assert not repeated().holds(5, KvMemory(100, 5, 16, 2))
+    assert repeated().holds(5, KvMemory(100, 6, 16, 2))
+    assert not repeated(steps_left=0).holds(5, KvMemory(100, 9, 16))
 
 
 def test_each_step_of_a_standing_plan_reads_a_token_more_of_everybody() -> None:
-    plan = standing(steps_left=9)
+    plan = repeated(steps_left=9)
     plan.go_on()
     assert (plan.steps_left, plan.work, plan.seconds) == (8, BatchWork(2, 52), 0.75)
     assert further(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)

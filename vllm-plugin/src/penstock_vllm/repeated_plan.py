@@ -16,7 +16,7 @@ from penstock_vllm.view import KvMemory
 
 
 @dataclass(slots=True)
-class StandingPlan:
+class RepeatedPlan:
     """One token of every running request, without waiting ones.
 
     roster: the ledger's count when it was made. least_blocks: blocks that must be free.

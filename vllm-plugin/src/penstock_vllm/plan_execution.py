@@ -16,7 +16,7 @@ from penstock_vllm.ledger import EngineLedger, Held
 from penstock_vllm.plan import StepInstructions, within_loras
 
 
-class CarryingOut(Capped):
+class PlanExecution(Capped):
     """A scheduler that makes the planned step. ledger: all requests of the engine."""
 
     ledger: EngineLedger
@@ -32,7 +32,7 @@ class CarryingOut(Capped):
         return self._running_held
 
     @contextmanager
-    def _carrying_out(
+    def _execution_of(
         self, plan: StepInstructions, now_s: float, kept: Mapping[str, int] | None
     ) -> Iterator[None]:
         """Apply the plan while vLLM makes the step. kept: as in `cut_drafts`."""
