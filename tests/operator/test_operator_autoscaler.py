@@ -83,9 +83,9 @@ def test_pool_that_somebody_else_scales_has_what_its_spec_says() -> None:
 
 def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
     scaler = Autoscaler()
-    first = scaler.look(pool(), {}, refused(desired=2), now_s=0.0)
+    first = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=0.0)
     assert "lastScaleTime" not in first
-    told = scaler.look(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
+    told = scaler.decide_scaling(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
     assert told["replicas"] > 2
     assert told["startedFrom"] == 2
     assert told["reason"] == ScalingReason.REFUSED
@@ -113,13 +113,13 @@ def test_no_step_is_larger_than_the_pool_allows(
 
 def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None:
     first = Autoscaler()
-    first.look(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
-    told = first.look(pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0)
+    first.decide_scaling(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
+    told = first.decide_scaling(pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0)
     learned = first.capacity_rps(None)
     assert learned is not None
     second = Autoscaler()
     assert second.capacity_rps(learned) == learned
-    second.look(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), 1010.0, learned)
+    second.decide_scaling(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), 1010.0, learned)
     assert second.memory is not None
     assert second.memory.capacity_rps == pytest.approx(learned, rel=0.01)
 
@@ -144,17 +144,19 @@ def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
 
 def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
     scaler = Autoscaler()
-    status: dict[str, Any] = {"autoscaling": dict(scaler.look(pool(), {}, quiet(2), now_s=1000.0))}
+    status: dict[str, Any] = {"autoscaling": dict(scaler.decide_scaling(pool(), {}, quiet(2), now_s=1000.0))}
     before = status["autoscaling"]
     busy = filled(2, 0.7)
-    for look in range(1, 6):
-        told = scaler.look(pool(), status, busy, now_s=1000.0 + look)
+    for decide_scaling in range(1, 6):
+        told = scaler.decide_scaling(pool(), status, busy, now_s=1000.0 + decide_scaling)
         assert told == before
-    later = scaler.look(pool(), status, busy, now_s=1000.0 + REASON_PERIOD_S)
+    later = scaler.decide_scaling(pool(), status, busy, now_s=1000.0 + REASON_PERIOD_S)
     assert later["replicas"] == before["replicas"]
     assert later["reason"] != before["reason"]
     assert (
-        scaler.look(pool(), {"autoscaling": dict(later)}, filled(2, 0.69), now_s=1001.0 + REASON_PERIOD_S)
+        scaler.decide_scaling(
+            pool(), {"autoscaling": dict(later)}, filled(2, 0.69), now_s=1001.0 + REASON_PERIOD_S
+        )
         == later
     )
 
@@ -176,14 +178,14 @@ def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]
         tier = TierDemand(arrived=2 * more, admitted=more, rejected=more, hops=2 * more)
         replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
         demand = DemandObservation(elapsed_s, ready, {"chat": tier}, replicas=replicas)
-        told = dict(scaler.look(scaled, {"autoscaling": told}, demand, now_s))
+        told = dict(scaler.decide_scaling(scaled, {"autoscaling": told}, demand, now_s))
         assert len(json.dumps(told)) < 1024
     assert "memory" not in told
 
 
 def test_other_number_in_the_spec_begins_anew() -> None:
     scaler = Autoscaler()
-    told = scaler.look(pool(), {}, refused(desired=2), now_s=1000.0)
-    anew = scaler.look(pool(replicas=3), {"autoscaling": dict(told)}, quiet(3), now_s=1010.0)
+    told = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=1000.0)
+    anew = scaler.decide_scaling(pool(replicas=3), {"autoscaling": dict(told)}, quiet(3), now_s=1010.0)
     assert anew["startedFrom"] == 3
     assert anew["replicas"] == 3

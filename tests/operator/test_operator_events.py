@@ -21,7 +21,7 @@ def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict
 
 
 def told(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> list[tuple[str, str]]:
-    return [(news.type, news.reason) for news in pool_events(before, after, actions)]
+    return [(updates.type, updates.reason) for updates in pool_events(before, after, actions)]
 
 
 def service(reason: ActionReason, *drift: str) -> Apply:
@@ -45,8 +45,8 @@ def test_trouble_is_told_once_and_its_end_once() -> None:
 
 
 def test_what_was_put_right_is_told() -> None:
-    (news,) = pool_events(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
-    assert news == PoolEvent(
+    (updates,) = pool_events(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
+    assert updates == PoolEvent(
         "Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants'
     )
     (unnamed,) = pool_events(status(), status(), [service(ActionReason.DRIFTED)])
@@ -59,8 +59,8 @@ def test_what_was_put_right_is_told() -> None:
 
 def test_scaling_is_told_with_its_reason() -> None:
     was, now = {"replicas": 2}, {"replicas": 4, "message": "60% was refused"}
-    (news,) = pool_events(status(autoscaling=was), status(autoscaling=now), ())
-    assert news == PoolEvent("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
+    (updates,) = pool_events(status(autoscaling=was), status(autoscaling=now), ())
+    assert updates == PoolEvent("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
     assert told(status(), status(autoscaling=now)) == []
 
 

@@ -109,7 +109,7 @@ def test_more_pods_than_wanted_are_scaling() -> None:
 
 def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
     none = replicas(wanted=0, ready=0)
-    asleep = conditions(status_of(view(none, routers(), wanted=0, wakes=True), {}, NOW))
+    asleep = conditions(status_of(view(none, routers(), wanted=0, starts_on_request=True), {}, NOW))
     assert asleep["Ready"] == asleep["Available"] == ("True", "Asleep")
     assert asleep["ReplicasReady"] == ("True", "NoneWanted")
     switched_off = conditions(status_of(view(none, routers(), wanted=0), {}, NOW))
@@ -164,7 +164,7 @@ def test_conditions_say_how_many_pods_there_are_and_how_many_are_wanted() -> Non
     one = replicas(wanted=1, ready=1)
     assert said("Ready", one, routers(), wanted=1) == "1 of 1 replica and 2 of 2 routers ready"
     assert said("ReplicasReady", replicas(ready=2), routers()) == "2 of 3 replicas ready"
-    assert said("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are wanted"
+    assert said("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are desired"
     assert (
         said("Progressing", replicas(updatedReplicas=1), routers())
         == "1 of 3 replicas are of the newest spec"

@@ -189,11 +189,11 @@ class Operator:
         self.queue.succeeded(key)
         self.queue.add_later(key, again_s)
 
-    def _failed(self, key: PoolKey, failure: str, said: str) -> None:
+    def _failed(self, key: PoolKey, failure: str, message: str) -> None:
         self.metrics.errors.labels(failure).inc()
         pause_s = self.queue.failed(key)
         log.warning(
-            "reconcile failed", pool=str(key), failure=failure, error=said, again_in_s=round(pause_s, 1)
+            "reconcile failed", pool=str(key), failure=failure, error=message, again_in_s=round(pause_s, 1)
         )
 
     def _set_leading(self, leads: bool) -> None:

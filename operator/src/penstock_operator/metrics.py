@@ -14,11 +14,11 @@ class OperatorMetrics:
     """The metrics of one operator, with their own registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"penstock_operator_{name}", says, labels, registry=registry)
+        def counter(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"penstock_operator_{name}", help_text, labels, registry=registry)
 
-        def gauge(name: str, says: str, *labels: str) -> Gauge:
-            return Gauge(f"penstock_operator_{name}", says, labels, registry=registry)
+        def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+            return Gauge(f"penstock_operator_{name}", help_text, labels, registry=registry)
 
         self.reconcile = Histogram(
             "penstock_operator_reconcile_seconds",

@@ -46,7 +46,7 @@ def pages(registry: CollectorRegistry, health: OperatorHealth, before_scrape: Ca
         before_scrape()
         return generate_latest(registry)
 
-    def lives() -> bytes:
+    def liveness() -> bytes:
         complaint = health.complaint()
         if complaint is not None:
             raise ApiError(503, complaint, type="server_error", code="unhealthy")
@@ -61,7 +61,7 @@ def pages(registry: CollectorRegistry, health: OperatorHealth, before_scrape: Ca
         "penstock-operator",
         {
             "/metrics": Page("metrics for Prometheus", metrics, PROMETHEUS),
-            "/health": Page("200 while no pool is stuck", lives),
+            "/health": Page("200 while no pool is stuck", liveness),
             "/ready": Page("200 once the pools are read", ready),
         },
     )

@@ -39,20 +39,20 @@ def scales(pool: Pool) -> bool:
 
 def scaling_of(pool: Pool) -> Scaling:
     """Return the limits of scaling. The pool must be one that `scales`."""
-    told = pool.spec.autoscaling
-    assert told is not None
-    return told.scaling()
+    autoscaling = pool.spec.autoscaling
+    assert autoscaling is not None
+    return autoscaling.scaling()
 
 
 def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
     """Return the number of replicas until the next decision."""
-    told = pool.spec.autoscaling
-    if not scales(pool) or told is None:
+    autoscaling = pool.spec.autoscaling
+    if not scales(pool) or autoscaling is None:
         return pool.spec.replicas
     decided = status.get("autoscaling", {})
     valid = decided.get("startedFrom") == pool.spec.replicas
     replicas = int(decided["replicas"]) if valid else pool.spec.replicas
-    return min(max(replicas, told.min_replicas), told.max_replicas)
+    return min(max(replicas, autoscaling.min_replicas), autoscaling.max_replicas)
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Autoscaler:
             return known
         return written if abs(known - written) <= CAPACITY_STEP * written else known
 
-    def look(
+    def decide_scaling(
         self,
         pool: Pool,
         status: Mapping[str, Any],
@@ -84,19 +84,19 @@ class Autoscaler:
         memory = AutoscalerState() if anew else self.memory or AutoscalerState(capacity_rps=written_rps)
         decision, self.memory = decide_replicas(scaling_of(pool), demand, memory, now_s)
         decision = limit_step(pool, demand.desired, decision)
-        told = dict(
+        autoscaling = dict(
             replicas=decision.replicas,
             reason=decision.reason.value,
             message=decision.message,
             startedFrom=pool.spec.replicas,
         )
         moved = decision.replicas != before.get("replicas")
-        if moved or anew or self._reason_changed(told["reason"], before, now_s):
+        if moved or anew or self._reason_changed(autoscaling["reason"], before, now_s):
             self.reason_written_s = now_s
         else:
-            told |= {name: before[name] for name in ("reason", "message") if name in before}
+            autoscaling |= {name: before[name] for name in ("reason", "message") if name in before}
         last = rfc3339(now_s) if moved and before else before.get("lastScaleTime")
-        return told | ({"lastScaleTime": last} if last else {})
+        return autoscaling | ({"lastScaleTime": last} if last else {})
 
     def _reason_changed(self, reason: Any, before: Mapping[str, Any], now_s: float) -> bool:
         """Return whether a changed reason is written now. Its message changes with every observation."""
@@ -105,9 +105,9 @@ class Autoscaler:
 
 def limit_step(pool: Pool, desired: int, decision: Decision) -> Decision:
     """Return the decision limited to the pool's `maxStep`."""
-    told = pool.spec.autoscaling
-    assert told is not None
-    up, down = told.scale_up.max_step, told.scale_down.max_step
+    autoscaling = pool.spec.autoscaling
+    assert autoscaling is not None
+    up, down = autoscaling.scale_up.max_step, autoscaling.scale_down.max_step
     replicas = decision.replicas
     if up is not None:
         replicas = min(replicas, desired + up)

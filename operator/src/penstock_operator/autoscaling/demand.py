@@ -68,14 +68,14 @@ def demand_of(
     replicas: state of the pool's replica pods. promises: whether each tier has an SLO.
     """
     elapsed_s, added = tally.added(readings, now_s)
-    told = {row["name"]: row for reading in readings for row in reading.replicas}
+    reported = {row["name"]: row for reading in readings for row in reading.replicas}
     return DemandObservation(
         elapsed_s=elapsed_s,
         desired=desired,
         tiers={name: TierDemand(**counts, has_slo=has_slo.get(name, True)) for name, counts in added.items()},
         held=sum(reading.held for reading in readings),
         replicas=tuple(
-            ReplicaDemand(name, state, _snapshot(told.get(name, {})))
+            ReplicaDemand(name, state, _snapshot(reported.get(name, {})))
             for name, state in sorted(replicas.items())
         ),
     )
@@ -83,5 +83,5 @@ def demand_of(
 
 def _snapshot(row: Mapping[str, Any]) -> Snapshot:
     """Return a replica's snapshot from a router's report, in which null means infinity."""
-    told: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
-    return Snapshot(**told)
+    reported: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
+    return Snapshot(**reported)

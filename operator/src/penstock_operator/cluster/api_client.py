@@ -206,8 +206,8 @@ class Api:
         try:
             yield
         except (httpx2.TransportError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise ApiUnreachable(f"the API server does not answer: {said}") from error
+            message = str(error) or type(error).__name__
+            raise ApiUnreachable(f"the API server does not answer: {message}") from error
 
 
 def _is_tls(error: BaseException | None) -> bool:

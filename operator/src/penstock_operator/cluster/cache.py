@@ -40,7 +40,7 @@ class PoolKey(NamedTuple):
 class Mark(NamedTuple):
     """The cache's state at the request of a list: number of updates, and the kind's highest version."""
 
-    news: int
+    updates: int
     version: int
 
 
@@ -50,9 +50,9 @@ class Cache:
     def __init__(self) -> None:
         self._objects: dict[Ref, Manifest] = {}
         self._of_pool: dict[PoolKey, set[Ref]] = {}
-        self._news = 0
-        self._heard: dict[Ref, int] = {}
-        self._gone: OrderedDict[str, int] = OrderedDict()
+        self._updates = 0
+        self._watched: dict[Ref, int] = {}
+        self._deleted: OrderedDict[str, int] = OrderedDict()
         self._highest: Counter[ResourceKind] = Counter()
         self._behind: set[ResourceKind] = set()
 
@@ -63,7 +63,7 @@ class Cache:
 
     def update(self, manifest: Manifest) -> bool:
         """Update an object from a watch event or the response to a write. Returns whether it is newer."""
-        if manifest["metadata"]["uid"] in self._gone:
+        if manifest["metadata"]["uid"] in self._deleted:
             return False
         known = self._objects.get(ref_of(manifest))
         if known is not None and _version(known) >= _version(manifest):
@@ -74,15 +74,15 @@ class Cache:
     def remove(self, manifest: Manifest) -> bool:
         """Remove a deleted object. Returns whether it was known."""
         uid = manifest["metadata"]["uid"]
-        self._news += 1
-        self._gone[uid] = self._news
-        if len(self._gone) > GONE_KEPT:
-            self._gone.popitem(last=False)
+        self._updates += 1
+        self._deleted[uid] = self._updates
+        if len(self._deleted) > GONE_KEPT:
+            self._deleted.popitem(last=False)
         ref = ref_of(manifest)
         known = self._objects.get(ref)
         if known is None or known["metadata"]["uid"] != uid:
             return False
-        del self._objects[ref], self._heard[ref]
+        del self._objects[ref], self._watched[ref]
         of_pool = self._of_pool[pool_of(known)]
         of_pool.discard(ref)
         if not of_pool:
@@ -91,7 +91,7 @@ class Cache:
 
     def mark(self, kind: ResourceKind) -> Mark:
         """Return the cache's state, to be taken before a list is requested."""
-        return Mark(self._news, self._highest[kind])
+        return Mark(self._updates, self._highest[kind])
 
     def replace(
         self, kind: ResourceKind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
@@ -102,7 +102,7 @@ class Cache:
         there = {ref_of(manifest) for manifest in listed}
         for ref, known in list(self._objects.items()):
             of_kind = (ref.api_version, ref.kind) == (kind.api_version, kind.kind)
-            known_before = self._heard[ref] <= asked.news
+            known_before = self._watched[ref] <= asked.updates
             if of_kind and namespace in (None, ref.namespace) and ref not in there and known_before:
                 self.remove(known)
         self._highest[kind] = max(version, self._highest[kind])
@@ -111,10 +111,10 @@ class Cache:
     def _believe(self, manifest: Manifest, asked: Mark) -> None:
         """Store a listed object, unless a watch has reported it since the list was requested."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
-        if self._gone.get(uid, 0) > asked.news:
+        if self._deleted.get(uid, 0) > asked.updates:
             return
-        self._gone.pop(uid, None)
-        if self._heard.get(ref, 0) <= asked.news:
+        self._deleted.pop(uid, None)
+        if self._watched.get(ref, 0) <= asked.updates:
             self._keep(manifest)
         else:
             self.update(manifest)
@@ -125,8 +125,8 @@ class Cache:
         known = self._objects.get(ref)
         if known is not None and pool_of(known) != pool_of(manifest):
             self._of_pool[pool_of(known)].discard(ref)
-        self._news += 1
-        self._heard[ref] = self._news
+        self._updates += 1
+        self._watched[ref] = self._updates
         self._objects[ref] = manifest
         self._of_pool.setdefault(pool_of(manifest), set()).add(ref)
         self._highest[kind] = max(_version(manifest), self._highest[kind])

@@ -70,16 +70,16 @@ def judge(ours: set[str], theirs: set[str]) -> list[str]:
     """Return one line per difference. Raises StartError if the status could not be written."""
     older, newer = sorted(ours - theirs), sorted(theirs - ours)
     definition = "this cluster's ServingPool"
-    if mute := [field for field in older if field.startswith("status")]:
+    if unwritable := [field for field in older if field.startswith("status")]:
         raise StartError(
-            f"{definition} is older than the operator, which could not report {_named(mute)}; {APPLY}"
+            f"{definition} is older than the operator, which could not report {_named(unwritable)}; {APPLY}"
         )
-    said = []
+    differences = []
     if older:
-        said.append(f"{definition} is older than the operator and lacks {_named(older)}; {APPLY}")
+        differences.append(f"{definition} is older than the operator and lacks {_named(older)}; {APPLY}")
     if newer:
-        said.append(f"{definition} is newer than the operator, which does not know {_named(newer)}")
-    return said
+        differences.append(f"{definition} is newer than the operator, which does not know {_named(newer)}")
+    return differences
 
 
 def _named(paths: list[str]) -> str:

@@ -177,7 +177,7 @@ class Leadership:
                     lease["spec"]["holderIdentity"] = ""
                     await self._api.put(lease)
         except (ApiRefused, ApiUnreachable, TimeoutError) as error:
-            log.warning("lease not given back", lease=str(self._ref), error=str(error))
+            log.warning("lease not released", lease=str(self._ref), error=str(error))
 
 
 def _now() -> str:

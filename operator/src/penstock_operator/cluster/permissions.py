@@ -24,36 +24,46 @@ class PermissionRule:
 
 POOLS = (
     PermissionRule("penstock.dev", ("servingpools",), READ, "pools are followed"),
-    PermissionRule("penstock.dev", ("servingpools/status",), ("patch",), "what was observed is written"),
+    PermissionRule("penstock.dev", ("servingpools/status",), ("patch",), "writes a pool's status"),
     PermissionRule(
-        "penstock.dev", ("servingpools/finalizers",), ("update",), "objects are owned by their pool"
+        "penstock.dev", ("servingpools/finalizers",), ("update",), "makes objects owned by their pool"
     ),
-    PermissionRule("", ("configmaps", "serviceaccounts", "services"), OWN, "a pool's own are made and kept"),
+    PermissionRule(
+        "", ("configmaps", "serviceaccounts", "services"), OWN, "creates and updates those of a pool"
+    ),
     PermissionRule(
         "",
         ("secrets",),
         ("get", "create", "patch", "delete"),
-        "a pool's TLS keys are made and kept; of API keys only the existence is asked",
+        "creates and updates a pool's TLS keys; checks that API keys exist",
     ),
-    PermissionRule("", ("pods",), READ, "why pods do not start is said in the pool's status"),
-    PermissionRule("", ("persistentvolumeclaims",), ("get",), "whether the claim with the weights exists"),
+    PermissionRule("", ("pods",), READ, "reports in the status why pods do not start"),
     PermissionRule(
-        "", ("events",), ("list", "create", "patch"), "Warnings about pods are read, news of pools posted"
+        "", ("persistentvolumeclaims",), ("get",), "checks that the claim with the weights exists"
+    ),
+    PermissionRule(
+        "", ("events",), ("list", "create", "patch"), "reads Warnings about pods, writes Events of pools"
     ),
     PermissionRule("apps", ("deployments", "statefulsets"), OWN, "routers and replicas"),
-    PermissionRule("policy", ("poddisruptionbudgets",), OWN, "drains leave enough of them"),
+    PermissionRule("policy", ("poddisruptionbudgets",), OWN, "limits evictions during node drains"),
     PermissionRule(
-        "networking.k8s.io", ("ingresses", "networkpolicies"), OWN, "the way in, and who may take it"
+        "networking.k8s.io",
+        ("ingresses", "networkpolicies"),
+        OWN,
+        "exposes routers, and restricts who reaches them",
     ),
     PermissionRule("autoscaling", ("horizontalpodautoscalers",), OWN, "`autoscaling.by: hpa`"),
     PermissionRule("keda.sh", ("scaledobjects",), OWN, "`autoscaling.by: keda`"),
-    PermissionRule("gateway.networking.k8s.io", ("httproutes",), OWN, "the way in by a Gateway"),
+    PermissionRule("gateway.networking.k8s.io", ("httproutes",), OWN, "exposes routers through a Gateway"),
     PermissionRule("monitoring.coreos.com", ("servicemonitors",), OWN, "Prometheus finds pools"),
     PermissionRule(
-        "rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "routers may watch their replicas"
+        "rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "lets routers watch their replicas"
     ),
     PermissionRule(
-        "discovery.k8s.io", ("endpointslices",), READ, "only what one has can be granted: routers get this"
+        "discovery.k8s.io",
+        ("endpointslices",),
+        READ,
+        "the operator can grant routers only permissions that it has",
     ),
 )
 """Permissions in every namespace whose pools are served."""
@@ -63,13 +73,13 @@ CLUSTER = (
         "apiextensions.k8s.io",
         ("customresourcedefinitions",),
         ("list", "watch"),
-        "kinds that are installed later are noticed without a restart",
+        "notices kinds that are installed later without a restart",
     ),
 )
 """Permissions in the whole cluster, in addition to `POOLS`, if all namespaces are served."""
 
 LEASE = (
-    PermissionRule("coordination.k8s.io", ("leases",), ("create",), "one of several operators acts"),
+    PermissionRule("coordination.k8s.io", ("leases",), ("create",), "elects one of several operators"),
     PermissionRule("coordination.k8s.io", ("leases",), ("get", "update"), "the same", ("penstock-operator",)),
 )
 """Permissions in the operator's own namespace."""

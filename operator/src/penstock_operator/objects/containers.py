@@ -59,11 +59,11 @@ def engine_key(context: RenderContext, *variables: str) -> list[Json]:
 
 def resources(given: Resources, default: Json) -> Json:
     """Return the pool's resources; missing requests and limits are taken from the default."""
-    told = given.model_dump(exclude_defaults=True)
+    specified = given.model_dump(exclude_defaults=True)
     return {
-        part: told.get(part, default.get(part))
+        part: specified.get(part, default.get(part))
         for part in ("limits", "requests")
-        if told or default.get(part)
+        if specified or default.get(part)
     }
 
 

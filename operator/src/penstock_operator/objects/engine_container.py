@@ -174,7 +174,7 @@ def uses_gpus(container: Json) -> bool:
 
 def _plugin_environment(context: RenderContext) -> list[Json]:
     spec, scheduling = context.pool.spec.engine, context.pool.spec.scheduling
-    told = {
+    variables = {
         "PENSTOCK_POLICY": scheduling.policy,
         "PENSTOCK_TIME_MODEL": _time_model(context),
         "PENSTOCK_TELEMETRY": TELEMETRY_SOCKET,
@@ -182,8 +182,8 @@ def _plugin_environment(context: RenderContext) -> list[Json]:
         "PENSTOCK_LAST_WORDS": TERMINATION_LOG,
     }
     if spec.speculation is not None:
-        told["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
-    return [{"name": name, "value": value} for name, value in told.items()]
+        variables["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _time_model(context: RenderContext) -> str:

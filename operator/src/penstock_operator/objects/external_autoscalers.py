@@ -13,7 +13,7 @@ KEDA queries Prometheus and takes the largest of these as the number of replicas
   `targetAttainment`; divided by `FILL`, and at most twice the ready replicas. Both values are of the same two
   minutes, so rejections by fewer replicas do not count against more;
 - if the pool scales to zero: 1 while any request is open, including requests that wait for a replica. This
-  wakes the pool.
+  starts the first replica.
 
 Each query returns 0 if nothing is needed, and is empty only if Prometheus has no data. KEDA treats an empty
 result as an error (`ignoreNullValues: false`), so nothing is scaled down then.
@@ -45,19 +45,23 @@ FEWEST = 3
 AVERAGED = "2m"
 """Window over which demand is averaged: four scrapes at Prometheus' usual interval of 30 s."""
 
-LOOK_S = 15
+POLL_S = 15
 """Seconds between two evaluations, of both autoscalers."""
 
 
 def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
     """Return the autoscaler that the pool asks for; empty if the operator scales the pool or nobody does."""
-    told = context.pool.spec.autoscaling
-    if told is None or told.by == "penstock":
+    autoscaling = context.pool.spec.autoscaling
+    if autoscaling is None or autoscaling.by == "penstock":
         return ()
-    return (_horizontal(context, told) if told.by == "hpa" else _scaled_object(context, told),)
+    return (
+        _horizontal(context, autoscaling)
+        if autoscaling.by == "hpa"
+        else _scaled_object(context, autoscaling),
+    )
 
 
-def _horizontal(context: RenderContext, told: Autoscaling) -> Manifest:
+def _horizontal(context: RenderContext, autoscaling: Autoscaling) -> Manifest:
     metric = {
         "type": "Pods",
         "pods": {
@@ -67,23 +71,25 @@ def _horizontal(context: RenderContext, told: Autoscaling) -> Manifest:
     }
     spec = {
         "scaleTargetRef": _target(context),
-        "minReplicas": told.min_replicas,
-        "maxReplicas": told.max_replicas,
+        "minReplicas": autoscaling.min_replicas,
+        "maxReplicas": autoscaling.max_replicas,
         "metrics": [metric],
-        "behavior": _behavior(told),
+        "behavior": _behavior(autoscaling),
     }
     return child(context, "autoscaling/v2", "HorizontalPodAutoscaler", context.name, spec=spec)
 
 
-def _scaled_object(context: RenderContext, told: Autoscaling) -> Manifest:
+def _scaled_object(context: RenderContext, autoscaling: Autoscaling) -> Manifest:
     spec = {
         "scaleTargetRef": _target(context),
-        "minReplicaCount": told.min_replicas,
-        "maxReplicaCount": told.max_replicas,
-        "pollingInterval": LOOK_S,
-        "cooldownPeriod": round(told.idle_timeout_s),
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(told)}},
-        "triggers": [_trigger(told, query, threshold) for query, threshold in _questions(context, told)],
+        "minReplicaCount": autoscaling.min_replicas,
+        "maxReplicaCount": autoscaling.max_replicas,
+        "pollingInterval": POLL_S,
+        "cooldownPeriod": round(autoscaling.idle_timeout_s),
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(autoscaling)}},
+        "triggers": [
+            _trigger(autoscaling, query, threshold) for query, threshold in _queries(context, autoscaling)
+        ],
     }
     return child(context, "keda.sh/v1alpha1", "ScaledObject", context.name, spec=spec)
 
@@ -92,9 +98,9 @@ def _target(context: RenderContext) -> Json:
     return {"apiVersion": "penstock.dev/v1alpha1", "kind": "ServingPool", "name": context.name}
 
 
-def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
+def _trigger(autoscaling: Autoscaling, query: str, threshold: float) -> Json:
     metadata = {
-        "serverAddress": told.prometheus_url,
+        "serverAddress": autoscaling.prometheus_url,
         "query": query,
         "threshold": f"{threshold:g}",
         "ignoreNullValues": "false",
@@ -102,7 +108,7 @@ def _trigger(told: Autoscaling, query: str, threshold: float) -> Json:
     return {"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}
 
 
-def _questions(context: RenderContext, told: Autoscaling) -> list[tuple[str, float]]:
+def _queries(context: RenderContext, autoscaling: Autoscaling) -> list[tuple[str, float]]:
     """Return Prometheus queries, by a ServiceMonitor's labels, and the value that one replica can serve."""
     within = f'namespace="{context.owner.namespace}"'
     replicas, routers = (
@@ -113,9 +119,9 @@ def _questions(context: RenderContext, told: Autoscaling) -> list[tuple[str, flo
     without = f"(sum(penstock_router_replica_ready{{{routers}}}) or {known}) == 0"
     asked = [
         (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {without}", FILL),
-        (f"{_short(context, replicas, routers, told.attainment_wanted)} or {known}", FILL),
+        (f"{_short(context, replicas, routers, autoscaling.attainment_wanted)} or {known}", FILL),
     ]
-    if told.min_replicas == 0:
+    if autoscaling.min_replicas == 0:
         asked.append((f"clamp_max(sum(penstock_router_open_requests{{{routers}}}), 1)", 1.0))
     return asked
 
@@ -125,7 +131,7 @@ def _short(context: RenderContext, replicas: str, routers: str, wanted: float) -
     idle = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
     demand = f'{routers},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
     verdicts = f"penstock_router_verdicts_total{{{demand}"
-    ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{LOOK_S}s])"
+    ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{POLL_S}s])"
     kept = (
         f'sum by (tier) (rate({verdicts},verdict="admitted"}}[{AVERAGED}]))'
         f" / sum by (tier) (rate({verdicts}}}[{AVERAGED}]))"
@@ -134,13 +140,13 @@ def _short(context: RenderContext, replicas: str, routers: str, wanted: float) -
     return f"{ready} / clamp_min(min({kept} < {wanted:g} and {refused} >= {FEWEST}), {LEAST_KEPT:g})"
 
 
-def _behavior(told: Autoscaling) -> Json:
-    return {"scaleUp": _rules(told.scale_up), "scaleDown": _rules(told.scale_down)}
+def _behavior(autoscaling: Autoscaling) -> Json:
+    return {"scaleUp": _rules(autoscaling.scale_up), "scaleDown": _rules(autoscaling.scale_down)}
 
 
-def _rules(told: ScaleUp | ScaleDown) -> Json:
+def _rules(autoscaling: ScaleUp | ScaleDown) -> Json:
     """Return an HPA's scaling rules: a window, and a limit of pods per period."""
-    window: Json = {"stabilizationWindowSeconds": min(round(told.stabilization_window_s), 3600)}
-    if told.max_step is None:
+    window: Json = {"stabilizationWindowSeconds": min(round(autoscaling.stabilization_window_s), 3600)}
+    if autoscaling.max_step is None:
         return window
-    return {**window, "policies": [{"type": "Pods", "value": told.max_step, "periodSeconds": LOOK_S}]}
+    return {**window, "policies": [{"type": "Pods", "value": autoscaling.max_step, "periodSeconds": POLL_S}]}

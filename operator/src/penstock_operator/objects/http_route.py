@@ -15,12 +15,12 @@ from penstock_operator.objects.services import api_port
 
 def http_route(context: RenderContext) -> tuple[Manifest, ...]:
     """Return the HTTPRoute, if the pool asks for one."""
-    wanted = context.pool.spec.ingress
-    if wanted is None or wanted.gateway is None:
+    exposure = context.pool.spec.ingress
+    if exposure is None or exposure.gateway is None:
         return ()
-    parent = {"name": wanted.gateway.name}
-    if wanted.gateway.namespace is not None:
-        parent["namespace"] = wanted.gateway.namespace
+    parent = {"name": exposure.gateway.name}
+    if exposure.gateway.namespace is not None:
+        parent["namespace"] = exposure.gateway.namespace
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
         "backendRefs": [{"name": context.name, "port": api_port(context).number}],
@@ -32,7 +32,7 @@ def http_route(context: RenderContext) -> tuple[Manifest, ...]:
         "HTTPRoute",
         context.name,
         component=Component.ROUTER,
-        annotations=wanted.annotations,
-        spec={"parentRefs": [parent], "hostnames": [wanted.host], "rules": [rule]},
+        annotations=exposure.annotations,
+        spec={"parentRefs": [parent], "hostnames": [exposure.host], "rules": [rule]},
     )
     return (made,)

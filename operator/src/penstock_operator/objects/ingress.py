@@ -20,17 +20,17 @@ _NGINX = "nginx.ingress.kubernetes.io"
 
 def ingress(context: RenderContext) -> tuple[Manifest, ...]:
     """Return the Ingress, if the pool asks for one."""
-    wanted = context.pool.spec.ingress
-    if wanted is None or wanted.kind != "Ingress":
+    exposure = context.pool.spec.ingress
+    if exposure is None or exposure.kind != "Ingress":
         return ()
     backend = {"service": {"name": context.name, "port": {"name": api_port(context).name}}}
     path = {"path": API_PATH, "pathType": "Prefix", "backend": backend}
-    spec: Manifest = {"rules": [{"host": wanted.host, "http": {"paths": [path]}}]}
-    if wanted.class_name is not None:
-        spec["ingressClassName"] = wanted.class_name
-    if wanted.tls_secret is not None:
-        spec["tls"] = [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
-    annotations = {**_for_nginx(context), **wanted.annotations}
+    spec: Manifest = {"rules": [{"host": exposure.host, "http": {"paths": [path]}}]}
+    if exposure.class_name is not None:
+        spec["ingressClassName"] = exposure.class_name
+    if exposure.tls_secret is not None:
+        spec["tls"] = [{"hosts": [exposure.host], "secretName": exposure.tls_secret}]
+    annotations = {**_for_nginx(context), **exposure.annotations}
     made = child(
         context,
         "networking.k8s.io/v1",

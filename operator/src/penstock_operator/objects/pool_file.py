@@ -118,7 +118,9 @@ def _with_mounted_keys(application: Json) -> Json:
 
 def _holding(pool: Pool) -> Json:
     """Return the fields of autoscaling that routers read: whether it scales to zero, and `wakeTimeout`."""
-    told = pool.spec.autoscaling
-    assert told is not None
-    dumped = told.model_dump(mode="json", by_alias=True, include={"wake_timeout_s"}, exclude_defaults=True)
-    return {"minReplicas": min(told.min_replicas, 1), "maxReplicas": 1, **dumped}
+    autoscaling = pool.spec.autoscaling
+    assert autoscaling is not None
+    dumped = autoscaling.model_dump(
+        mode="json", by_alias=True, include={"wake_timeout_s"}, exclude_defaults=True
+    )
+    return {"minReplicas": min(autoscaling.min_replicas, 1), "maxReplicas": 1, **dumped}

@@ -51,7 +51,7 @@ def router_digest(pool: Pool) -> str:
 
 def replica_drain_s(pool: Pool) -> float:
     """Return the longest drain of a replica in seconds."""
-    return max(pool.spec.scheduling.drain_timeout_s, longest_promise_s(pool))
+    return max(pool.spec.scheduling.drain_timeout_s, longest_answer_s(pool))
 
 
 def replica_grace_s(pool: Pool) -> int:
@@ -61,7 +61,7 @@ def replica_grace_s(pool: Pool) -> int:
 
 def router_drain_s(pool: Pool) -> float:
     """Return the longest drain of a router in seconds."""
-    return max(pool.spec.router.drain_timeout_s, longest_promise_s(pool))
+    return max(pool.spec.router.drain_timeout_s, longest_answer_s(pool))
 
 
 def router_grace_s(pool: Pool) -> int:
@@ -69,13 +69,13 @@ def router_grace_s(pool: Pool) -> int:
     return math.ceil(LAME_DUCK_S + router_drain_s(pool) + SLACK_S)
 
 
-def longest_promise_s(pool: Pool) -> float:
+def longest_answer_s(pool: Pool) -> float:
     """Return the longest time that an admitted request may take within its SLO, at most the upper limit."""
-    lengths = (_promise_s(tier, pool.spec.engine.max_model_len) for tier in pool.spec.tiers)
+    lengths = (_answer_s(tier, pool.spec.engine.max_model_len) for tier in pool.spec.tiers)
     return min(max(lengths), LONGEST_DRAIN_S)
 
 
-def _promise_s(tier: TierSpec, tokens: int) -> float:
+def _answer_s(tier: TierSpec, tokens: int) -> float:
     """Return the deadline of the longest answer's last token in seconds. A slowdown target is left out,
     because it depends on the prompt, and is small compared with the answer.
     """

@@ -17,8 +17,8 @@ def service_monitor(context: RenderContext) -> tuple[Manifest, ...]:
 
     Each endpoint is scraped once.
     """
-    wanted = context.pool.spec.monitoring
-    if not wanted.service_monitor:
+    monitoring = context.pool.spec.monitoring
+    if not monitoring.service_monitor:
         return ()
     spec = {
         "selector": {"matchLabels": {POOL_LABEL: context.name}},
@@ -32,7 +32,7 @@ def service_monitor(context: RenderContext) -> tuple[Manifest, ...]:
         "monitoring.coreos.com/v1",
         "ServiceMonitor",
         context.name,
-        labels=dict(wanted.labels),
+        labels=dict(monitoring.labels),
         spec=spec,
     )
     return (made,)

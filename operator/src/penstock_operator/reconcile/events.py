@@ -52,7 +52,7 @@ def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterato
             case Apply(manifest, ActionReason.MISSING) if before:
                 yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
             case Delete(ref):
-                yield PoolEvent("Normal", "Removed", f"{ref} is no longer wanted and is removed")
+                yield PoolEvent("Normal", "Removed", f"{ref} is no longer desired and is removed")
             case _:
                 pass
 

@@ -212,13 +212,15 @@ def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> M
         now_s=now_s,
     )
     written_rps = learned_capacity_rps(reconciled.pool.metadata.name, reconciled.children)
-    return autoscaler.look(reconciled.pool, reconciled.document.get("status", {}), demand, now_s, written_rps)
+    return autoscaler.decide_scaling(
+        reconciled.pool, reconciled.document.get("status", {}), demand, now_s, written_rps
+    )
 
 
 def _view(
     reconciled: ReconciledPool, problems: Sequence[PoolProblem], autoscaling: Mapping[str, Any] | None
 ) -> View:
-    pool, told = reconciled.pool, reconciled.pool.spec.autoscaling
+    pool, autoscaling = reconciled.pool, reconciled.pool.spec.autoscaling
     return View(
         pool=pool.metadata.name,
         generation=reconciled.document["metadata"]["generation"],
@@ -227,8 +229,8 @@ def _view(
         routers_wanted=pool.spec.router.replicas,
         children=reconciled.children,
         problems=problems,
-        wakes=told is not None and told.by != "hpa",
-        scaled_by_others=told is not None and told.by != "penstock",
+        starts_on_request=autoscaling is not None and autoscaling.by != "hpa",
+        scaled_by_others=autoscaling is not None and autoscaling.by != "penstock",
         attainment=counts_of(reconciled.readings) if reconciled.readings else None,
         autoscaling=autoscaling,
     )

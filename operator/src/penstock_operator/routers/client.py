@@ -60,7 +60,7 @@ class RouterClient:
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
             trouble = str(error).partition("\n")[0] or type(error).__name__
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            trouble = f"its page is not what it should be: {error!r}"
+            trouble = f"its demand page is invalid: {error!r}"
         self._tell(metadata["uid"], metadata["name"], trouble)
         return reading
 

@@ -51,7 +51,7 @@ class ConditionReason(StrEnum):
 class View:
     """Inputs of a status.
 
-    wakes: whether a pool without replicas starts one at the first request.
+    starts_on_request: whether a pool without replicas starts one at the first request.
     attainment: None if no router answered; the status then keeps the last values.
     autoscaling: the new `status.autoscaling`.
     """
@@ -63,7 +63,7 @@ class View:
     routers_wanted: int
     children: Sequence[Manifest]
     problems: Sequence[PoolProblem] = ()
-    wakes: bool = False
+    starts_on_request: bool = False
     scaled_by_others: bool = False
     attainment: Mapping[str, TierCounts] | None = None
     autoscaling: Mapping[str, Any] | None = None
@@ -93,7 +93,7 @@ def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
     """Return the new status. before: the present one. now: RFC 3339."""
     replicas = _pods(view, Component.REPLICA, "StatefulSet", replica_name(view.pool), view.replicas_wanted)
     routers = _pods(view, Component.ROUTER, "Deployment", router_name(view.pool), view.routers_wanted)
-    said = _conditions(view, replicas, routers)
+    message = _conditions(view, replicas, routers)
     status: Status = {
         "observedGeneration": view.generation,
         "replicas": replicas.there,
@@ -101,7 +101,7 @@ def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
         "updatedReplicas": replicas.updated,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(selector(view.pool, Component.REPLICA).items())),
         "policy": view.policy,
-        "conditions": [_dated(view.generation, c, before, now) for c in said],
+        "conditions": [_dated(view.generation, c, before, now) for c in message],
         **_attainment(view.attainment, before),
     }
     if view.autoscaling is not None:
@@ -119,25 +119,25 @@ def _pods(view: View, component: Component, kind: str, name: str, wanted: int) -
     problem = next(theirs, None)
     for child in view.children:
         if child["kind"] == kind and child["metadata"]["name"] == name:
-            told = child.get("status", {})
-            current = told.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
+            status = child.get("status", {})
+            current = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
             return Pods(
                 wanted=wanted,
-                there=told.get("replicas", 0),
-                ready=told.get("readyReplicas", 0),
-                updated=told.get("updatedReplicas", 0),
+                there=status.get("replicas", 0),
+                ready=status.get("readyReplicas", 0),
+                updated=status.get("updatedReplicas", 0),
                 settled=current and child.get("spec", {}).get("replicas", 1) == wanted,
                 problem=problem,
             )
     return Pods(wanted=wanted, problem=problem)
 
 
-Said = tuple[str, bool, str, str]
+ConditionValues = tuple[str, bool, str, str]
 """Condition type, whether it is true, reason, message."""
 
 
-def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
-    said = [
+def _conditions(view: View, replicas: Pods, routers: Pods) -> list[ConditionValues]:
+    message = [
         _ready(view, replicas, routers),
         _available(view, replicas, routers),
         _component_ready("ReplicasReady", "replica", replicas),
@@ -146,14 +146,14 @@ def _conditions(view: View, replicas: Pods, routers: Pods) -> list[Said]:
         _degraded(view.problems),
     ]
     if view.scaled_by_others:
-        said.append(("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "spec.replicas is followed"))
+        message.append(("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "spec.replicas is followed"))
     elif view.autoscaling is not None and view.autoscaling.get("reason"):
         reason = view.autoscaling["reason"]
-        said.append(("Autoscaling", True, _camel(reason), view.autoscaling.get("message", "")))
-    return said
+        message.append(("Autoscaling", True, _camel(reason), view.autoscaling.get("message", "")))
+    return message
 
 
-def _ready(view: View, replicas: Pods, routers: Pods) -> Said:
+def _ready(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
     unmet = next((problem for problem in view.problems if problem.cause in NOT_AS_WRITTEN), None)
     if unmet is not None:
         return ("Ready", False, unmet.cause, unmet.message)
@@ -161,61 +161,61 @@ def _ready(view: View, replicas: Pods, routers: Pods) -> Said:
     for pods in (replicas, routers):
         if not pods.all_ready:
             return ("Ready", False, _why(pods), _with(counts, pods.problem))
-    _, progressing, reason, said = _progressing(replicas, routers)
+    _, progressing, reason, message = _progressing(replicas, routers)
     if progressing:
-        return ("Ready", False, reason, said)
+        return ("Ready", False, reason, message)
     if (pending := pending_route(view.children)) is not None:
         return ("Ready", False, ConditionReason.ROUTE_PENDING, pending)
     return ("Ready", True, *_serving(view, replicas, counts))
 
 
-def _available(view: View, replicas: Pods, routers: Pods) -> Said:
+def _available(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
     counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
     for pods in (routers, replicas):
         if pods.ready == 0 and pods.wanted > 0:
             return ("Available", False, _why(pods), _with(counts, pods.problem))
-    reason, said = _serving(view, replicas, counts)
-    return ("Available", reason is not ConditionReason.NONE_WANTED, reason, said)
+    reason, message = _serving(view, replicas, counts)
+    return ("Available", reason is not ConditionReason.NONE_WANTED, reason, message)
 
 
 def _serving(view: View, replicas: Pods, counts: str) -> tuple[ConditionReason, str]:
     """Return reason and message of `Available` for a pool that has the pods that it needs."""
     if replicas.ready > 0:
         return ConditionReason.SERVING, counts
-    if view.wakes:
-        return ConditionReason.ASLEEP, "no replica; the first request wakes one"
+    if view.starts_on_request:
+        return ConditionReason.ASLEEP, "no replica; the first request starts one"
     return ConditionReason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
 
 
-def _component_ready(type_: str, word: str, pods: Pods) -> Said:
+def _component_ready(type_: str, word: str, pods: Pods) -> ConditionValues:
     if pods.wanted == 0 and pods.settled:
-        return (type_, True, ConditionReason.NONE_WANTED, f"no {word} is wanted")
+        return (type_, True, ConditionReason.NONE_WANTED, f"no {word} is desired")
     counts = f"{_count(pods, word)} ready"
     if pods.all_ready:
         return (type_, True, ConditionReason.ALL_READY, counts)
     return (type_, False, _why(pods), _with(counts, pods.problem))
 
 
-def _progressing(replicas: Pods, routers: Pods) -> Said:
+def _progressing(replicas: Pods, routers: Pods) -> ConditionValues:
     for word, pods in (("replica", replicas), ("router", routers)):
         if pods.settled and pods.there != pods.wanted:
             return (
                 "Progressing",
                 True,
                 ConditionReason.SCALING,
-                f"{pods.there} {word}s, {pods.wanted} are wanted",
+                f"{pods.there} {word}s, {pods.wanted} are desired",
             )
         if not pods.settled or pods.updated < pods.wanted:
-            said = f"{pods.updated} of {pods.wanted} {word}s are of the newest spec"
-            return ("Progressing", True, ConditionReason.ROLLING_OUT, said)
+            message = f"{pods.updated} of {pods.wanted} {word}s are of the newest spec"
+            return ("Progressing", True, ConditionReason.ROLLING_OUT, message)
         if pods.ready < pods.wanted:
             return ("Progressing", True, ConditionReason.STARTING, f"{_count(pods, word)} ready")
     return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
 
 
-def _degraded(problems: Sequence[PoolProblem]) -> Said:
+def _degraded(problems: Sequence[PoolProblem]) -> ConditionValues:
     if not problems:
-        return ("Degraded", False, ConditionReason.AS_WANTED, "nothing is known to be wrong")
+        return ("Degraded", False, ConditionReason.AS_WANTED, "no problem is known")
     return ("Degraded", True, problems[0].cause, "; ".join(problem.message for problem in problems[:5]))
 
 
@@ -235,8 +235,8 @@ def _camel(reason: str) -> str:
     return "".join(word.capitalize() for word in reason.split("_"))
 
 
-def _dated(generation: int, said: Said, before: Mapping[str, Any], now: str) -> dict[str, Any]:
-    type_, holds, reason, message = said
+def _dated(generation: int, message: ConditionValues, before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    type_, holds, reason, message = message
     status, last = str(holds), condition(before, type_)
     unchanged = last is not None and last["status"] == status
     return {

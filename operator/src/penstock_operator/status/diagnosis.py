@@ -136,16 +136,16 @@ def of_pod(pod: Manifest, now_s: float) -> list[PoolProblem]:
     return [problem for problem in found if problem is not None]
 
 
-def _unscheduled(name: str, said: str, component: Component | None) -> PoolProblem:
-    if "unbound immediate PersistentVolumeClaims" in said:
-        return PoolProblem(Cause.CLAIM_PENDING, f"{name}: {said}", component)
-    if "persistentvolumeclaim" in said.lower() and "not found" in said:
-        return PoolProblem(Cause.CLAIM_MISSING, f"{name}: {said}", component)
-    if "Insufficient" in said and "/gpu" in said:
+def _unscheduled(name: str, message: str, component: Component | None) -> PoolProblem:
+    if "unbound immediate PersistentVolumeClaims" in message:
+        return PoolProblem(Cause.CLAIM_PENDING, f"{name}: {message}", component)
+    if "persistentvolumeclaim" in message.lower() and "not found" in message:
+        return PoolProblem(Cause.CLAIM_MISSING, f"{name}: {message}", component)
+    if "Insufficient" in message and "/gpu" in message:
         return PoolProblem(
-            Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {said}", component
+            Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {message}", component
         )
-    return PoolProblem(Cause.UNSCHEDULABLE, f"{name}: {said}", component)
+    return PoolProblem(Cause.UNSCHEDULABLE, f"{name}: {message}", component)
 
 
 def _of_container(
@@ -155,9 +155,9 @@ def _of_container(
     waiting = state.get("waiting", {})
     reason, where = waiting.get("reason", ""), f"{pod}, container {name}"
     if reason in _IMAGE:
-        said = waiting.get("message", "no message")
+        message = waiting.get("message", "no message")
         return PoolProblem(
-            Cause.IMAGE_MISSING, f"{where}: image {container['image']}: {reason}: {said}", component
+            Cause.IMAGE_MISSING, f"{where}: image {container['image']}: {reason}: {message}", component
         )
     if reason in _REFUSED:
         return _named_absence(where, waiting.get("message", reason), component) or PoolProblem(
@@ -174,8 +174,8 @@ def _crashed(
 ) -> PoolProblem:
     times = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
-        said = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
-        return PoolProblem(Cause.OUT_OF_MEMORY, said, component)
+        message = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
+        return PoolProblem(Cause.OUT_OF_MEMORY, message, component)
     last = telling_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
     cause = _CRASHING.get(container["name"]) or _of_engine(last)
     return PoolProblem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
@@ -198,8 +198,8 @@ def _slow(
     ran_s = now_s - unix_s(running.get("startedAt", ""), now_s)
     if ran_s < SLOW_START_S and not container.get("restartCount", 0):
         return None
-    said = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
-    return PoolProblem(Cause.ENGINE_NOT_READY, said, component)
+    message = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
+    return PoolProblem(Cause.ENGINE_NOT_READY, message, component)
 
 
 def _of_workloads(children: Iterable[Manifest]) -> list[PoolProblem]:
@@ -216,9 +216,9 @@ def _of_workloads(children: Iterable[Manifest]) -> list[PoolProblem]:
     ]
 
 
-def _refused(said: str, component: Component | None) -> PoolProblem:
-    cause = Cause.QUOTA_EXCEEDED if "exceeded quota" in said else Cause.PODS_REFUSED
-    return PoolProblem(cause, said, component)
+def _refused(message: str, component: Component | None) -> PoolProblem:
+    cause = Cause.QUOTA_EXCEEDED if "exceeded quota" in message else Cause.PODS_REFUSED
+    return PoolProblem(cause, message, component)
 
 
 def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[PoolProblem]:
@@ -230,13 +230,13 @@ def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list
     short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
     found: list[PoolProblem] = []
     for event in reversed(newest_last):
-        about, said = event["involvedObject"]["name"], event.get("message", "")
+        about, message = event["involvedObject"]["name"], event.get("message", "")
         if event.get("reason") == "FailedCreate" and about in short:
-            found.append(_refused(said, component_of(short[about])))
+            found.append(_refused(message, component_of(short[about])))
         elif event.get("reason") in _UNMOUNTED and _is_about(event, waiting.get(about)):
             component = component_of(waiting[about])
-            absence = _named_absence(about, said, component)
-            found.append(absence or PoolProblem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {said}", component))
+            absence = _named_absence(about, message, component)
+            found.append(absence or PoolProblem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {message}", component))
     return found
 
 
@@ -250,17 +250,17 @@ def event_time(event: Manifest) -> str:
     return str(when)
 
 
-def _named_absence(where: str, said: str, component: Component | None) -> PoolProblem | None:
+def _named_absence(where: str, message: str, component: Component | None) -> PoolProblem | None:
     """Return the problem in a message like the kubelet's `secret "x" not found`; None in any other."""
-    if "not found" not in said:
+    if "not found" not in message:
         return None
     for word, cause in (
         ("persistentvolumeclaim", Cause.CLAIM_MISSING),
         ("configmap", Cause.CONFIG_MAP_MISSING),
         ("secret", Cause.SECRET_MISSING),
     ):
-        if word in said.lower():
-            return PoolProblem(cause, f"{where}: {said}", component)
+        if word in message.lower():
+            return PoolProblem(cause, f"{where}: {message}", component)
     return None
 
 
@@ -293,5 +293,5 @@ def absence(ref: Ref, needed_for: str, component: Component | None = None) -> Po
         "ConfigMap": Cause.CONFIG_MAP_MISSING,
         "PersistentVolumeClaim": Cause.CLAIM_MISSING,
     }
-    said = f"{needed_for}: there is no {ref} in namespace {ref.namespace}; create it, or name another"
-    return PoolProblem(causes[ref.kind], said, component)
+    message = f"{needed_for}: there is no {ref} in namespace {ref.namespace}; create it, or name another"
+    return PoolProblem(causes[ref.kind], message, component)

@@ -64,9 +64,9 @@ def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if (claim := source.get("persistentVolumeClaim")) is not None:
         yield "PersistentVolumeClaim", claim["claimName"]
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
-        told = source.get(field)
-        if told is not None and not told.get("optional"):
-            yield kind, told.get("secretName") or told["name"]
+        reference = source.get(field)
+        if reference is not None and not reference.get("optional"):
+            yield kind, reference.get("secretName") or reference["name"]
 
 
 def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
@@ -75,9 +75,9 @@ def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, 
     suffix: `KeyRef` for single variables, `Ref` if every entry becomes a variable.
     """
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
-        told = source.get(f"{field}{suffix}")
-        if told is not None and not told.get("optional"):
-            yield kind, told["name"]
+        reference = source.get(f"{field}{suffix}")
+        if reference is not None and not reference.get("optional"):
+            yield kind, reference["name"]
 
 
 def _field(pool: Pool, settings: OperatorSettings, component: Component | None, ref: Ref) -> str:

@@ -22,10 +22,10 @@ def rejected_routes(children: Iterable[Manifest]) -> Iterator[PoolProblem]:
     for route in _routes(children):
         for condition in _answers(route):
             if condition["type"] in DECIDING and condition["status"] == "False":
-                said = f"{condition.get('reason', 'refused')}: {condition.get('message', 'no message')}"
+                message = f"{condition.get('reason', 'refused')}: {condition.get('message', 'no message')}"
                 yield PoolProblem(
                     Cause.ROUTE_REJECTED,
-                    f"{ref_of(route)}: Gateway {_parent(route)}: {condition['type']} is False, {said}",
+                    f"{ref_of(route)}: Gateway {_parent(route)}: {condition['type']} is False, {message}",
                 )
 
 

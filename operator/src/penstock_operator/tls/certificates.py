@@ -140,9 +140,9 @@ def is_for(pair: CertificateAndKey, subject: Subject) -> bool:
 
 def signed_by(pair: CertificateAndKey, signer: CertificateAndKey) -> bool:
     """Return whether a certificate names the signer's key. Signatures are verified by peers, not here."""
-    told = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    extension = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     of = _certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    return told.key_identifier == of.digest
+    return extension.key_identifier == of.digest
 
 
 def _certificate(pair: CertificateAndKey) -> x509.Certificate:

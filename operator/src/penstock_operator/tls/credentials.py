@@ -102,10 +102,10 @@ def _authorities(
     held: Sequence[CertificateAndKey], server_name: str, now: datetime, make_key: MakeKey
 ) -> tuple[CertificateAndKey, ...]:
     """Return the authorities that have not expired, and a new one if the newest is due for a successor."""
-    alive = tuple(pair for pair in held if left(pair, now) > timedelta(0))
-    if alive and left(alive[-1], now) > AUTHORITY_RENEWED:
-        return alive
-    return (*alive, authority(server_name, now, AUTHORITY_LIFE, make_key))
+    unexpired = tuple(pair for pair in held if left(pair, now) > timedelta(0))
+    if unexpired and left(unexpired[-1], now) > AUTHORITY_RENEWED:
+        return unexpired
+    return (*unexpired, authority(server_name, now, AUTHORITY_LIFE, make_key))
 
 
 def _signer(authorities: Sequence[CertificateAndKey], now: datetime) -> CertificateAndKey:
