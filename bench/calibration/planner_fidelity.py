@@ -1,11 +1,11 @@
-"""How far what the planner believes lies from what the simulated engine does.
+"""Measures how far predicted iteration times are from those of the simulated engine.
 
     python bench/calibration/planner_fidelity.py [--steps N] [--seed N]
 
-Each built-in model meets the iterations of a busy engine, one after another, on the measured truth with its
-noise, stalls and drift. Columns: mean error of the built-in as it comes, against the truth without noise;
-what is left once it is fitted to 1,000 of these iterations, and once it is corrected online (noise
-included); the margin that planning ends up with, and the share of iterations that were longer than planned.
+Each built-in model predicts the iterations of a busy engine, one after another, whose ground truth is measured
+and has noise, stalls and drift. Columns: mean error of the built-in model against the ground truth without
+noise; the error after a fit to 1,000 of these iterations, and after online correction (noise included); the
+final margin of planning; and the share of iterations that were longer than planned.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from statistics import fmean
 
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.timing.correction import Correction, corrected, expected, observe
-from penstock_core.timing.fit import Sample, fit_time_model
+from penstock_core.timing.fit import Point, fit
 from penstock_simulator.engine_timing.batch_shape import BatchShape, Chunk
 from penstock_simulator.engine_timing.ground_truth import TruthKind, ground_truth, noiseless
 
@@ -44,19 +44,19 @@ def _chunks(draw: Random, most_prefill: int) -> Iterator[Chunk]:
         yield Chunk(tokens, draw.choice([0, 0, draw.randint(0, 3000)]))
 
 
-def error(believed: float, true: float) -> float:
-    return abs(believed / true - 1)
+def error(predicted: float, true: float) -> float:
+    return abs(predicted / true - 1)
 
 
-def as_it_comes(name: str, shapes: list[BatchShape]) -> float:
+def built_in(name: str, shapes: list[BatchShape]) -> float:
     model, truth = time_model(name), noiseless(name)
     return fmean(error(model.seconds(shape.work()), truth(shape)) for shape in shapes)
 
 
 def fitted(name: str, shapes: list[BatchShape], seed: int) -> float:
     truth = ground_truth(name, TruthKind.MEASURED, seed)
-    samples = [Sample(shape.work(), truth.seconds(shape, 0.0)) for shape in shapes[:1000]]
-    return fit_time_model(name, samples).fidelity.error
+    points = [Point(shape.work(), truth.seconds(shape, 0.0)) for shape in shapes[:1000]]
+    return fit(name, points).seen.mean_error
 
 
 def online(name: str, shapes: list[BatchShape], seed: int) -> tuple[float, float, float]:
@@ -81,7 +81,7 @@ def main() -> None:
     for name in BUILTINS:
         shapes = list(busy_iterations(Random(args.seed), args.steps, kv_cache_tokens(name)))
         left, margin, longer = online(name, shapes, args.seed)
-        row = (as_it_comes(name, shapes), fitted(name, shapes, args.seed), left, margin - 1, longer)
+        row = (built_in(name, shapes), fitted(name, shapes, args.seed), left, margin - 1, longer)
         print(f"{name:32} " + " ".join(f"{value:8.1%}" for value in row))
 
 
