@@ -31,13 +31,14 @@ print(json.dumps(failed))
 def test_every_script_of_bench_can_be_imported() -> None:
     files = sorted((ROOT / "bench").rglob("*.py"))
     asked = json.dumps([(str(file), str(file.parent)) for file in files])
+    path = ":".join(str(ROOT / folder) for folder in ON_PATH)
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, asked],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": ":".join(str(ROOT / folder) for folder in ON_PATH), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     failed = json.loads(done.stdout)
     assert {file: error for file, (package, error) in failed.items() if package not in NOT_INSTALLED} == {}

@@ -2,10 +2,10 @@
 
     python bench/calibration/planner_fidelity.py [--steps N] [--seed N]
 
-Each built-in model predicts the iterations of a busy engine, one after another, whose ground truth is measured
-and has noise, stalls and drift. Columns: mean error of the built-in model against the ground truth without
-noise; the error after a fit to 1,000 of these iterations, and after online correction (noise included); the
-final margin of planning; and the share of iterations that were longer than planned.
+Each built-in model predicts the iterations of a busy engine, one after another, whose ground truth is
+measured and has noise, stalls and drift. Columns: mean error of the built-in model against the ground truth
+without noise; the error after a fit to 1,000 of these iterations, and after online correction (noise
+included); the final margin of planning; and the share of iterations that were longer than planned.
 """
 
 import argparse
