@@ -31,7 +31,7 @@ class ScaleDown(Spec):
 
     stabilization_window_s: Window = Field(
         default=300.0,
-        description="Fewer replicas only after the demand has been met by fewer for so long.",
+        description="Remove replicas only after fewer would have met the demand for this long.",
         examples=["5m"],
     )
     max_step: Count | None = Field(

@@ -169,7 +169,7 @@ class EngineSpec(Spec):
     )
     kv_cache_tokens: Count | None = Field(
         default=None,
-        description="Tokens that the KV cache holds. A live engine tells it itself.",
+        description="Tokens that the KV cache holds. A live engine reports it.",
         examples=[43296],
     )
     block_tokens: Count = Field(default=16, description="Tokens in one block of the KV cache.", examples=[16])

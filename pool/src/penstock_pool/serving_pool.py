@@ -33,7 +33,7 @@ _LIKE_THE_FIRST = "write the name of one in tiers, such as {self.tiers[0].name}"
 
 
 class PoolSpec(Spec):
-    """What is wanted."""
+    """The desired state."""
 
     model_config = checked_by(
         CelRule(
@@ -125,7 +125,7 @@ class Pool(Spec):
     api_version: Literal["penstock.dev/v1alpha1"] = Field(description="Always penstock.dev/v1alpha1.")
     kind: Literal["ServingPool"] = Field(description="Always ServingPool.")
     metadata: Metadata = Field(description="Its name.")
-    spec: PoolSpec = Field(description="What is wanted.")
+    spec: PoolSpec = Field(description="The desired state.")
     status: dict[str, Any] | None = Field(
         default=None, description="The state observed in a cluster; local tools ignore it."
     )

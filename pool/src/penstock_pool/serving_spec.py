@@ -57,7 +57,7 @@ class Scheduling(Spec):
     )
     aging_timeout_s: Duration = Field(
         default=Knobs().aging_s,
-        description="Best-effort work that has waited for so long is served before newcomers.",
+        description="Best-effort requests that have waited this long are served before new requests.",
         examples=["30s"],
     )
     delivery_allowance_s: Duration = Field(

@@ -17,13 +17,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 CONDITIONS = {
-    "Ready": "the pool is as its spec says: all pods that are wanted are ready and of the newest spec, and "
+    "Ready": "the pool is as its spec says: all desired pods are ready and of the newest spec, and "
     "its Gateway has accepted its route",
-    "Available": "the pool answers requests: a replica and a router are ready, or a request would wake one",
-    "ReplicasReady": "all replicas that are wanted are ready",
-    "RouterReady": "all routers that are wanted are ready",
-    "Progressing": "a change is on its way to the pods",
-    "Degraded": "something is wrong that needs somebody, or has not healed yet",
+    "Available": "the pool answers requests: a replica and a router are ready, or a request would start one",
+    "ReplicasReady": "all desired replicas are ready",
+    "RouterReady": "all desired routers are ready",
+    "Progressing": "a change is being rolled out to the pods",
+    "Degraded": "there is a problem, which needs action or has not recovered yet",
     "Autoscaling": "the number of replicas follows the demand; absent without spec.autoscaling",
 }
 """Meaning of each condition type with status True."""
