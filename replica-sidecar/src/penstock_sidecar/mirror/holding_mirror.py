@@ -102,7 +102,6 @@ class HoldingMirror(ReplicaMirror):
     def engine_full(self) -> None:
         """Note that the engine had no room for one more request beside those it has."""
         self.slots = self.slots.refused(len(self._let_in))
-        self._snapshot = None
 
     def engine_load(self, load: EngineLoad | None, before: Count, after: Count) -> None:
         """Take in the engine's load, and how many requests it had from here before and after it was asked."""

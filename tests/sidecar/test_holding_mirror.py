@@ -1,0 +1,72 @@
+"""The mirror of an engine that schedules by itself: what it tells is of now, after whatever has happened."""
+
+from random import Random
+
+import pytest
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.forecast.snapshot import snapshot
+from penstock_core.timing.time_model import Term, TimeModel
+from penstock_sidecar.engine.metrics import EngineLoad
+from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+
+MODEL = TimeModel("round", (Term(1e-4, 0.010),))
+NOW_S = 100.0
+
+
+def mirror(slots: int = 6) -> HoldingMirror:
+    return HoldingMirror(KvCache(200, 200, 16), Limits(2048, slots), lambda job: 100)
+
+
+def accept(held: HoldingMirror, name: str, random: Random) -> None:
+    targets = random.choice((Targets(), Targets(2.0, 0.1), Targets(e2e_s=9.0)))
+    request = Request(name, "chat", NOW_S - random.random(), random.randint(1, 300), 500, targets)
+    held.accept(new_job(request, random.randint(1, 80), best_effort=random.random() < 0.3), NOW_S)
+
+
+def happen(held: HoldingMirror, names: list[str], random: Random) -> None:
+    """Let something happen. names: requests held or let in."""
+    inside = [job.request.id for job in (*held.inside.decodes, *held.inside.prefills)]
+    outside = [name for name in names if name not in inside]
+    match random.choice(("accept", "let in", "passed", "forget", "promote", "full", "load", "no load")):
+        case "let in" if outside:
+            held.let_in(random.choice(outside), NOW_S)
+        case "passed" if inside:
+            held.passed(random.choice(inside), random.randint(1, 3), NOW_S)
+        case "forget" if names:
+            held.forget(names.pop(random.randrange(len(names))))
+        case "promote" if names:
+            held.promote([random.choice(names)])
+        case "full" if inside:
+            held.engine_full()
+        case "load":
+            load = EngineLoad(random.randint(0, 9), random.randint(0, 3), random.random(), None)
+            held.engine_load(load, held.count, held.count)
+        case "no load":
+            held.engine_load(None, held.count, held.count)
+        case _:
+            names.append(f"r{random.random()}")
+            accept(held, names[-1], random)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_snapshot_is_of_now_whatever_has_happened(seed: int) -> None:
+    random, held, names = Random(seed), mirror(), list[str]()
+    for _ in range(40):
+        happen(held, names, random)
+        assert held.snapshot(NOW_S, MODEL) == snapshot(held.view(NOW_S, MODEL))
+
+
+def test_requests_past_this_replica_take_slots_and_blocks_and_one_slot_is_left() -> None:
+    held = mirror(slots=6)
+    accept(held, "a", Random(1))
+    held.engine_load(EngineLoad(4, 0, 0.25, None), Count(1, 10), Count(2, 20))
+    view = held.held(NOW_S, MODEL)
+    assert (view.limits.running, view.kv.total_blocks, view.kv.free_blocks) == (4, 170, 170)
+    assert [job.request.id for job in view.waiting] == ["a"]
+    held.engine_load(EngineLoad(40, 0, 1.0, None), Count(0, 0), Count(0, 0))
+    view = held.held(NOW_S, MODEL)
+    assert (view.limits.running, view.kv.total_blocks) == (1, 0)
+    held.engine_load(None, Count(0, 0), Count(0, 0))
+    assert held.held(NOW_S, MODEL).kv.total_blocks == 200
