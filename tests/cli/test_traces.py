@@ -63,6 +63,11 @@ def test_mooncake(tmp_path: Path) -> None:
     ]
 
 
+def test_a_length_of_zero_is_one_token(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"timestamp": 0, "input_length": 0, "output_length": 0}\n')
+    assert list(read_trace(path)) == [TraceRequest(0.0, 1, 1)]
+
+
 def test_columns_may_stand_in_any_order_and_the_tier_may_be_absent(tmp_path: Path) -> None:
     path = written(tmp_path, "output_tokens,arrival_s,prompt_tokens\n7,0,9\n\n")
     assert list(read_trace(path)) == [TraceRequest(0.0, 9, 7)]
@@ -105,7 +110,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         ('{"timestamp": 1, "input_length": 1}\n', "line 1, column 1: has no output_length"),
         (
             '{"timestamp": 1, "input_length": "1", "output_length": 1}\n',
-            'line 1, column 18: input_length "1" is not a whole number from 1 to 10000000',
+            'line 1, column 18: input_length "1" is not a whole number from 0 to 10000000',
         ),
         (
             '{"timestamp": true, "input_length": 1, "output_length": 1}\n',

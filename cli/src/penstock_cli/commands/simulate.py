@@ -8,6 +8,7 @@ import typer
 from penstock_pool import Pool
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.policies import VLLM_REAL
+from penstock_simulator.real_vllm import NoPromptContent
 from penstock_simulator.simulation import LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
 from rich.console import Console
@@ -35,7 +36,7 @@ from penstock_cli.replay.report import console_for_tables, number, summary_line,
 from penstock_cli.replay.schedule import Schedule, stretch_to
 from penstock_cli.simulate.autoscaling import autoscaler_of
 from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
-from penstock_cli.simulate.run import SimulationResult, run
+from penstock_cli.simulate.run import MOONCAKE_BLOCK_TOKENS, SimulationResult, run
 from penstock_cli.traces import TraceSummary, summarise
 
 PolicyName = Annotated[
@@ -63,6 +64,19 @@ Autoscaled = Annotated[
 Startup = Annotated[
     float, typer.Option(min=1.0, metavar="S", help="Seconds until an added replica is ready.")
 ]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        help="Engines keep the KV of prompts for later ones that begin alike, as the trace's hash_ids say.",
+    ),
+]
+BlockTokens = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Tokens of prompt that a hash id of the trace stands for: often 512 or 16."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the random number generator.")]
 
 
@@ -78,6 +92,8 @@ def simulate(
     truth: Truth = TruthKind.MEASURED,
     autoscaling: Autoscaled = True,
     startup: Startup = 90.0,
+    prefix_caching: PrefixCaching = False,
+    block_tokens: BlockTokens = MOONCAKE_BLOCK_TOKENS,
     seed: Seed = 0,
     tier: TierName = "",
     tier_map: TierMap = None,
@@ -99,7 +115,9 @@ def simulate(
     check_positive({"--rate": rate, "--duration": duration})
     check_suffix(plot)
     pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
-    fleet = fleet_of(pool, file, SimulationOptions(replicas, truth, lengths))
+    fleet = fleet_of(pool, file, SimulationOptions(replicas, truth, lengths, prefix_caching))
+    if policy == VLLM_REAL and prefix_caching:
+        raise Failure(f"{NoPromptContent()}; leave out one of --policy, --prefix-caching", bad_input=True)
     if policy == VLLM_REAL:  # no pool can choose it
         fleet = replace(fleet, policy=VLLM_REAL)
     summary = summarise(trace)
@@ -115,6 +133,7 @@ def simulate(
         Console(stderr=True),
         plot=request_plot if plot else None,
         autoscaler=autoscaler,
+        hash_id_tokens=block_tokens,
     )
     at_first = "" if autoscaler is None else " at first"
     counted = f"{_counted(fleet.replicas)}{at_first}"
@@ -131,6 +150,8 @@ def show(found: SimulationResult, title: str, json: Path | None) -> None:
     console.print(summary_line(report))
     if found.autoscaling_summary:
         console.print(found.autoscaling_summary)
+    if found.cached_share is not None:
+        console.print(f"{number(found.cached_share, 100, 1)} % of prompt tokens were found in prefix caches")
     console.print(planning(found), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)

@@ -21,6 +21,7 @@ class RequestOutcome:
     output_tokens: tokens received.
     tpot_s: as the tier judges it.
     reason: why it was rejected or failed.
+    cached_tokens: of its prompt, that a simulated engine found in its prefix cache.
     """
 
     id: str
@@ -36,3 +37,4 @@ class RequestOutcome:
     e2e_s: float | None = None
     met: bool = False
     reason: str = ""
+    cached_tokens: int = 0

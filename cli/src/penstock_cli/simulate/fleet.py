@@ -17,11 +17,15 @@ from penstock_cli.failure import NO_REPLICAS, Failure
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """Options of the command line. replicas: overrides the file's number; None keeps it."""
+    """Options of the command line. replicas: overrides the file's number; None keeps it.
+
+    prefix_caching: whether engines keep KV blocks for later prompts that begin alike.
+    """
 
     replicas: int | None = None
     truth: TruthKind = TruthKind.MEASURED
     lengths: LengthKnowledge = LengthKnowledge.PREDICTED
+    prefix_caching: bool = False
 
 
 def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
@@ -49,6 +53,7 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
         max_hops=routing.max_hops,
         backup=Backup(routing.backup),
         routers=spec.router.replicas,
+        prefix_caching=conditions.prefix_caching,
     )
 
 

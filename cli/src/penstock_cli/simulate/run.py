@@ -26,6 +26,9 @@ from penstock_cli.simulate.planner_clock import PlannerClock
 from penstock_cli.simulate.progress import show_progress
 
 TOO_LONG = "longer than spec.engine.maxModelLen or the KV cache"
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of the blocks that hash ids stand for in Mooncake's traces."""
+
 ON_TIME_S = 0.0
 """A simulated client is never late."""
 
@@ -35,12 +38,14 @@ class SimulationResult:
     """What a simulation found.
 
     step_share: what a step's decision took of the iteration that it planned, on average.
+    cached_share: of the prompt tokens of served requests, those found in prefix caches; None without any.
     scaled: what autoscaling did, in words; "" where the number of replicas stayed.
     """
 
     report: Report
     step_share: float | None
     autoscaling_summary: str = ""
+    cached_share: float | None = None
 
 
 def run(
@@ -52,11 +57,15 @@ def run(
     *,
     plot: RequestPlot | None = None,
     autoscaler: PoolAutoscaler | None = None,
+    hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS,
 ) -> SimulationResult:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
     seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
+    hash_id_tokens: tokens of the blocks that the trace's hash ids stand for.
     """
+    if fleet.prefix_caching:
+        check_hash_ids(schedule, hash_id_tokens)
     requests, span_s = count(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
     tally, clock = ReplayTally(tiers_without_targets(slos)), PlannerClock()
@@ -64,16 +73,20 @@ def run(
         warm_up(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
         fleet_autoscaler = None if autoscaler is None else autoscaler.fleet_autoscaler()
-        outcomes = simulate(fleet, arrivals(schedule), seed, clock.build, fleet_autoscaler)
+        outcomes = simulate(fleet, arrivals(schedule, hash_id_tokens), seed, clock.build, fleet_autoscaler)
     except VllmMissing as missing:
         raise Failure(str(missing), bad_input=True) from None
     if plot is not None:
         outcomes = plot.observe(outcomes)
+    prompt_tokens = cached_tokens = 0
     with nullcontext() if rows is None else RowsFile(rows) as file:
         try:
             for simulated in show_progress(outcomes, console, "simulating", requests):
                 outcome = as_replayed(simulated)
                 tally.add(outcome, ON_TIME_S)
+                if simulated.replica:
+                    prompt_tokens += simulated.prompt_tokens
+                    cached_tokens += simulated.cached_tokens
                 if file is not None:
                     file.add(outcome)
         except StuckPolicy as error:
@@ -81,11 +94,27 @@ def run(
     found, words = (
         ({}, "") if autoscaler is None else (autoscaler.as_json(span_s), autoscaler.summary(span_s))
     )
-    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), found)
-    return SimulationResult(report, clock.step_share, words)
+    cached_share = cached_tokens / prompt_tokens if fleet.prefix_caching and prompt_tokens else None
+    cached = {"cached_share": cached_share} if fleet.prefix_caching else {}
+    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), {**found, **cached})
+    return SimulationResult(report, clock.step_share, words, cached_share)
 
 
-def arrivals(schedule: Schedule) -> Iterator[Arrival]:
+def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
+    """Raise Failure if a request has more hash ids than its prompt has blocks of this size."""
+    for number, request in enumerate(schedule.requests(), start=1):
+        blocks = -(-request.prompt_tokens // hash_id_tokens)
+        ids = len(request.prefix_blocks)
+        if ids > blocks:
+            raise Failure(
+                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, and its "
+                f"{request.prompt_tokens} tokens are {blocks} blocks of {hash_id_tokens}; give "
+                "--block-tokens N with the size of the trace's blocks",
+                bad_input=True,
+            )
+
+
+def arrivals(schedule: Schedule, hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Iterator[Arrival]:
     """Yield the schedule's requests, numbered in the trace's order."""
     for number, request in enumerate(schedule.requests()):
         yield Arrival(
@@ -97,6 +126,8 @@ def arrivals(schedule: Schedule) -> Iterator[Arrival]:
             thinking_tokens=request.thinking_tokens,
             session=request.session,
             stage=request.stage,
+            hash_ids=request.prefix_blocks,
+            hash_id_tokens=hash_id_tokens,
         )
 
 
@@ -117,4 +148,5 @@ def as_replayed(simulated: SimulatedOutcome) -> RequestOutcome:
         e2e_s=simulated.e2e_s,
         met=simulated.met,
         reason=TOO_LONG if ending is RequestEnding.FAILED else "",
+        cached_tokens=simulated.cached_tokens,
     )

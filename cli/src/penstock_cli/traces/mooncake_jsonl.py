@@ -1,6 +1,10 @@
 """Mooncake's traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-A hash id stands for 512 tokens of prompt together with everything before them, so equal ids share a prefix.
+A hash id stands for a block of prompt together with everything before it, so equal ids share a prefix. The
+blocks have 512 tokens in Mooncake's own traces and 16 in others of this format; the file does not say which.
+
+A length of 0, which some traces record for requests that failed, is read as 1: a request computes at least
+one token of its prompt, and generates one.
 """
 
 from collections.abc import Iterator
@@ -64,9 +68,9 @@ def _milliseconds(line: _Line, name: str) -> float:
 
 def _tokens(line: _Line, name: str) -> int:
     value = line.value(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
-        line.wrong(name, f"is not a whole number from 1 to {MOST_TOKENS}")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
+        line.wrong(name, f"is not a whole number from 0 to {MOST_TOKENS}")
+    return max(value, 1)
 
 
 def _hash_ids(line: _Line) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ class TraceRequest(NamedTuple):
 
     arrival_s: seconds since the trace's first request.
     tier: tier name in the trace; "" if it names none.
-    prefix_blocks: ids of its prompt's blocks of 512 tokens; equal ids are equal content. Empty if the trace
-        has none: then its prompt is unique.
+    prefix_blocks: ids of its prompt's blocks; equal ids are equal content up to the block's end. Empty if the
+        trace has none: then its prompt is unique.
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
         "" for none.
     stage: its index in the session.

@@ -9,6 +9,6 @@ an engine, `policy` is the policy. vLLM is imported only when the policy is buil
 """
 
 from penstock_simulator.real_vllm.location import VllmMissing
-from penstock_simulator.real_vllm.policy import RealVllm
+from penstock_simulator.real_vllm.policy import NoPromptContent, RealVllm
 
-__all__ = ["RealVllm", "VllmMissing"]
+__all__ = ["NoPromptContent", "RealVllm", "VllmMissing"]
