@@ -220,7 +220,7 @@ def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> M
 def _view(
     reconciled: ReconciledPool, problems: Sequence[PoolProblem], autoscaling: Mapping[str, Any] | None
 ) -> View:
-    pool, autoscaling = reconciled.pool, reconciled.pool.spec.autoscaling
+    pool, spec = reconciled.pool, reconciled.pool.spec.autoscaling
     return View(
         pool=pool.metadata.name,
         generation=reconciled.document["metadata"]["generation"],
@@ -229,8 +229,8 @@ def _view(
         routers_wanted=pool.spec.router.replicas,
         children=reconciled.children,
         problems=problems,
-        starts_on_request=autoscaling is not None and autoscaling.by != "hpa",
-        scaled_by_others=autoscaling is not None and autoscaling.by != "penstock",
+        starts_on_request=spec is not None and spec.by != "hpa",
+        scaled_by_others=spec is not None and spec.by != "penstock",
         attainment=counts_of(reconciled.readings) if reconciled.readings else None,
         autoscaling=autoscaling,
     )

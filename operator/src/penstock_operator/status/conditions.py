@@ -235,8 +235,8 @@ def _camel(reason: str) -> str:
     return "".join(word.capitalize() for word in reason.split("_"))
 
 
-def _dated(generation: int, message: ConditionValues, before: Mapping[str, Any], now: str) -> dict[str, Any]:
-    type_, holds, reason, message = message
+def _dated(generation: int, values: ConditionValues, before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    type_, holds, reason, message = values
     status, last = str(holds), condition(before, type_)
     unchanged = last is not None and last["status"] == status
     return {
