@@ -42,7 +42,7 @@ snapshots = st.builds(
 some_replicas = st.lists(snapshots, max_size=6).flatmap(
     lambda told: st.permutations(
         [
-            ReplicaLoad(f"r{i}", one, told_s=-i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
+            ReplicaLoad(f"r{i}", one, snapshot_s=-i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
             for i, one in enumerate(told)
         ]
     )
@@ -201,9 +201,9 @@ def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
 
 def test_an_old_snapshot_is_read_as_of_now() -> None:
     told = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
-    load = ReplicaLoad("r0", told, told_s=-0.4)
+    load = ReplicaLoad("r0", told, snapshot_s=-0.4)
     assert (load.work_s(0.0), load.prefill_wait_s(0.0)) == pytest.approx((2.6, 0.6))
-    assert replace(load, told_s=-9.0).prefill_wait_s(0.0) == 0.0
+    assert replace(load, snapshot_s=-9.0).prefill_wait_s(0.0) == 0.0
 
 
 def test_where_decodes_leave_nothing_a_prompt_takes_for_ever() -> None:

@@ -32,28 +32,28 @@ def heard(*at_s: float) -> PeerPlacements:
 
 
 def test_placements_add_up() -> None:
-    assert heard(1.0, 1.001).not_told(told_s=0.9, now_s=1.002) == PeerLoad(2, 20)
+    assert heard(1.0, 1.001).not_in_snapshot(snapshot_s=0.9, now_s=1.002) == PeerLoad(2, 20)
 
 
 def test_a_snapshot_that_must_know_of_them_ends_them() -> None:
     peers = heard(1.0, 1.02)
-    assert peers.not_told(told_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
-    assert peers.not_told(told_s=1.02 + SETTLED_S, now_s=1.04) == NOBODY
+    assert peers.not_in_snapshot(snapshot_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
+    assert peers.not_in_snapshot(snapshot_s=1.02 + SETTLED_S, now_s=1.04) == NOBODY
 
 
 def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
-    assert heard(1.0).not_told(told_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
+    assert heard(1.0).not_in_snapshot(snapshot_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
 
 
 def test_what_no_snapshot_ever_tells_of_is_forgotten() -> None:
     peers = heard(1.0)
-    assert peers.not_told(told_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
-    assert peers.not_told(told_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
+    assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
+    assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
 
 
 def test_however_much_is_heard_no_more_than_a_bound_is_held() -> None:
     peers = heard(*[1.0] * (MOST + 50))
-    assert peers.not_told(told_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
+    assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
 
 
 async def test_orders_see_them_as_load() -> None:

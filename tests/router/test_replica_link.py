@@ -348,10 +348,10 @@ async def still(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def test_how_old_a_snapshot_is_counts_from_when_it_came(still: None) -> None:
     async with linked() as (link, replica):
         await skip(3)
-        assert asyncio.get_running_loop().time() - link.load.told_s == 3
+        assert asyncio.get_running_loop().time() - link.load.snapshot_s == 3
         replica.sessions[0].bring(READY)
         await turns()
-        assert asyncio.get_running_loop().time() == link.load.told_s
+        assert asyncio.get_running_loop().time() == link.load.snapshot_s
 
 
 async def test_a_replica_is_asked_again_and_again_what_it_is(still: None) -> None:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 from penstock_core.domain.engine_fields import from_fields
 from penstock_core.timing.time_model import BatchWork
-from penstock_proto.report_socket import LONGEST_BYTES, SEND_BUFFER_BYTES, UNHEARD_S, ReportSocket
+from penstock_proto.report_socket import LONGEST_BYTES, SEND_BUFFER_BYTES, WARN_AFTER_S, ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
@@ -338,10 +338,10 @@ def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
     ours = ReportSocket(path, WARN)
     with caplog.at_level("WARNING", "vllm.penstock"):
         ours.send(StepReport())
-        now_s = began_s + UNHEARD_S / 2
+        now_s = began_s + WARN_AFTER_S / 2
         ours.send(StepReport())
         assert caplog.messages == []  # a sidecar that starts again is back by then
-        now_s = began_s + UNHEARD_S
+        now_s = began_s + WARN_AFTER_S
         for _ in range(2):
             ours.send(StepReport())
         with closing(bound(path)):

@@ -180,8 +180,8 @@ class Picker:
         return picked
 
     def _time_model(self) -> TimeModel | None:
-        told = self._replica_set.time_model
-        return self._named_time_model if told is None else told
+        described = self._replica_set.time_model
+        return self._named_time_model if described is None else described
 
     @contextmanager
     def _errors_counted(self, call: Call) -> Iterator[None]:

@@ -23,7 +23,7 @@ SEND_BUFFER_BYTES = 4 << 20
 LONGEST_BYTES = 1 << 20
 """Of a report: readers make room for it."""
 
-UNHEARD_S = 30.0
+WARN_AFTER_S = 30.0
 """Nobody takes reports for so long: worth a line. A sidecar that starts again is sooner back."""
 
 
@@ -37,7 +37,7 @@ class ReportSocket:
         self._path, self._warn = str(path), warn
         self._socket: socket.socket | None = None
         self._failing_s: float | None = None
-        self._told = False
+        self._warned = False
         self.lost = 0
 
     def send(self, report: StepReport) -> bool:
@@ -67,8 +67,8 @@ class ReportSocket:
         now_s = time.monotonic()
         if self._failing_s is None:
             self._failing_s = now_s
-        if not self._told and now_s - self._failing_s >= UNHEARD_S:
-            self._told = True
+        if not self._warned and now_s - self._failing_s >= WARN_AFTER_S:
+            self._warned = True
             self._warn(
                 "penstock: nobody takes step reports at %s (%s); is a sidecar running with --telemetry %s? "
                 "Until then steps go on as planned, and admission plans without reports",
@@ -78,9 +78,9 @@ class ReportSocket:
             )
 
     def _found(self) -> None:
-        if self._told:
+        if self._warned:
             self._warn("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
-        self._failing_s, self._told = None, False
+        self._failing_s, self._warned = None, False
 
     def _deliver(self, report: StepReport) -> bool:
         if self._socket is None:

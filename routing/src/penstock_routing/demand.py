@@ -99,5 +99,5 @@ class Demand:
 
 def _replica(link: ReplicaLink) -> Mapping[str, Any]:
     load = link.load
-    age_s = monotonic() - load.told_s
+    age_s = monotonic() - load.snapshot_s
     return {"name": link.name, "state": link.state.value, "age_s": age_s, **asdict(load.snapshot)}

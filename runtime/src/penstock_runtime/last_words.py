@@ -27,12 +27,12 @@ _POINTERS = (
 
 def telling_line(log: Iterable[str]) -> str:
     """Return the line that names the error, truncated; "" if the log is empty."""
-    said = [line for line in map(_bare, log) if line.strip()]
-    errors = [at for at, line in enumerate(said) if _ERROR.match(line)]
-    telling = [at for at in errors if not any(words in said[at] for words in _POINTERS)]
+    lines = [line for line in map(_bare, log) if line.strip()]
+    errors = [at for at, line in enumerate(lines) if _ERROR.match(line)]
+    telling = [at for at in errors if not any(words in lines[at] for words in _POINTERS)]
     if found := telling or errors:
-        return _whole(said, found[-1])[:LONGEST]
-    return said[-1].strip()[:LONGEST] if said else ""
+        return _whole(lines, found[-1])[:LONGEST]
+    return lines[-1].strip()[:LONGEST] if lines else ""
 
 
 def _bare(line: str) -> str:

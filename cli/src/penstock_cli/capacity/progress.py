@@ -60,17 +60,17 @@ def _bar(console: Console, searches: int, what: str) -> Iterator[SearchProgress]
 @contextmanager
 def _lines(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
     watch, began_s = SearchProgress(), monotonic()
-    told_s = began_s
+    printed_s = began_s
 
     def ended() -> None:
-        nonlocal told_s
+        nonlocal printed_s
         now_s = monotonic()
-        if now_s - told_s < LINE_EVERY_S or not watch.trials:
+        if now_s - printed_s < LINE_EVERY_S or not watch.trials:
             return
-        told_s, done = now_s, share_done(watch, searches)
+        printed_s, done = now_s, share_done(watch, searches)
         left_s = (now_s - began_s) * (1 - done) / done
-        told = f"{watch.searches} of {searches} {what}, {watch.trials} simulations"
-        console.print(f"{told}, about {left_s:.0f} s left")
+        done_text = f"{watch.searches} of {searches} {what}, {watch.trials} simulations"
+        console.print(f"{done_text}, about {left_s:.0f} s left")
 
     watch.ended = ended
     yield watch

@@ -178,8 +178,8 @@ def _replica(options: LocalPoolOptions, index: int, ports: list[int], socket_dir
 def _engine(options: LocalPoolOptions, replica: _LocalReplica, pool: Pool | None) -> ProcessSpec:
     host, port = replica.engine.removeprefix("http://").rsplit(":", 1)
     if options.vllm is not None and pool is not None:
-        command, told = argv(options.vllm, pool, host, port), environment(pool, replica.socket)
-        return ProcessSpec(f"engine-{replica.name}", Role.ENGINE, command, told)
+        command, variables = argv(options.vllm, pool, host, port), environment(pool, replica.socket)
+        return ProcessSpec(f"engine-{replica.name}", Role.ENGINE, command, variables)
     flags = ("--host", host, "--port", port, "--telemetry", replica.socket)
     seeds = ("--seed", str(options.seed + replica.index), "--truth", options.truth)
     return _process(options, f"engine-{replica.name}", Role.ENGINE, (*flags, *seeds))

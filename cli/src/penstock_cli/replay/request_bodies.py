@@ -61,10 +61,10 @@ class RequestBodies:
         if not self.simulated:
             return {"max_tokens": request.output_tokens, "ignore_eos": True}
         left = (self.max_model_len or GENEROUS_MAX_TOKENS) - request.prompt_tokens
-        told = {"simulated_output_tokens": request.output_tokens}
+        xargs = {"simulated_output_tokens": request.output_tokens}
         if request.thinking_tokens:
-            told["simulated_thinking_tokens"] = request.thinking_tokens
-        return {"max_tokens": max(min(GENEROUS_MAX_TOKENS, left), request.output_tokens), "vllm_xargs": told}
+            xargs["simulated_thinking_tokens"] = request.thinking_tokens
+        return {"max_tokens": max(min(GENEROUS_MAX_TOKENS, left), request.output_tokens), "vllm_xargs": xargs}
 
     def _prompt(self, request: TraceRequest, own: int) -> bytes:
         if self.endpoint is ReplayEndpoint.COMPLETIONS:

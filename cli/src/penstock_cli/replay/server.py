@@ -57,11 +57,11 @@ class AdminPages:
             if pool is None:
                 raise Failure(f"--admin-url {self.url}: no admin port of a router: no {POOL_PAGE}")
             return pool
-        told = model.get("admin_url")
-        if told is None or not is_loopback(urlsplit(url).hostname or ""):
+        admin_url = model.get("admin_url")
+        if admin_url is None or not is_loopback(urlsplit(url).hostname or ""):
             return None
         with suppress(Failure):  # the API's port may be forwarded here, without the other
-            pool = await _get(self.session, f"{told}{POOL_PAGE}")
+            pool = await _get(self.session, f"{admin_url}{POOL_PAGE}")
             return pool if pool is not None and pool.get("model") == model["id"] else None
         return None
 

@@ -43,11 +43,11 @@ def _bar(items: Iterable[Item], console: Console, title: str, total: int) -> Ite
 
 
 def _lines(items: Iterable[Item], console: Console, title: str, total: int) -> Iterator[Item]:
-    began_s = told_s = monotonic()
+    began_s = printed_s = monotonic()
     for done, item in enumerate(items, start=1):
         yield item
         now_s = monotonic()
-        if now_s - told_s >= LINE_EVERY_S:
-            told_s = now_s
+        if now_s - printed_s >= LINE_EVERY_S:
+            printed_s = now_s
             left_s = (now_s - began_s) * (total - done) / done
             console.print(f"{title}: {done} of {total} requests, about {left_s:.0f} s left")

@@ -20,13 +20,13 @@ from penstock_core.forecast.snapshot import Snapshot
 class ReplicaLoad:
     """A replica that takes requests.
 
-    snapshot: the last one. told_s: when it came.
+    snapshot: the last one. snapshot_s: when it came.
     sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts.
     """
 
     name: str
     snapshot: Snapshot = field(default_factory=Snapshot)
-    told_s: float = 0.0
+    snapshot_s: float = 0.0
     sent: int = 0
     sent_tokens: int = 0
 
@@ -69,9 +69,9 @@ class ReplicaLoad:
         tokens_s = self.snapshot.prefill_tokens_s
         return prompt_tokens / tokens_s if tokens_s > 0 else inf
 
-    def _left_s(self, told_s: float, now_s: float) -> float:
-        """Return what is left of a duration that the snapshot told, with the prefills sent since."""
-        left_s = told_s - (now_s - self.told_s)
+    def _left_s(self, duration_s: float, now_s: float) -> float:
+        """Return what is left of a duration in the snapshot, plus the prefills sent since."""
+        left_s = duration_s - (now_s - self.snapshot_s)
         return (left_s if left_s > 0 else 0.0) + self.prefill_s(self.sent_tokens)
 
 
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
 
     turn: number of requests that this router has routed before it.
     ttft_s, tpot_s: what remains of its targets; infinite if it has none or they are unknown.
-    now_s: when it is routed, on the clock of `ReplicaLoad.told_s`.
+    now_s: when it is routed, on the clock of `ReplicaLoad.snapshot_s`.
     """
 
     tier: str

@@ -139,8 +139,8 @@ class EngineClient:
         except UNANSWERED as error:
             cause = error.__cause__
             refused = isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED
-            said = str(error) if isinstance(error, EngineGone) else str(EngineGone(error))
-            return Probe(ready=False, refused=refused, late=not refused, cause=said)
+            message = str(error) if isinstance(error, EngineGone) else str(EngineGone(error))
+            return Probe(ready=False, refused=refused, late=not refused, cause=message)
 
     async def _page(self, path: str) -> tuple[int, bytes | None]:
         """Return the status and the body of one of the engine's own pages; None for a body over the bound.

@@ -51,32 +51,32 @@ class HttpIntake:
 
     async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> Taken:
         """Read one request. Raises ApiError if it is invalid, ClientGone."""
-        told = attempt_head(call.head, self._settings.max_hops)
+        attempt = attempt_head(call.head, self._settings.max_hops)
         body = await self._body(call, body_bytes)
-        arrival_s = monotonic() - told.spent_s
+        arrival_s = monotonic() - attempt.spent_s
         asked = await self._reader.read(call.endpoint, body)
         check_model(self._settings, asked.model)
-        tier = self._tier(told, call.head, asked.service_tier)
+        tier = self._tier(attempt, call.head, asked.service_tier)
         targets = own_targets(tier, call.head)
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream
         )
-        return Taken(Attempt(request, told.hop, self._best_effort(told, tier)), told.last)
+        return Taken(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt.last)
 
-    def _tier(self, told: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
-        if told.picked:
+    def _tier(self, attempt: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
+        if attempt.picked:
             return tier_of(self._settings, None, request_head.tier_name(head), service_tier)
-        return tier_for(self._settings, self._application(told), head, service_tier)
+        return tier_for(self._settings, self._application(attempt), head, service_tier)
 
-    def _application(self, told: AttemptHead) -> Application | None:
-        return self._applications.get(told.application or "")
+    def _application(self, attempt: AttemptHead) -> Application | None:
+        return self._applications.get(attempt.application or "")
 
-    def _best_effort(self, told: AttemptHead, tier: Tier) -> bool:
+    def _best_effort(self, attempt: AttemptHead, tier: Tier) -> bool:
         """Return whether it is served best effort or not at all."""
-        if self._applications and not told.picked and self._application(told) is None:
+        if self._applications and not attempt.picked and self._application(attempt) is None:
             return True
         backup = self._settings.backup is Backup.BEST_EFFORT and not tier.best_effort
-        return told.last and backup
+        return attempt.last and backup
 
     async def _body(self, call: HttpAttempt, body_bytes: BodyBytes) -> bytes:
         request_head.reject_encoding(call.head)

@@ -30,29 +30,29 @@ def rejection(tier: str, replica: str, why: Rejected, draw: float) -> ApiError:
     """Return the response to a rejected request. draw: in [0, 1), spreads retries."""
     if why.reason in OUT_OF_SERVICE:
         return out_of_service(f"replica {replica} takes no requests: {WORDS[why.reason]}", why.reason, draw)
-    said = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
+    message = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
     if why.reason is Reason.NEVER:
-        return _unattainable(said, why.reason, ("x-should-retry", "false"))
+        return _unattainable(message, why.reason, ("x-should-retry", "false"))
     again_s = spread_retry_s(retry_after_s([why]), draw)
-    return _unattainable(f"{said}; try again in {again_s} s", why.reason, ("retry-after", str(again_s)))
+    return _unattainable(f"{message}; try again in {again_s} s", why.reason, ("retry-after", str(again_s)))
 
 
-def out_of_service(said: str, reason: Reason, draw: float) -> ApiError:
+def out_of_service(message: str, reason: Reason, draw: float) -> ApiError:
     """Return the response where the replica takes no requests at all."""
     again_s = spread_retry_s(1, draw)
     return ApiError(
         503,
-        f"{said}; try again in {again_s} s",
+        f"{message}; try again in {again_s} s",
         type="no_replicas",
         code="no_replicas",
         headers=(HOP, ("x-penstock-reason", reason.value), ("retry-after", str(again_s))),
     )
 
 
-def _unattainable(said: str, reason: Reason, retry: tuple[str, str]) -> ApiError:
+def _unattainable(message: str, reason: Reason, retry: tuple[str, str]) -> ApiError:
     return ApiError(
         429,
-        said,
+        message,
         type="slo_unattainable",
         code="slo_unattainable",
         headers=(HOP, ("x-penstock-reason", reason.value), retry),

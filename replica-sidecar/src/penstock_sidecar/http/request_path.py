@@ -108,8 +108,8 @@ class HttpRequestPath:
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
-                said = f"replica {self._name} is draining and has not begun the request"
-                raise out_of_service(said, Reason.DRAINING, self._random.random())
+                message = f"replica {self._name} is draining and has not begun the request"
+                raise out_of_service(message, Reason.DRAINING, self._random.random())
             raise upstream_error(end)
 
     def _count(self, outcome: Outcome, last: bool) -> None:

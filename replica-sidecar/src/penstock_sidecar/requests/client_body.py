@@ -69,10 +69,10 @@ class ClientBody:
         """Return the body with a request for usage; None where it has one, or cannot be given one."""
         if not self.stream:
             return None
-        said = bytes(self.stream_options)
-        if not said:
+        raw_text = bytes(self.stream_options)
+        if not raw_text:
             return self._with(STREAM_OPTIONS, {"include_usage": True})
-        options = {} if said == b"null" else _object(said)
+        options = {} if raw_text == b"null" else _object(raw_text)
         asks = options is None or bytes(options.get("include_usage", b"null")) not in (b"null", b"false")
         if options is None or asks or len(self.raw) > REWRITTEN_BYTES:
             return None
@@ -174,9 +174,9 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        said = str(error)
-        param = _PART.sub("", found[1]) if (found := _PATH.search(said)) else ""
-        what = _PATH.sub("", said)
+        raw_text = str(error)
+        param = _PART.sub("", found[1]) if (found := _PATH.search(raw_text)) else ""
+        what = _PATH.sub("", raw_text)
         if not param:
             raise _bad(None, f"the body must be a JSON object: {what}") from None
         raise _bad(param, f"'{param}' is wrong: {what}") from None
@@ -224,12 +224,12 @@ def _text(raw: bytes, where: str) -> str:
 
 
 def _prompt(raw: Raw) -> _Prompt:
-    said = bytes(raw)
-    if said.startswith(b'"'):
-        return _Prompt(None, len(_decoded(_TEXT, said).encode()))
+    raw_text = bytes(raw)
+    if raw_text.startswith(b'"'):
+        return _Prompt(None, len(_decoded(_TEXT, raw_text).encode()))
     for read in (_ids, _texts, _id_lists):
         try:
-            return read(said)
+            return read(raw_text)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
             continue
     kinds = "text, a list of token ids (whole numbers, 0 or more), or a list of either"
@@ -238,12 +238,12 @@ def _prompt(raw: Raw) -> _Prompt:
 
 def _xargs(raw: Raw) -> Mapping[str, Raw]:
     """Return the client's own. Engines take only scalars there, so a long one is a mistake."""
-    said = bytes(raw)
-    if len(said) > XARGS_BYTES:
-        raise _bad(XARGS, f"'{XARGS}' has {len(said)} bytes; there may be {XARGS_BYTES} at most")
-    if said in (b"", b"null"):
+    raw_text = bytes(raw)
+    if len(raw_text) > XARGS_BYTES:
+        raise _bad(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; there may be {XARGS_BYTES} at most")
+    if raw_text in (b"", b"null"):
         return {}
-    if (own := _object(said)) is None:
+    if (own := _object(raw_text)) is None:
         raise _bad(XARGS, f"'{XARGS}' must be an object")
     return {name: value for name, value in own.items() if not name.startswith(OUR_FIELDS)}
 

@@ -168,8 +168,8 @@ class RouterApp:
 
     def _time_model(self) -> TimeModel | None:
         """Return the time model of the replicas, else the one that the pool names; None for `auto`."""
-        told = self._replica_set.time_model
-        return self._named_time_model if told is None else told
+        described = self._replica_set.time_model
+        return self._named_time_model if described is None else described
 
     async def _models(self, http: HttpRequest) -> None:
         application_of(self.keys, request_head.head_of(http.headers))

@@ -61,8 +61,8 @@ def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes
         raise ApiError(503, "the router is stopping", type="server_error", code="draining")
     states = {link.name: link.state.value for link in replica_set.links}
     if not replica_set.ready and not (may_hold and replica_set.known):
-        said = ", ".join(f"{name} {state}" for name, state in states.items()) or "none is known"
-        raise ApiError(503, f"no replica is in service: {said}", type="server_error", code="no_replicas")
+        listed = ", ".join(f"{name} {state}" for name, state in states.items()) or "none is known"
+        raise ApiError(503, f"no replica is in service: {listed}", type="server_error", code="no_replicas")
     return orjson.dumps({"status": "ready", "replicas": states})
 
 

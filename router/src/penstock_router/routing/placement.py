@@ -230,9 +230,11 @@ def _lost_answer(losses: int, again_s: int) -> ApiError:
     One that two replicas were lost with must not be retried automatically.
     """
     if losses > REPLAYS:
-        said = f"{losses} replicas were lost with this request, one after the other; it is sent to no other"
+        message = (
+            f"{losses} replicas were lost with this request, one after the other; it is sent to no other"
+        )
         return ApiError(
-            502, said, type="server_error", code="replica_lost", headers=(("x-should-retry", "false"),)
+            502, message, type="server_error", code="replica_lost", headers=(("x-should-retry", "false"),)
         )
     return ApiError(
         503,

@@ -174,16 +174,18 @@ def refusal(
 ) -> ApiError:
     """Return the answer to a request that is over a limit."""
     kind, words = WORDS[refused.limit]
-    said = f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
+    message = (
+        f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
+    )
     if refused.wait_s is None:
-        said += f" This request alone may need {tokens}; make its prompt or max_tokens smaller."
+        message += f" This request alone may need {tokens}; make its prompt or max_tokens smaller."
         advice = ("x-should-retry", "false")
     else:
         wait_s = max(ceil(refused.wait_s), 1)
-        said += f" Please try again in {wait_s} s."
+        message += f" Please try again in {wait_s} s."
         advice = ("retry-after", str(wait_s))
     headers = tuple((name.decode(), value.decode()) for name, value in headers_of(limits, usage))
-    return ApiError(429, said, type=kind, code="rate_limit_exceeded", headers=(advice, *headers))
+    return ApiError(429, message, type=kind, code="rate_limit_exceeded", headers=(advice, *headers))
 
 
 def headers_of(limits: ApplicationLimits, usage: LimitUsage) -> list[Header]:

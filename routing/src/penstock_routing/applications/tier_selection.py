@@ -22,10 +22,12 @@ def application_of(keys: Keys, head: request_head.Head) -> Application | None:
     key = request_head.api_key(head)
     application = keys.application(key)
     if application is None:
-        said = "no API key was given; send 'Authorization: Bearer KEY'" if key is None else "unknown API key"
+        message = (
+            "no API key was given; send 'Authorization: Bearer KEY'" if key is None else "unknown API key"
+        )
         raise ApiError(
             401,
-            said,
+            message,
             param="authorization",
             code="invalid_api_key",
             headers=(("www-authenticate", "Bearer"),),

@@ -51,7 +51,7 @@ class Access:
             verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
             auth = user_auth(config.user)
         except Exception as error:  # readers of YAML, types, keys and certificates raise of many kinds
-            raise AccessError(f"{self.kubeconfig or self.account}: {_said(error)}") from None
+            raise AccessError(f"{self.kubeconfig or self.account}: {_message(error)}") from None
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=KEEP_ALIVE)
         return httpx2.AsyncClient(
             base_url=config.cluster.server,
@@ -70,5 +70,5 @@ class Access:
         return config
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]

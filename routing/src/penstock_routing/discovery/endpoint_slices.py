@@ -26,7 +26,7 @@ Slice = Mapping[str, Any]
 """An EndpointSlice of `discovery.k8s.io/v1`, as JSON has it."""
 
 
-class _Told(NamedTuple):
+class _Candidate(NamedTuple):
     """One telling of one pod; the least is the best."""
 
     family: int
@@ -36,16 +36,19 @@ class _Told(NamedTuple):
 
 def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
     """The replicas in these slices, by pod name. Slices without the port hold none."""
-    best: dict[str, _Told] = {}
+    best: dict[str, _Candidate] = {}
     for one in slices:
         port, family = _port(one, port_name), one["addressType"]
         if port is None or family not in FAMILIES:
             continue
         for endpoint in one.get("endpoints") or ():
-            told = _told(endpoint, FAMILIES.index(family), port)
+            candidate = _candidate(endpoint, FAMILIES.index(family), port)
             name = _name(endpoint)
-            best[name] = min(best.get(name, told), told)
-    return {name: Endpoint(told.address, CONDITIONS[told.condition]) for name, told in sorted(best.items())}
+            best[name] = min(best.get(name, candidate), candidate)
+    return {
+        name: Endpoint(candidate.address, CONDITIONS[candidate.condition])
+        for name, candidate in sorted(best.items())
+    }
 
 
 def _port(one: Slice, name: str) -> int | None:
@@ -53,12 +56,12 @@ def _port(one: Slice, name: str) -> int | None:
     return next((port["port"] for port in ports if port.get("name") == name and port.get("port")), None)
 
 
-def _told(endpoint: Mapping[str, Any], family: int, port: int) -> _Told:
+def _candidate(endpoint: Mapping[str, Any], family: int, port: int) -> _Candidate:
     host = endpoint["addresses"][
         0
     ]  # of several, any will do: they are the same endpoint by the API's definition
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return _Told(family, CONDITIONS.index(_condition(endpoint.get("conditions") or {})), address)
+    return _Candidate(family, CONDITIONS.index(_condition(endpoint.get("conditions") or {})), address)
 
 
 def _condition(conditions: Mapping[str, Any]) -> Condition:

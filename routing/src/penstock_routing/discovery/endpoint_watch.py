@@ -46,8 +46,8 @@ log = structlog.get_logger()
 class ApiServerError(Exception):
     """The API server answered with an error. status: as in HTTP."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status}: {said}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
         self.status = status
 
 

@@ -37,10 +37,10 @@ class PeerPlacements:
         """Note what another router has sent there."""
         self.placements.append((now_s, placed))
 
-    def not_told(self, told_s: float, now_s: float) -> PeerLoad:
-        """Return the placements that the snapshot which came at `told_s` does not include."""
+    def not_in_snapshot(self, snapshot_s: float, now_s: float) -> PeerLoad:
+        """Return the placements that the snapshot which came at `snapshot_s` does not include."""
         heard = self.placements
-        settled_s = max(told_s - SETTLED_S, now_s - LONGEST_S)
+        settled_s = max(snapshot_s - SETTLED_S, now_s - LONGEST_S)
         while heard and heard[0][0] <= settled_s:
             heard.popleft()
         recent = tuple(heard)  # another thread may add to it

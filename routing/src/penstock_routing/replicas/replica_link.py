@@ -149,9 +149,9 @@ class ReplicaLink:
         own = self._own_load
         if not self.peers.placements:
             return own
-        others = self.peers.not_told(own.told_s, monotonic())
+        others = self.peers.not_in_snapshot(own.snapshot_s, monotonic())
         requests, tokens = own.sent + others.requests, own.sent_tokens + others.prompt_tokens
-        return ReplicaLoad(own.name, own.snapshot, own.told_s, requests, tokens)
+        return ReplicaLoad(own.name, own.snapshot, own.snapshot_s, requests, tokens)
 
     def submit(
         self,
@@ -374,7 +374,7 @@ class ReplicaLink:
         """Keep the load as orders read it, with so many more requests that are not in the snapshot."""
         own = self._own_load
         self._own_load = ReplicaLoad(
-            self.name, own.snapshot, own.told_s, own.sent + requests, own.sent_tokens + tokens
+            self.name, own.snapshot, own.snapshot_s, own.sent + requests, own.sent_tokens + tokens
         )
 
     def _lose(self, why: str) -> None:

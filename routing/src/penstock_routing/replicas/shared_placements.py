@@ -82,7 +82,7 @@ class SharedPlacements:
                 await self._connection(heard, malformed)
                 why = "the connection ended"
             except* Exception as errors:  # whatever it is: sharing is a help, and never stops a router
-                why = _said(errors)
+                why = _messages(errors)
             finally:
                 self.connected = False
                 self._gathered.clear()
@@ -178,7 +178,7 @@ def _count(value: object) -> int:
     return value
 
 
-def _said(errors: BaseExceptionGroup[BaseException]) -> str:
+def _messages(errors: BaseExceptionGroup[BaseException]) -> str:
     """The first cause, in Redis' and the system's words: an address may be in them, a password never is."""
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):

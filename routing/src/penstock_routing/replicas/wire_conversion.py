@@ -77,9 +77,9 @@ def _finished(message: wire.Finished) -> wire.Finished:
 
 def time_model(description: wire.DescribeReply) -> TimeModel | None:
     """Return the replica's time model; None where it has sent none. Raises MalformedMessage."""
-    said = description.time_model_json
+    model_json = description.time_model_json
     try:
-        return from_json(orjson.loads(said)) if said else None
+        return from_json(orjson.loads(model_json)) if model_json else None
     except ValueError as error:
         raise MalformedMessage(f"malformed time model: {error}") from None
 

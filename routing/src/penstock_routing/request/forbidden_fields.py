@@ -66,10 +66,10 @@ class ClientFields:
                     code="media_not_allowed",
                 )
 
-    def _may_be_read(self, said: str) -> bool:
-        if _HAS_SCHEME.match(said) is None or _DATA.match(said):
+    def _may_be_read(self, url: str) -> bool:
+        if _HAS_SCHEME.match(url) is None or _DATA.match(url):
             return True
-        found = _WEB.fullmatch(said)
+        found = _WEB.fullmatch(url)
         if found is None:
             return False
         host = found[1].lower()

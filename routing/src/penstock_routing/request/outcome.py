@@ -77,14 +77,18 @@ def measured(outcome: Outcome) -> Measured:
     """Return the durations of an answered request, its TPOT as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
     finished, paces = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
-    times_s = _each(outcome.token_times_s, finished.completion_tokens) if outcome.stream else _told(outcome)
+    times_s = (
+        _each(outcome.token_times_s, finished.completion_tokens)
+        if outcome.stream
+        else _reported_times(outcome)
+    )
     if not times_s:
         return Measured(None, None, e2e_s)
     judged = judge(paces, outcome.arrival_s, times_s, finished.thinking_tokens)
     return Measured(judged.ttft_s, judged.tpot_s, e2e_s, "tpot" not in judged.broken)
 
 
-def _told(outcome: Outcome) -> list[float]:
+def _reported_times(outcome: Outcome) -> list[float]:
     """Return when the engine produced an answer's tokens; empty where it does not report."""
     gaps_us = outcome.finished.token_gaps_us if outcome.finished else ()
     return list(accumulate((gap_us / 1e6 for gap_us in gaps_us), initial=outcome.arrival_s))[1:]

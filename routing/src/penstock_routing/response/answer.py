@@ -130,6 +130,6 @@ def _error_event(end: object, replica: str) -> bytes:
     if isinstance(end, wire.Failed):
         return b"data: " + error_body(end) + b"\n\n"
     if isinstance(end, Lost):
-        said = f"replica {replica} was lost while it answered"
-        return ApiError(502, said, type="server_error", code="replica_lost").event()
+        message = f"replica {replica} was lost while it answered"
+        return ApiError(502, message, type="server_error", code="replica_lost").event()
     return b""

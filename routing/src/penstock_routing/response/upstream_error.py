@@ -24,9 +24,9 @@ def upstream_error(end: wire.Failed) -> UpstreamError:
 def error_body(end: wire.Failed) -> bytes:
     """Return the failure as `{"error": …}`, on one line."""
     try:
-        said = orjson.loads(end.body)
-        if isinstance(said, dict) and isinstance(said.get("error"), dict):
-            return orjson.dumps(said)
+        answer = orjson.loads(end.body)
+        if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+            return orjson.dumps(answer)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # reads deeper nesting than it writes
         pass
     return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()

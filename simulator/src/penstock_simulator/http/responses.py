@@ -155,8 +155,8 @@ def json_response(
 
 def _message(positions: range, thinking_tokens: int, head: ResponseHead) -> dict[str, Any]:
     thought, answered = _split_thinking(positions, thinking_tokens)
-    said = head.text(answered) if answered else None
-    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None, "tool_calls": []}
+    text = head.text(answered) if answered else None
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
     return message | {"reasoning_content": head.text(thought)} if thought else message
 
 
