@@ -93,7 +93,7 @@ def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
     """Return the new status. before: the present one. now: RFC 3339."""
     replicas = _pods(view, Component.REPLICA, "StatefulSet", replica_name(view.pool), view.replicas_wanted)
     routers = _pods(view, Component.ROUTER, "Deployment", router_name(view.pool), view.routers_wanted)
-    message = _conditions(view, replicas, routers)
+    conditions = _conditions(view, replicas, routers)
     status: Status = {
         "observedGeneration": view.generation,
         "replicas": replicas.there,
@@ -101,7 +101,7 @@ def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
         "updatedReplicas": replicas.updated,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(selector(view.pool, Component.REPLICA).items())),
         "policy": view.policy,
-        "conditions": [_dated(view.generation, c, before, now) for c in message],
+        "conditions": [_dated(view.generation, c, before, now) for c in conditions],
         **_attainment(view.attainment, before),
     }
     if view.autoscaling is not None:
