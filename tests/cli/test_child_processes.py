@@ -310,7 +310,7 @@ async def test_a_pool_is_ready_when_every_part_answers_200(
         url = str(server.make_url("")).rstrip("/")
         options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0)
         layout = plan_layout(options, tmp_path, load_pool(DEMO))
-        layout = replace(layout, engines=(url,), metrics=(f"{url}/metrics",), admin_url=url)
+        layout = replace(layout, engines=(url,), metrics=(f"{url}/metrics",), ready=(f"{url}/ready",))
         told: list[tuple[int, int]] = []
         await until_ready(layout, [], lambda *progress: told.append(progress))
     assert told == [(2, 3), (3, 3)]
