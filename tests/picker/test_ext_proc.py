@@ -171,6 +171,7 @@ async def test_a_stopped_server_leaves_no_thread_that_sweeps() -> None:
         return sum(thread.name == ext_proc.SWEEPER for thread in threading.enumerate())
 
     async with picker_of(()) as picker:
+        await until(lambda: sweepers() == 0)  # those of other tests have ended
         async with front_of(picker):
             assert sweepers() == 1
         await until(lambda: sweepers() == 0)

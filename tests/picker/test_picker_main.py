@@ -186,11 +186,11 @@ async def test_what_runs_beside_the_fronts_ends_the_process_with_its_fault(pool_
 
 
 async def test_a_taken_port_is_a_start_error(pool_file: Path) -> None:
-    holder = listen("127.0.0.1", 0)
-    with pytest.raises(StartError, match="port taken"):
-        async with served(pool_file, HttpReplica("r0"), "--ext-authz-port", str(holder.getsockname()[1])):
-            pass
-    holder.close()
+    with listen("127.0.0.1", 0) as holder:
+        taken = ("--ext-authz-port", str(holder.getsockname()[1]))
+        with pytest.raises(StartError, match="port taken"):
+            async with served(pool_file, HttpReplica("r0"), *taken):
+                pass
 
 
 @pytest.mark.parametrize(
