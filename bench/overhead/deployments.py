@@ -122,10 +122,12 @@ def _direct(machine: Machine, step_ms: float) -> Way:
     return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None)}", {})
 
 
-def penstock(machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN) -> Way:
+def penstock(
+    machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN, pool_text: str = POOL
+) -> Way:
     """Start router, sidecar and engine. programs: where the first two are, of this checkout or another."""
-    pool, telemetry = machine.folder / "pool.yaml", machine.folder / f"{name}.sock"
-    pool.write_text(POOL)
+    pool, telemetry = machine.folder / f"pool-{name}.yaml", machine.folder / f"{name}.sock"
+    pool.write_text(pool_text)
     engine = machine.engine(f"engine-{name}", step_ms, telemetry)
     serving = r"(?m)^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)"
     sidecar = machine.start(

@@ -29,7 +29,10 @@ PROMPT_TOKENS = 8
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One streamed answer that has not ended. usage_each: the request asked for usage in every chunk."""
+    """One streamed answer that has not ended.
+
+    usage_each: the request asked for usage in every chunk. ids: it asked for token ids.
+    """
 
     transport: asyncio.Transport
     request_id: str
@@ -37,6 +40,7 @@ class Stream:
     tokens_left: int
     usage_each: bool
     usage_last: bool
+    ids: bool
     generated: int = 0
 
 
@@ -152,6 +156,7 @@ def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool)
         int(request.get("max_completion_tokens") or request.get("max_tokens") or 16),
         bool(options.get("continuous_usage_stats")),
         bool(options.get("include_usage")),
+        bool(request.get("return_token_ids")),
     )
 
 
@@ -161,12 +166,16 @@ def blocks(stream: Stream) -> int:
 
 def token_chunk(stream: Stream, last: bool) -> bytes:
     reason = "length" if last else None
-    choice = (
+    choice: dict[str, Any] = (
         {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": reason}
         if stream.chat
         else {"index": 0, "text": " word", "logprobs": None, "finish_reason": reason}
     )
+    if stream.ids:
+        choice["token_ids"] = [100_000 + stream.generated]
     event = {**chunk_head(stream.chat), "choices": [choice]}
+    if stream.ids and stream.generated == 1:
+        event["prompt_token_ids"] = list(range(PROMPT_TOKENS))
     if stream.usage_each:
         event["usage"] = usage(stream.generated)
     return chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
