@@ -10,15 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import orjson
 import structlog
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
-from penstock_core.timing.time_model import TimeModel, to_json
-from penstock_pool import Pool, named_time_model
-from penstock_profiler import EngineError, MeasuredEngine, ProfileLimits, TooLittle, connected, profile
-from penstock_runtime.engine_key import bearer
-from penstock_runtime.serving import StartError
+from penstock_core.timing.time_model import TimeModel
+from penstock_pool import Pool
 
 from penstock_sidecar.engine.client import Probe
 
@@ -67,58 +63,17 @@ def named(pool: Pool) -> Facts:
     """Return the facts of the built-in model that the pool names."""
     spec = pool.spec.engine
     model = time_model(spec.time_model)
-    return Facts(model, _cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
+    return Facts(model, kv_cache(spec.kv_cache_tokens or kv_cache_tokens(model.name), spec.block_tokens))
 
 
 async def _measured(
     pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], model_file: Path | None, api_key: str
 ) -> Facts:
+    """Wait for the engine. The profiler is imported on use: with its HTTP client it takes 7 MiB."""
+    from penstock_sidecar.engine.measured_facts import measured_facts
+
     found = await until_ready(probe)
-    async with connected(url, bearer(api_key)) as engine:
-        return await facts_from(engine, pool, found.max_model_len, model_file)
-
-
-async def facts_from(
-    engine: MeasuredEngine, pool: Pool, max_model_len: int | None, model_file: Path | None = None
-) -> Facts:
-    """Return what the pool names, else what this engine reports and what is measured of it.
-
-    max_model_len: as the engine says. model_file: where a measured model is left. Raises StartError.
-    """
-    spec, scheduling = pool.spec.engine, pool.spec.scheduling
-    try:
-        kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
-        if written is not None:
-            return Facts(written, kv)
-        limits = ProfileLimits(
-            min(scheduling.max_batch_tokens, ProfileLimits().prompt_tokens),
-            min(scheduling.max_running, ProfileLimits().requests),
-            max_model_len or spec.max_model_len,
-            kv.total_blocks * kv.block_tokens,
-        )
-        log.info("measuring the engine", longest_s=spec.profile_timeout_s)
-        measured = await profile(engine, limits, spec.profile_timeout_s)
-    except (EngineError, TooLittle) as error:
-        raise StartError(f"spec.engine.timeModel: auto: {error}") from None
-    if model_file is not None:
-        _leave(measured.fit.model, model_file)
-    log.info(
-        "measured",
-        probes=len(measured.readings),
-        error=round(measured.fit.held_out.mean_error, 3),
-        noise=round(measured.noise, 3),
-    )
-    return Facts(measured.fit.model, kv)
-
-
-def _leave(model: TimeModel, path: Path) -> None:
-    """Write the model whole or not at all: the engine may read it at any moment. Raises StartError."""
-    unfinished = path.with_suffix(".unfinished")
-    try:
-        unfinished.write_bytes(orjson.dumps(to_json(model)))
-        unfinished.replace(path)
-    except OSError as error:
-        raise StartError(f"cannot leave the time model at {path}: {error.strerror}") from None
+    return await measured_facts(pool, url, found.max_model_len, model_file, api_key)
 
 
 async def until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
@@ -132,19 +87,7 @@ async def until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
     return found
 
 
-async def _kv_of(pool: Pool, engine: MeasuredEngine) -> KvCache:
-    spec = pool.spec.engine
-    if spec.kv_cache_tokens is not None:
-        return _cache(spec.kv_cache_tokens, spec.block_tokens)
-    reported = await engine.kv_cache()
-    if reported is None:
-        raise StartError(
-            "spec.engine.kvCacheTokens: missing, and this engine does not report it; "
-            "write how many tokens its KV cache holds"
-        )
-    return KvCache(reported.blocks, reported.blocks, reported.block_tokens)
-
-
-def _cache(tokens: int, block_tokens: int) -> KvCache:
+def kv_cache(tokens: int, block_tokens: int) -> KvCache:
+    """Return an empty cache that holds so many tokens."""
     blocks = tokens // block_tokens
     return KvCache(blocks, blocks, block_tokens)
