@@ -99,6 +99,17 @@ async def test_what_nobody_waits_for_waits_even_alone_until_output_comes(sharing
     assert await taking == [1, 2]
 
 
+async def test_a_timer_that_is_due_at_once_may_be_set_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop's `call_at` returns a plain handle, without a time, where the process was paused before it."""
+    desk = await opened()
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as paused:
+        paused.setattr(loop, "call_at", lambda at_s, call: loop.call_soon(call))
+        desk.put(1, hurry=Hurry.NONE)
+        desk.put(2, hurry=Hurry.STEP)
+    assert await desk.ids() == [1, 2]
+
+
 async def test_what_nobody_waits_for_goes_by_itself_in_the_end() -> None:
     desk = await opened(step_s=1e6, unhurried_s=0.001)
     desk.put(1, hurry=Hurry.NONE)

@@ -52,7 +52,7 @@ class Outbox:
         self._due = asyncio.Event()
         self.behind = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = inf  # that the timer was set for
+        self._timer_s = self._timer_at_s = inf  # that the timer was set for, and when it goes off
         self._sent: bytes | None = None
         self._asked = True  # a new session begins with a snapshot
         self._closed = False
@@ -157,13 +157,12 @@ class Outbox:
     def _go_within(self, wait_s: float) -> None:
         if wait_s >= self._timer_s:  # a timer set earlier, and for no longer, goes off first
             return
-        at_s = self._loop.time() + wait_s
-        if self._timer is not None:
-            at_s = min(at_s, self._timer.when())
+        at_s = min(self._loop.time() + wait_s, self._timer_at_s)
         self._disarm()
-        self._timer, self._timer_s = self._loop.call_at(at_s, self._due.set), wait_s
+        self._timer_s, self._timer_at_s = wait_s, at_s
+        self._timer = self._loop.call_at(at_s, self._due.set)  # has no `when` in uvloop where it is due now
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_s = None, inf
+            self._timer, self._timer_s, self._timer_at_s = None, inf, inf
