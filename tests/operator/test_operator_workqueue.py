@@ -1,5 +1,6 @@
 import asyncio
 
+import uvloop
 from penstock_operator.reconcile.workqueue import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkQueue
 
 
@@ -61,3 +62,15 @@ async def test_forgotten_key_does_not_come_later() -> None:
     async with asyncio.timeout(5):
         assert await queue.take() == "b"
     assert len(queue) == 0
+
+
+def test_key_due_at_once_may_be_added_again_before_it_comes() -> None:
+    """uvloop's handle of such a timer has no time."""
+
+    async def taken() -> str:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add_later("a", 0.0)
+        queue.add_later("a", 0.0)
+        return await queue.take()
+
+    assert uvloop.run(taken()) == "a"

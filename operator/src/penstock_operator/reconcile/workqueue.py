@@ -7,12 +7,19 @@ one pool never overlap. Of several delayed additions the earliest counts. After 
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
+
+
+class _Timer(NamedTuple):
+    """A delayed addition and its time. uvloop's own handle has none where it is due at once."""
+
+    at_s: float
+    handle: asyncio.Handle
 
 
 class WorkQueue(Generic[K]):
@@ -22,7 +29,7 @@ class WorkQueue(Generic[K]):
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
         self._taken: set[K] = set()
-        self._later: dict[K, asyncio.TimerHandle] = {}
+        self._later: dict[K, _Timer] = {}
         self._failures: dict[K, int] = {}
         self._available = asyncio.Event()
 
@@ -33,7 +40,7 @@ class WorkQueue(Generic[K]):
     def add(self, key: K) -> None:
         """Queue a key for immediate processing."""
         if (timer := self._later.pop(key, None)) is not None:
-            timer.cancel()
+            timer.handle.cancel()
         if key in self._waiting:
             return
         self._waiting.add(key)
@@ -43,12 +50,12 @@ class WorkQueue(Generic[K]):
     def add_later(self, key: K, after_s: float) -> None:
         """Queue a key after a delay, unless it is due earlier."""
         loop = asyncio.get_running_loop()
-        timer = self._later.get(key)
-        if timer is not None and timer.when() <= loop.time() + after_s:
+        at_s, timer = loop.time() + after_s, self._later.get(key)
+        if timer is not None and timer.at_s <= at_s:
             return
         if timer is not None:
-            timer.cancel()
-        self._later[key] = loop.call_later(after_s, self.add, key)
+            timer.handle.cancel()
+        self._later[key] = _Timer(at_s, loop.call_at(at_s, self.add, key))
 
     async def take(self) -> K:
         """Wait for a key and take it. No other worker gets it before `done`."""
@@ -82,12 +89,12 @@ class WorkQueue(Generic[K]):
         """Remove a key's backoff and delayed addition."""
         self._failures.pop(key, None)
         if (timer := self._later.pop(key, None)) is not None:
-            timer.cancel()
+            timer.handle.cancel()
 
     def close(self) -> None:
         """Cancel all delayed additions."""
         for timer in self._later.values():
-            timer.cancel()
+            timer.handle.cancel()
         self._later.clear()
 
     def _offer(self, key: K) -> None:
