@@ -137,7 +137,7 @@ def test_a_plan_stands_while_the_same_are_there_with_blocks_and_steps_enough() -
     assert not repeated(steps_left=0).holds(5, KvMemory(100, 9, 16))
 
 
-def test_each_step_of_a_standing_plan_reads_a_token_more_of_everybody() -> None:
+def test_each_step_of_a_repeated_plan_reads_one_more_token_of_each_request() -> None:
     plan = repeated(steps_left=9)
     plan.go_on()
     assert (plan.steps_left, plan.work, plan.seconds) == (8, BatchWork(2, 52), 0.75)

@@ -49,7 +49,7 @@ def test_while_the_engine_is_paused_its_steps_are_vllm_s_own(state: str) -> None
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_step_that_comes_out_otherwise_ends_a_standing_plan(ahead: bool) -> None:
+def test_a_step_with_another_outcome_ends_a_repeated_plan(ahead: bool) -> None:
     engine, policy = decoding(replace(SMALL, ahead=ahead), 3)
     for _ in range(5):
         engine.step()

@@ -29,7 +29,7 @@ class TierDemand:
     hops: rejections by replicas for lack of capacity.
     judged, met: admitted requests that ended, and those that met every target. (Requests that were not
         admitted already count as rejected demand, and may end much later.)
-    promises: whether the tier has an SLO. A tier without one is served in the remaining capacity and never
+    has_slo: whether the tier has an SLO. A tier without one is served in the remaining capacity and never
         causes more than one replica.
     """
 

@@ -124,7 +124,7 @@ def next_move(walk: Walk, loads: Sequence[ReplicaLoad]) -> Move:
 def longest_walk(walk: Walk, loads: Sequence[ReplicaLoad]) -> tuple[Try, ...]:
     """Return the tries that follow if every replica rejects the request because it has no capacity.
 
-    A gateway is told them all at once, and makes the next one when a replica has rejected.
+    A gateway gets all of them at once, and makes the next one when a replica has rejected.
     """
     tries: list[Try] = []
     while isinstance(move := next_move(walk, loads), Try):

@@ -65,7 +65,7 @@ def demand_of(
 ) -> DemandObservation:
     """Return one observation for autoscaling.
 
-    replicas: state of the pool's replica pods. promises: whether each tier has an SLO.
+    replicas: state of the pool's replica pods. has_slo: whether each tier has an SLO.
     """
     elapsed_s, added = tally.added(readings, now_s)
     reported = {row["name"]: row for reading in readings for row in reading.replicas}

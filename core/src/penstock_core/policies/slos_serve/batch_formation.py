@@ -9,7 +9,7 @@ keep their blocks longer, and that costs admission.
 
 Where blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
 first. For a request that already runs, admitted ones with later deadlines follow, the latest deadline first.
-That takes a wrong prediction, since admission has counted everybody's blocks.
+That takes a wrong prediction, since admission has counted the blocks of all requests.
 """
 
 from collections.abc import Iterator, Sequence

@@ -173,7 +173,7 @@ def _beam(sets: Sets, room: Ints, most: int) -> Ints:
     if len(room):
         orders.append((sets.blocks / np.maximum(room, 1)).max(axis=1))
     kept = np.zeros(len(sets.value), np.bool_)
-    kept[0] = True  # nobody chosen: always feasible
+    kept[0] = True  # the empty set is always feasible
     for order in orders:
         rows = np.lexsort((order, -sets.value))
         value = sets.value[rows]

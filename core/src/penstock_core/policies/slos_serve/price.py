@@ -1,9 +1,9 @@
 """What a candidate may cost, the fuller a replica is.
 
 A replica that fills up must not admit whatever fits: one long request now may cost several short ones a
-moment later. So the more of a resource is promised, the cheaper a candidate has to be beside the admitted
+moment later. So the more of a resource is committed, the cheaper a candidate has to be beside the admitted
 requests and for its value: the exponential price of online admission [Awerbuch, Azar and Plotkin, FOCS
-1993]. A candidate may cost as much as is usual when everything is promised, and `e^(steepness * free
+1993]. A candidate may cost as much as is usual when everything is committed, and `e^(steepness * free
 share)` times that before.
 """
 
@@ -33,7 +33,7 @@ class UsualCosts(NamedTuple):
 
 
 class CommittedShares(NamedTuple):
-    """Shares of the resources that are promised with a candidate: of the KV cache, and of its time."""
+    """Shares of the KV cache and of the time before its deadline that are committed with a candidate."""
 
     job: Job
     memory: float
