@@ -224,31 +224,51 @@ def test_a_program_is_solved_to_its_optimum() -> None:
     assert program.upper_bound() == pytest.approx(8.0, abs=1e-5)
 
 
+class Falling:
+    """A share that falls with the rate, past 0.9 at `crossing_rps`. It is asked a few times only."""
+
+    def __init__(self, crossing_rps: float) -> None:
+        self.crossing_rps = crossing_rps
+        self.asked: list[float] = []
+
+    def __call__(self, rate_rps: float) -> float:
+        assert len(self.asked) < 40, "the search converges"
+        self.asked.append(rate_rps)
+        falling = 0.9 * sqrt(min(self.crossing_rps / rate_rps, 1.0))
+        return falling + (0.05 if rate_rps <= self.crossing_rps else 0.0)
+
+
 @pytest.mark.parametrize("start_rps", [1.0, 50.0, 900.0])
 @pytest.mark.parametrize("crossing_rps", [3.0, 40.0, 400.0])
 def test_a_crossing_is_bracketed_in_few_steps(start_rps: float, crossing_rps: float) -> None:
-    asked: list[float] = []
-
-    def share(rate_rps: float) -> float:
-        asked.append(rate_rps)
-        falling = 0.9 * sqrt(min(crossing_rps / rate_rps, 1.0))
-        return falling + (0.05 if rate_rps <= crossing_rps else 0.0)
-
+    share = Falling(crossing_rps)
     upper = _crossing(share, 0.9, start_rps, 1.01)
     assert crossing_rps <= upper <= crossing_rps * 1.01
-    assert upper in asked
-    assert len(asked) < 40
+    assert upper in share.asked
 
 
 def test_a_share_at_the_level_is_below_the_crossing() -> None:
-    assert 4.0 < _crossing(lambda rate_rps: 1.0 if rate_rps <= 4.0 else 0.5, 1.0, 4.0, 1.05) <= 4.2
+    asked: list[float] = []
+
+    def share(rate_rps: float) -> float:
+        assert len(asked) < 40, "the search converges"
+        asked.append(rate_rps)
+        return 1.0 if rate_rps <= 4.0 else 0.5
+
+    assert 4.0 < _crossing(share, 1.0, 4.0, 1.05) <= 4.2
 
 
 def test_a_level_that_is_never_crossed_is_an_error() -> None:
+    asked: list[float] = []
+
+    def share(rate_rps: float) -> float:
+        assert len(asked) < 40, "the search ends at its highest rate"
+        asked.append(rate_rps)
+        return 1.0
+
     with pytest.raises(ValueError, match="above 1000"):
-        _crossing(lambda _: 1.0, 0.9, 6.0, 1.01)
-    at_roof = _crossing(lambda rate_rps: 1.0 if rate_rps < ROOF_RPS else 0.0, 0.9, ROOF_RPS, 1.01)
-    assert at_roof <= ROOF_RPS
+        _crossing(share, 0.9, 6.0, 1.01)
+    assert _crossing(Falling(0.99 * ROOF_RPS), 0.9, ROOF_RPS, 1.01) <= ROOF_RPS
 
 
 def test_a_prompt_needs_one_iteration_of_its_own_time() -> None:
