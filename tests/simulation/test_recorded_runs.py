@@ -255,6 +255,7 @@ def test_a_fleet_that_scales_is_what_it_was() -> None:
     demands: list[DemandObservation] = []
 
     def decide(demand: DemandObservation, now_s: float) -> int:
+        assert len(demands) < len(HELD), "it ends with the last request"
         demands.append(demand)
         return [2, 3, 1, 3, 1, 0, 0, 2, 1][min(len(demands), 9) - 1]
 

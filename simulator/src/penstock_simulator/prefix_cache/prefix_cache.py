@@ -41,9 +41,6 @@ class CachedPrefix(NamedTuple):
     free_blocks: int
 
 
-NOTHING_CACHED = CachedPrefix(0, 0)
-
-
 class PrefixCache:
     """The KV memory of an engine with prefix caching."""
 

@@ -58,9 +58,9 @@ def reasoning(tier: str) -> RequestSource:
     prompt, thinking, answer = fitted(127, 421, 83), fitted(4693, 7297, 1442), fitted(803, 1650, 280)
 
     def requests(rows: Sequence[RecordedRequest], random: Random) -> Iterator[Sequence[ScenarioRequest]]:
-        for shares in zip(*(spread(len(rows), random) for _ in range(3)), strict=True):
-            thought = thinking.at(shares[1])
-            yield [ScenarioRequest(tier, prompt.at(shares[0]), thought + answer.at(shares[2]), thought)]
+        for p, t, a in zip(*(spread(len(rows), random) for _ in range(3)), strict=True):
+            thought = thinking.at(t)
+            yield [ScenarioRequest(tier, prompt.at(p), thought + answer.at(a), thought)]
 
     return requests
 
