@@ -1,16 +1,20 @@
 """The parts of a simulated fleet by themselves: events, sessions, snapshots, lengths, lone settings."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import pytest
 from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState
-from penstock_core.domain.request import Request, new_job
+from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Slo, Tier
+from penstock_core.domain.verdict import Admitted, Verdict
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.walk import Backup, Try, Walk
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.answer_lengths import KnownLengths, LearnedLengths
@@ -23,8 +27,9 @@ from penstock_simulator.simulation.autoscaling.queue_length import (
 from penstock_simulator.simulation.event_queue import EventQueue
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
+from penstock_simulator.simulation.replica import STUCK_S, SimulatedReplica, StuckPolicy
 from penstock_simulator.simulation.sessions import FORGOTTEN_S, Sessions
-from penstock_simulator.simulation.simulated_request import request_of
+from penstock_simulator.simulation.simulated_request import SimulatedRequest, request_of
 
 TIERS = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1), value=3.0)}
 FLEET = Fleet("vllm", time_model("slos-serve-opt-6.7b-a100"), 1007, TIERS, "chat")
@@ -208,3 +213,55 @@ def test_an_average_is_over_its_seconds() -> None:
         2,
         3,
     ]
+
+
+@dataclass
+class Idle:
+    """Admits, and plans the steps that it is given, in turn."""
+
+    steps: list[Step]
+
+    def start(self) -> None:
+        return None
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        return [Admitted(0.0, 0.0) for _ in new]
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        return (self.steps.pop(0) if self.steps else Step()), None
+
+
+def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3) -> None:
+    coming = Arrival(name, now_s, "", 10, output)
+    asked = request_of(coming, TIERS["chat"], FLEET, now_s)
+    walk, tried = Walk((), 1, Backup.REJECT), Try("r0", 1)
+    replica.new_requests.append(
+        SimulatedRequest(coming, asked, best_effort=False, router=0, walk=walk, tried=tried)
+    )
+    assert [verdict for _, verdict in replica.admit(now_s)] == [Admitted(0.0, 0.0)]
+
+
+def test_a_policy_may_leave_an_engine_idle_for_so_long_since_its_last_progress() -> None:
+    replica = SimulatedReplica("r0", FLEET, Idle([]), 0)
+    arrived(replica, "a", 1000.0)
+    assert replica.begin(1000.0 + STUCK_S) is None
+    assert not replica.busy
+    with pytest.raises(StuckPolicy, match="r0 has 1 requests, and its policy has planned no batch for 600 s"):
+        replica.begin(1000.5 + STUCK_S)
+    replica = SimulatedReplica("r0", FLEET, Idle([Step({"a": 10}), Step(), Step({"b": 10}), Step()]), 0)
+    arrived(replica, "a", 1000.0, output=1)
+    end_s = replica.begin(1500.0)
+    assert end_s is not None
+    assert end_s > 1500.0
+    assert replica.busy
+    assert [ended.arrival.id for ended in replica.finish(end_s)] == ["a"]
+    assert not replica.busy
+    arrived(replica, "b", 5000.0)
+    arrived(replica, "c", 5000.0 + STUCK_S)
+    assert replica.begin(5000.0 + STUCK_S) is None, "counted from the first that came to an empty engine"
+    end_s = replica.begin(5000.0 + STUCK_S)
+    assert end_s is not None
+    assert replica.finish(end_s) == []
+    assert replica.begin(end_s + STUCK_S) is None, "counted from the last iteration"
+    with pytest.raises(StuckPolicy):
+        replica.begin(end_s + STUCK_S + 0.5)
