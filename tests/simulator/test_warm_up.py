@@ -33,6 +33,11 @@ def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() ->
     seen = {job.request.id: job for view in policy.views for job in view.waiting}.values()
     assert {job.best_effort for job in seen} == {True, False}
     assert policy.views[-1].running == (), "everybody has come to an end"
+    assert [job.best_effort for job in seen] == [True, False, False, False] * 2
+    assert [job.request.tier for job in seen] == ["batch", "chat"] * 4
+    assert [job.request.prompt_tokens for job in seen] == list(range(100, 900, 100))
+    assert [job.request.targets.ttft_s for job in seen] == [None, 1.0] * 4
+    assert len(policy.views) == 16
 
 
 @pytest.mark.parametrize("speculation", [None, Speculation(4, 0.7)], ids=["plain", "speculating"])
