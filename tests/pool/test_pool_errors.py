@@ -104,7 +104,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing/quux",
         1,
-        "spec.routing.quux: unknown field; fields here are order, maxHops, backup",
+        "spec.routing.quux: unknown field; fields here are order, maxHops, backup, maxMoves",
     ),
     (
         "spec/tiers/2/slo",
