@@ -42,6 +42,12 @@ FRONTS = ("--ext-authz-port", "0", "--ext-proc-port", "0")
 ANSWERS_S = 20.0
 
 
+@pytest.fixture(autouse=True)
+def logs_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the logs as they are: other tests of this process capture them."""
+    monkeypatch.setattr(main, "configure_logs", lambda *given: None)
+
+
 @pytest.fixture
 def pool() -> str:
     return POOL

@@ -33,6 +33,12 @@ KUBECONFIG = """
 """
 
 
+@pytest.fixture(autouse=True)
+def logs_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the logs as they are: other tests of this process capture them."""
+    monkeypatch.setattr(main, "configure_logs", lambda *given: None)
+
+
 @pytest.fixture
 def redis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REDIS_URL, "redis://h:1")
