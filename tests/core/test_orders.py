@@ -54,6 +54,7 @@ requests = st.builds(
     turn=st.integers(0, 100),
     ttft_s=seconds,
     tpot_s=st.sampled_from([0.05, 0.1, inf]),
+    cached_tokens=st.dictionaries(st.sampled_from(["r0", "r1", "r2", "gone"]), st.integers(-5, 10**6)),
 )
 
 
@@ -214,3 +215,55 @@ def test_where_decodes_leave_nothing_a_prompt_takes_for_ever() -> None:
 
 def test_a_prompt_is_about_a_quarter_of_its_bytes() -> None:
     assert (tokens_about(0), tokens_about(4000), ASKED.prompt_tokens) == (1, 1000, 1000)
+
+
+def cached(**tokens: int) -> Asked:
+    return ASKED._replace(cached_tokens=tokens)
+
+
+def test_prefix_asks_the_longest_prefix_first_then_the_least_work() -> None:
+    there = replicas(
+        replace(IDLE, work_s=3.0),
+        replace(IDLE, work_s=1.0),
+        replace(IDLE, work_s=9.0),
+        replace(IDLE, work_s=2.0),
+    )
+    assert ORDERS["prefix"](there, cached(r2=800, r0=500)) == ("r2", "r0", "r1", "r3")
+    assert ORDERS["prefix"](there, cached(r2=500, r0=500)) == ("r0", "r2", "r1", "r3")
+
+
+def test_without_a_cached_prefix_it_is_the_least_loaded() -> None:
+    there = replicas(replace(IDLE, work_s=3.0), replace(IDLE, work_s=1.0), replace(IDLE, work_s=2.0))
+    assert ORDERS["prefix"](there, cached(r0=0, r2=-1)) == ("r1", "r2", "r0")
+
+
+def test_holders_of_equal_prefixes_take_turns() -> None:
+    there = replicas(IDLE, IDLE, IDLE)
+    asked = cached(r0=500, r1=500, r2=500)
+    assert [ORDERS["prefix"](there, asked._replace(turn=turn))[0] for turn in range(4)] == [
+        "r0",
+        "r1",
+        "r2",
+        "r0",
+    ]
+
+
+def test_in_a_large_pool_a_holder_is_found_whoever_has_the_turn() -> None:
+    there = [ReplicaLoad(f"r{i:03d}", IDLE) for i in range(3 * MOST_COMPARED)]
+    asked = cached(r150=16)
+    assert {ORDERS["prefix"](there, asked._replace(turn=turn))[0] for turn in range(len(there))} == {"r150"}
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "lmetric", "best-fit", "class-affinity"])
+def test_orders_by_load_count_only_what_is_not_cached(name: str) -> None:
+    """A prompt of 1000 tokens, 900 of them cached at r1, where a little more is to be done before it."""
+    shorter = replace(IDLE, running=1, work_s=0.01, prefill_wait_s=0.01, prefill_tokens_left=100)
+    longer = replace(IDLE, running=1, work_s=0.05, prefill_wait_s=0.05, prefill_tokens_left=500)
+    there = replicas(shorter, longer)
+    assert ORDERS[name](there, ASKED) == ("r0", "r1")
+    assert ORDERS[name](there, cached(r1=900)) == ("r1", "r0")
+    assert ORDERS[name](there, cached(r1=5_000)) == ("r1", "r0")  # expected more than the prompt has
+
+
+def test_an_idle_holder_comes_before_idle_replicas_under_lmetric() -> None:
+    assert ORDERS["lmetric"](replicas(IDLE, IDLE), cached(r1=900)) == ("r1", "r0")

@@ -315,7 +315,7 @@ TABLE: list[tuple[str, object, str]] = [
         "spec/routing/order",
         "random",
         'spec.routing.order: "random" is no routing order; one of round-robin, least-loaded, lmetric, '
-        "best-fit, class-affinity",
+        "best-fit, class-affinity, prefix",
     ),
     (
         "spec/routing",

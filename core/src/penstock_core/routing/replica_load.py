@@ -7,9 +7,10 @@ stale number. It has the time of its snapshot, not its age, so it changes only i
 a router keeps one for each replica.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock_core.forecast.prompt_length import BYTES_PER_TOKEN
@@ -21,7 +22,8 @@ class ReplicaLoad:
     """A replica that takes requests.
 
     snapshot: the last one. snapshot_s: when it came.
-    sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts.
+    sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts, without what the
+        replica was expected to have cached of them.
     """
 
     name: str
@@ -48,6 +50,10 @@ class ReplicaLoad:
         """Return the accepted work as time of an engine with full batches."""
         return self._left_s(self.snapshot.work_s, now_s)
 
+    def done_s(self, uncached_tokens: int, now_s: float) -> float:
+        """Return the seconds until all accepted work and a new request's prefill would be done."""
+        return self.work_s(now_s) + self.prefill_s(uncached_tokens)
+
     def holds(self, prompt_tokens: int) -> bool:
         """Return whether the forecast free memory holds this prompt.
 
@@ -58,21 +64,24 @@ class ReplicaLoad:
             snapshot.kv_tokens_total == 0 or snapshot.kv_tokens_headroom - self.sent_tokens >= prompt_tokens
         )
 
-    def first_token_s(self, prompt_tokens: int, now_s: float) -> float:
+    def first_token_s(self, uncached_tokens: int, now_s: float) -> float:
         """Return the seconds until a new request's first token, after all waiting prefills."""
-        return self._left_s(self.snapshot.prefill_wait_s, now_s) + self.prefill_s(prompt_tokens)
+        return self._left_s(self.snapshot.prefill_wait_s, now_s) + self.prefill_s(uncached_tokens)
 
-    def prefill_s(self, prompt_tokens: int) -> float:
-        """Return the seconds of this prompt's prefill; infinite if decodes leave no time."""
-        if prompt_tokens == 0:
+    def prefill_s(self, uncached_tokens: int) -> float:
+        """Return the seconds to compute these tokens of a prompt; infinite if decodes leave no time."""
+        if uncached_tokens == 0:
             return 0.0
         tokens_s = self.snapshot.prefill_tokens_s
-        return prompt_tokens / tokens_s if tokens_s > 0 else inf
+        return uncached_tokens / tokens_s if tokens_s > 0 else inf
 
     def _left_s(self, duration_s: float, now_s: float) -> float:
         """Return what is left of a duration in the snapshot, plus the prefills sent since."""
         left_s = duration_s - (now_s - self.snapshot_s)
         return (left_s if left_s > 0 else 0.0) + self.prefill_s(self.sent_tokens)
+
+
+NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 
 
 class Asked(NamedTuple):
@@ -81,6 +90,8 @@ class Asked(NamedTuple):
     turn: number of requests that this router has routed before it.
     ttft_s, tpot_s: what remains of its targets; infinite if it has none or they are unknown.
     now_s: when it is routed, on the clock of `ReplicaLoad.snapshot_s`.
+    cached_tokens: tokens of its prompt that a replica is expected to have cached, by the replica's name.
+        Replicas that are not in it are expected to have none.
     """
 
     tier: str
@@ -89,11 +100,20 @@ class Asked(NamedTuple):
     ttft_s: float = inf
     tpot_s: float = inf
     now_s: float = 0.0
+    cached_tokens: Mapping[str, int] = NOTHING_CACHED
 
     @property
     def prompt_tokens(self) -> int:
         """Return the estimated tokens of its prompt."""
         return tokens_about(self.body_bytes)
+
+    def uncached_tokens(self, replica: str) -> int:
+        """Return the tokens of its prompt that this replica is expected to compute; the last one always."""
+        return max(self.prompt_tokens - self.cached_at(replica), 1)
+
+    def cached_at(self, replica: str) -> int:
+        """Return the tokens of its prompt that this replica is expected to have cached, at least 0."""
+        return max(self.cached_tokens.get(replica, 0), 0)
 
 
 def tokens_about(body_bytes: int) -> int:

@@ -43,6 +43,10 @@ class CachedKv:
         """Return the blocks, none yet, of a request whose prompt has these keys."""
         return RequestBlocks(job.request.id, keys)
 
+    def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
+        """Return the tokens that a new request with these keys would find cached now."""
+        return self.cache.cached_tokens(keys, tokens)
+
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it now."""
         return _seen(job, self.cache.look_up(self.blocks_of(job, keys), _sought_tokens(job)))

@@ -148,6 +148,10 @@ class EngineState:
         """The prefix cache; None without one."""
         return self._cached
 
+    def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
+        """Return the tokens that are cached of a prompt of this length with these keys."""
+        return 0 if self._cached is None else self._cached.cached_tokens(keys, tokens)
+
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it: with the part of its prompt that is cached.
 

@@ -53,6 +53,10 @@ class PrefixCache:
         found = self._find(request, tokens)
         return CachedPrefix(len(found) * self.block_tokens, self.pool.free_among(found))
 
+    def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
+        """Return the cached tokens of a prompt of this length with these keys. Changes nothing."""
+        return len(self.pool.find(keys[: (tokens - 1) // self.block_tokens])) * self.block_tokens
+
     def start(self, request: RequestBlocks, tokens: int) -> int:
         """Let a request of `tokens` tokens hold what is cached of it. Returns the cached tokens."""
         request.blocks = self._find(request, tokens)

@@ -20,7 +20,7 @@ from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState, no_drafts
 from penstock_simulator.engine.iteration import Iteration
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
-from penstock_simulator.prefix_cache.block_keys import BlockKey, recorded_keys
+from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.iteration_timer import iteration_timer
@@ -80,6 +80,10 @@ class SimulatedReplica:
 
         return planning_view
 
+    def cached_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
+        """Return the tokens that its engine has cached of a prompt whose blocks have these keys."""
+        return self._engine.cached_tokens(keys, prompt_tokens)
+
     def admit(self, now_s: float) -> Iterator[tuple[SimulatedRequest, Verdict]]:
         """Decide about all new requests together and yield the verdicts; requests not rejected are queued."""
         new_requests, self.new_requests = self.new_requests, []
@@ -126,20 +130,7 @@ class SimulatedReplica:
         predicted = self._lengths.first(request, true_tokens)
         sure = self._lengths.sure(request, first_stage or true_tokens)
         job = new_job(request, predicted, simulated.sent_as_best_effort, sure)
-        return self._engine.candidate(job, self._keys(simulated))
-
-    def _keys(self, simulated: SimulatedRequest) -> Sequence[BlockKey]:
-        """Return the keys of its prompt's blocks, as far as they are known; none without a prefix cache."""
-        arrival = simulated.arrival
-        if self._engine.cached is None or not arrival.hash_ids:
-            return ()
-        return recorded_keys(
-            arrival.hash_ids,
-            arrival.hash_id_tokens,
-            arrival.prompt_tokens,
-            self._engine.block_tokens,
-            arrival.salt,
-        )
+        return self._engine.candidate(job, simulated.keys)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
         standing = AdmissionState(
@@ -159,9 +150,8 @@ class SimulatedReplica:
         if job.best_effort:
             self._best_effort.add(job.request.id)
         arrival = simulated.arrival
-        keys = self._keys(simulated)
         pinned = isinstance(verdict, Admitted) and verdict.counts_on_cache
-        self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens, keys, pinned=pinned)
+        self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens, simulated.keys, pinned=pinned)
         self.requests[arrival.id] = simulated
 
     def _finish_request(self, job_id: RequestId) -> SimulatedRequest:

@@ -32,7 +32,7 @@ from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 from penstock_simulator.simulation.replica import SimulatedReplica
 from penstock_simulator.simulation.routers import Routers
 from penstock_simulator.simulation.sessions import Sessions
-from penstock_simulator.simulation.simulated_request import SimulatedRequest, request_of
+from penstock_simulator.simulation.simulated_request import SimulatedRequest, prompt_keys, request_of
 
 REPLAN_S = 0.01
 """Delay until the policy of an engine is called again after an empty step."""
@@ -111,7 +111,7 @@ class _Simulation:
         self._replicas = FleetReplicas(fleet.replicas, make)
         self._routers, self._sessions = Routers(fleet), Sessions()
         for replica in self._replicas.ready.values():
-            self._routers.add_replica(replica.name, replica.planning_view(0.0))
+            self._routers.add_replica(replica.name, replica.planning_view(0.0), replica.cached_tokens)
         self._events: EventQueue[_Event] = EventQueue()
         self._arrivals = iter(arrivals)
         self._next_arrival = next(self._arrivals, None)
@@ -184,9 +184,9 @@ class _Simulation:
         tier = fleet.tiers[arrival.tier or fleet.default_tier]
         request = request_of(arrival, tier, fleet, now_s)
         best_effort = tier.best_effort or self._sessions.best_effort(arrival)
-        simulated = SimulatedRequest(
-            arrival, request, best_effort, *self._routers.receive(request, best_effort)
-        )
+        keys = prompt_keys(arrival, fleet)
+        router, walk = self._routers.receive(request, best_effort, keys)
+        simulated = SimulatedRequest(arrival, request, best_effort, router, walk, keys)
         self._under_way += 1
         if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
             self._end(simulated.unserved_outcome(FirstVerdict.FAILED), now_s)
@@ -288,9 +288,11 @@ class _Simulation:
         replica = self._replicas.finish_start(start)
         if replica is None:
             return
-        self._routers.add_replica(replica.name, replica.planning_view(now_s))
+        self._routers.add_replica(replica.name, replica.planning_view(now_s), replica.cached_tokens)
         self._start_missing_replicas(now_s)
         held, self._held = self._held, deque()
         for simulated in held:
-            simulated.router, simulated.walk = self._routers.receive(simulated.request, simulated.best_effort)
+            simulated.router, simulated.walk = self._routers.receive(
+                simulated.request, simulated.best_effort, simulated.keys
+            )
             self._send_to_next(simulated, now_s)

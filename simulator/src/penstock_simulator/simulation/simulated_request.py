@@ -1,5 +1,6 @@
 """The state of one request in a simulation: its arrival, its replica, and the times of its tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock_core.domain.judgement import judge
@@ -8,6 +9,7 @@ from penstock_core.domain.slo import Tier
 from penstock_core.routing.walk import Try, Walk
 
 from penstock_simulator.arrival import Arrival
+from penstock_simulator.prefix_cache.block_keys import BlockKey, recorded_keys
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 
@@ -19,6 +21,7 @@ class SimulatedRequest:
     request: as replicas receive it; its arrival is when it was sent.
     best_effort: whether its tier has no SLO, or an earlier request of its session was not admitted.
     router: index of its router.
+    keys: of its prompt's blocks, for prefix caches; empty if unknown.
     tried: the last replica that it was sent to.
     verdict: the verdict on it; None until it is served.
     cached_tokens: of its prompt, found in the prefix cache when it was first started; None before.
@@ -29,6 +32,7 @@ class SimulatedRequest:
     best_effort: bool
     router: int
     walk: Walk
+    keys: Sequence[BlockKey] = ()
     tried: Try | None = None
     verdict: FirstVerdict | None = None
     token_times_s: list[float] = field(default_factory=list)
@@ -99,4 +103,13 @@ def request_of(arrival: Arrival, tier: Tier, fleet: Fleet, now_s: float) -> Requ
         max_output_tokens=max(min(fleet.max_output_tokens, left_tokens), arrival.output_tokens),
         targets=tier.slo.targets(fleet.model.prefill_seconds(arrival.prompt_tokens)),
         value=tier.value,
+    )
+
+
+def prompt_keys(arrival: Arrival, fleet: Fleet) -> Sequence[BlockKey]:
+    """Return the keys of its prompt's full blocks, as far as they are known; none without prefix caches."""
+    if not fleet.prefix_caching or not arrival.hash_ids:
+        return ()
+    return recorded_keys(
+        arrival.hash_ids, arrival.hash_id_tokens, arrival.prompt_tokens, fleet.block_tokens, arrival.salt
     )

@@ -19,7 +19,7 @@ UNDECIDED_S = float("inf")
 
 class _SentRequest(NamedTuple):
     router: int
-    prompt_tokens: int
+    uncached_tokens: int
     sent_s: float
     decided_s: float
 
@@ -39,9 +39,9 @@ class ReplicaSnapshots:
         self._visible, self._visible_s = snapshot(first), first.now_s
         self._sent: dict[RequestId, _SentRequest] = {}
 
-    def sent(self, request_id: RequestId, router: int, prompt_tokens: int, now_s: float) -> None:
-        """Record that a router has sent a request to the replica."""
-        self._sent[request_id] = _SentRequest(router, prompt_tokens, now_s, UNDECIDED_S)
+    def sent(self, request_id: RequestId, router: int, uncached_tokens: int, now_s: float) -> None:
+        """Record that a router has sent a request to the replica, which has to compute these tokens of it."""
+        self._sent[request_id] = _SentRequest(router, uncached_tokens, now_s, UNDECIDED_S)
 
     def answered(self, request_id: RequestId, accepted: bool, now_s: float) -> None:
         """Record the replica's verdict."""
@@ -62,7 +62,7 @@ class ReplicaSnapshots:
             self._arrived = None
         placements_since_s = now_s - self._placement_delay_s
         since = [
-            sent.prompt_tokens
+            sent.uncached_tokens
             for sent in self._sent.values()
             if sent.router == router or sent.sent_s <= placements_since_s
         ]

@@ -7,6 +7,7 @@ from penstock_core.routing.orders.best_fit import best_fit
 from penstock_core.routing.orders.class_affinity import class_affinity
 from penstock_core.routing.orders.least_loaded import least_loaded
 from penstock_core.routing.orders.lmetric import lmetric
+from penstock_core.routing.orders.prefix import prefix
 from penstock_core.routing.orders.round_robin import round_robin
 from penstock_core.routing.replica_load import Order
 
@@ -17,5 +18,6 @@ ORDERS: Mapping[str, Order] = MappingProxyType(
         "lmetric": lmetric,
         "best-fit": best_fit,
         "class-affinity": class_affinity,
+        "prefix": prefix,
     }
 )

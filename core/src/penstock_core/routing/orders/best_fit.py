@@ -23,5 +23,9 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
     """Order by whether memory holds the prompt, then by the predicted time of the first token."""
-    tokens, now_s = asked.prompt_tokens, asked.now_s
-    return ranked(loads, asked, lambda load: (not load.holds(tokens), load.first_token_s(tokens, now_s)))
+    return ranked(loads, asked, lambda load: _key(load, asked))
+
+
+def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
+    uncached = asked.uncached_tokens(load.name)
+    return not load.holds(asked.prompt_tokens), load.first_token_s(uncached, asked.now_s)

@@ -38,8 +38,8 @@ def class_affinity(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...
 
 
 def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
-    tokens = asked.prompt_tokens
-    first_token_s, full = load.first_token_s(tokens, asked.now_s), not load.holds(tokens)
+    first_token_s = load.first_token_s(asked.uncached_tokens(load.name), asked.now_s)
+    full = not load.holds(asked.prompt_tokens)
     busy = full or first_token_s > SHARE * asked.ttft_s
     return busy, full, 0 if busy else _burden(load.snapshot.tightest_pace_s, asked.tpot_s), first_token_s
 

@@ -17,6 +17,5 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 
 def least_loaded(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """Order by the time of all accepted work and this prompt."""
-    tokens, now_s = asked.prompt_tokens, asked.now_s
-    return ranked(loads, asked, lambda load: (load.work_s(now_s) + load.prefill_s(tokens),))
+    """Order by the time of all accepted work and what is not cached of this prompt."""
+    return ranked(loads, asked, lambda load: (load.done_s(asked.uncached_tokens(load.name), asked.now_s),))

@@ -3,8 +3,8 @@
 A product instead of a weighted sum: the prompt tokens to compute before this request's first token represent
 its TTFT, the batch size its TPOT. A product needs no weights.
 
-Choose it for engines whose snapshots have only counts, without a planner's forecast. Without prefix caches
-every replica has to compute the whole prompt, so only the queue differs.
+Choose it for engines whose snapshots have only counts, without a planner's forecast. Tokens of the prompt
+that a replica has cached are not computed there, so the product also weighs prefixes against load.
 
 Costs: an idle batch makes the product zero, however long a prompt has just been sent there, and a replica
 with twice the batch counts as twice as bad although its steps are hardly longer. It does not use deadlines.
@@ -17,11 +17,10 @@ from penstock_core.routing.replica_load import Asked, ReplicaLoad
 
 
 def lmetric(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
-    """Order by queued and new prefill tokens times batch size; by the queue if nothing runs."""
-    tokens = asked.prompt_tokens
-    return ranked(loads, asked, lambda load: _score(load, tokens))
+    """Order by queued and new prefill tokens times batch size; by these tokens if nothing runs."""
+    return ranked(loads, asked, lambda load: _score(load, asked.uncached_tokens(load.name)))
 
 
-def _score(load: ReplicaLoad, prompt_tokens: int) -> tuple[float, ...]:
-    queued = load.prefill_tokens_left
-    return (queued + prompt_tokens) * load.batch, queued
+def _score(load: ReplicaLoad, uncached_tokens: int) -> tuple[float, ...]:
+    before_first_token = load.prefill_tokens_left + uncached_tokens
+    return before_first_token * load.batch, before_first_token

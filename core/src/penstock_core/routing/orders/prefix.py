@@ -1,0 +1,32 @@
+"""**prefix.** First the replicas that hold the longest cached prefix of the prompt, then by load.
+
+A replica with the prefix computes only the rest of the prompt, so it can admit a request that no other can.
+It decides itself whether its load allows that: if it rejects, the next replica is asked, computes the prefix,
+and holds it from then on. So a hot prefix spreads to as many replicas as it needs, and the order needs no
+weights between affinity and load.
+
+Choose it for sessions, agents and long common system prompts, with a policy that rejects and with as many
+hops as replicas.
+
+Costs: one hop for every holder that rejects. A policy that rejects nothing queues all requests of a hot
+prefix at one replica; `best-fit` and `lmetric` weigh the queue against the prefill that is saved.
+"""
+
+from collections.abc import Sequence
+
+from penstock_core.routing.orders.least_loaded import least_loaded
+from penstock_core.routing.orders.turns import in_turn
+from penstock_core.routing.replica_load import Asked, ReplicaLoad
+
+
+def prefix(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+    """Order by expected cached tokens, then as `least-loaded`. Holders are compared in a pool of any size."""
+    holders = [load for load in in_turn(loads, asked) if asked.cached_at(load.name)]
+    holders.sort(key=lambda load: _key(load, asked))
+    others = [load for load in loads if not asked.cached_at(load.name)]
+    return (*[load.name for load in holders], *least_loaded(others, asked))
+
+
+def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
+    cached, uncached = asked.cached_at(load.name), asked.uncached_tokens(load.name)
+    return -cached, load.done_s(uncached, asked.now_s)
