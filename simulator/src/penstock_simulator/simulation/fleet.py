@@ -17,6 +17,7 @@ from penstock_core.routing.walk import Backup
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
+from penstock_simulator.engine_timing.disturbance import Disturbance
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 
 
@@ -37,7 +38,7 @@ class Fleet:
     kv_tokens: KV cache tokens of one replica.
     tiers: by name. default_tier: tier of requests that name none.
     truth: kind of ground truth. truth_model: the built-in time model whose kernel tables are used; "" for
-        that of `model`.
+        that of `model`. disturbance: of every replica's ground truth.
     max_waiting: most best-effort requests of a replica, and most requests that wait at one.
     max_model_len: longest prompt and answer together that an engine serves; None for its KV memory.
     max_output_tokens: `max_tokens` of requests whose true answer is not longer.
@@ -63,6 +64,7 @@ class Fleet:
     block_tokens: int = 16
     truth: TruthKind = TruthKind.MEASURED
     truth_model: str = ""
+    disturbance: Disturbance = field(default_factory=Disturbance)
     lengths: LengthKnowledge = LengthKnowledge.PREDICTED
     max_waiting: int = 1_000_000
     max_model_len: int | None = None

@@ -4,6 +4,7 @@ from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.engine.learned_time_model import LearnedTimeModel
 from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.disturbance import disturbed
 from penstock_simulator.engine_timing.ground_truth import ExactTruth, GroundTruth, TruthKind, ground_truth
 from penstock_simulator.simulation.fleet import Fleet
 
@@ -38,6 +39,8 @@ class IterationTimer:
 def iteration_timer(fleet: Fleet, seed: int) -> IterationTimer:
     """Return the timer of one replica. Raises UnknownTimeModel."""
     if fleet.truth is TruthKind.EXACT:
-        return IterationTimer(ExactTruth(fleet.model), fleet.model, None)
+        exact = disturbed(ExactTruth(fleet.model), fleet.disturbance, seed)
+        return IterationTimer(exact, fleet.model, None)
     truth = ground_truth(fleet.truth_model or fleet.model.name, fleet.truth, seed)
+    truth = disturbed(truth, fleet.disturbance, seed)
     return IterationTimer(truth, fleet.model, LearnedTimeModel(fleet.model))

@@ -1,0 +1,116 @@
+"""How many admitted requests keep their SLO on a machine that changes its speed.
+
+    .venv/bin/python bench/pace.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
+
+One replica in virtual time, each scenario of the catalogue at a rate near its capacity, with predicted
+lengths and measured ground truth, as in production. Three machines:
+
+- steady: no disturbance beyond the ground truth's noise and drift. Attainment of all requests at this rate is
+  the proxy for capacity.
+- slow-down: every iteration takes twice as long for a minute. Judged are the requests admitted from 5 s after
+  its start on, until the last one, the recovery among them; and those admitted while it lasts.
+- slow steps: one iteration in fifty takes four times as long. Judged are all admitted requests.
+
+Constants are chosen on seeds from 50 on (`--first-seed 50`), figures are reported on those from 0 on.
+"""
+
+import argparse
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import reduce
+from itertools import product, takewhile
+from typing import NamedTuple
+
+from penstock_simulator.engine_timing.disturbance import Disturbance, SlowSteps, SpeedChange
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.scenarios import arrivals, scenario
+from penstock_simulator.simulation import FirstVerdict, LengthKnowledge, SimulatedOutcome, simulate
+from promises import NEAR_CAPACITY_RPS
+from scenario_fleet import fleet_of
+
+RATES_RPS = {**NEAR_CAPACITY_RPS, "arxiv": 2.6, "mooncake": 0.58, "servegen-reasoning": 2.8}
+SLOW_FROM_S, SLOW_UNTIL_S, ARRIVALS_END_S = 180.0, 240.0, 360.0
+SETTLED_S = 5.0
+"""Seconds after the start of a slow-down from which requests are judged."""
+
+DISTURBANCES = {
+    "steady": Disturbance(),
+    "slow-down": Disturbance(speed_changes=(SpeedChange(SLOW_FROM_S, SLOW_UNTIL_S, 2.0),)),
+    "slow-steps": Disturbance(slow_steps=SlowSteps(chance=1 / 50, factor=4.0)),
+}
+
+
+class Kept(NamedTuple):
+    """Requests admitted, and those of them that met their SLO."""
+
+    admitted: int = 0
+    met: int = 0
+
+    def plus(self, other: "Kept") -> "Kept":
+        return Kept(self.admitted + other.admitted, self.met + other.met)
+
+    def __str__(self) -> str:
+        return f"{self.met / self.admitted:>7.2%} of {self.admitted:>5}" if self.admitted else f"{'-':>16}"
+
+
+class Sample(NamedTuple):
+    """Counts of one run. judged: admitted requests that the goal is about. slow: those while it is slow."""
+
+    ended: int
+    met: int
+    judged: Kept
+    slow: Kept
+
+    def plus(self, other: "Sample") -> "Sample":
+        kept = self.judged.plus(other.judged), self.slow.plus(other.slow)
+        return Sample(self.ended + other.ended, self.met + other.met, *kept)
+
+
+def kept(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) -> Kept:
+    """Admission follows arrival within the latency of one hop."""
+    admitted = [
+        outcome
+        for outcome in outcomes
+        if outcome.verdict is FirstVerdict.ADMITTED and from_s <= outcome.arrival_s < until_s
+    ]
+    return Kept(len(admitted), sum(outcome.met for outcome in admitted))
+
+
+def sample(name: str, disturbance: str, seed: int, load: float) -> Sample:
+    here = scenario(name)
+    fleet = fleet_of(here, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
+    fleet = replace(fleet, disturbance=DISTURBANCES[disturbance])
+    arriving = arrivals(here, RATES_RPS[name] * load, seed)
+    coming = takewhile(lambda arrival: arrival.arrival_s < ARRIVALS_END_S, arriving)
+    ended = list(simulate(fleet, coming, seed))
+    settled_s = SLOW_FROM_S + SETTLED_S
+    from_s = settled_s if disturbance == "slow-down" else 0.0
+    met = sum(outcome.met for outcome in ended)
+    return Sample(len(ended), met, kept(ended, from_s, float("inf")), kept(ended, settled_s, SLOW_UNTIL_S))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scenarios", default=",".join(RATES_RPS), help="comma separated")
+    parser.add_argument("--disturbances", default=",".join(DISTURBANCES), help="comma separated")
+    parser.add_argument("--seeds", type=int, default=3, help="samples of each (default 3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first sample (default 0)")
+    parser.add_argument("--load", type=float, default=1.0, help="multiple of each rate (default 1)")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    print(f"{'':>11} {'scenario':>18} {'attained':>9} {'admitted that met':>17} {'of them while slow':>18}")
+    with ProcessPoolExecutor() as pool:
+        rows = list(product(options.disturbances.split(","), options.scenarios.split(",")))
+        running = [
+            [pool.submit(sample, name, how, seed, options.load) for seed in seeds] for how, name in rows
+        ]
+        for (how, name), samples in zip(rows, running, strict=True):
+            whole = reduce(Sample.plus, [one.result() for one in samples])
+            while_slow = whole.slow if how == "slow-down" else ""
+            attained = f"{whole.met / whole.ended:>9.4f}"
+            print(f"{how:>11} {name:>18} {attained} {whole.judged!s:>17} {while_slow!s:>18}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Disturbances of an engine's speed: a change of speed for a while, and slow steps now and then.
+
+Clocks are throttled, neighbours take memory bandwidth or cores, and single steps wait for a stalled host. The
+noise of every measured ground truth (`noise`) is mild; these are the bad days, and off unless asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from random import Random
+
+from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.ground_truth import GroundTruth
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedChange:
+    """Every iteration that starts in [`start_s`, `end_s`) takes `factor` times as long."""
+
+    start_s: float
+    end_s: float = inf
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the factor is not positive and finite."""
+        _check_factor(self.factor)
+
+    def at(self, at_s: float) -> float:
+        """Return the factor of an iteration that starts at `at_s` seconds."""
+        return self.factor if self.start_s <= at_s < self.end_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSteps:
+    """Each iteration takes `factor` times as long with probability `chance`, independently of all others."""
+
+    chance: float = 0.02
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the chance is not a probability or the factor not positive and finite."""
+        _check_factor(self.factor)
+        if not 0.0 <= self.chance <= 1.0:
+            raise ValueError(f"a chance of {self.chance} is not within 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What disturbs an engine; nothing by default."""
+
+    speed_changes: Sequence[SpeedChange] = ()
+    slow_steps: SlowSteps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DisturbedTruth:
+    """A ground truth with a disturbance. Stateful: every call is the next iteration.
+
+    random: decides which steps are slow.
+    """
+
+    truth: GroundTruth
+    disturbance: Disturbance
+    random: Random
+
+    def seconds(self, shape: BatchShape, at_s: float) -> float:
+        """Return the undisturbed duration times the factors of this iteration."""
+        seconds = self.truth.seconds(shape, at_s)
+        for change in self.disturbance.speed_changes:
+            seconds *= change.at(at_s)
+        slow = self.disturbance.slow_steps
+        if slow is not None and self.random.random() < slow.chance:
+            seconds *= slow.factor
+        return seconds
+
+
+def disturbed(truth: GroundTruth, disturbance: Disturbance, seed: int) -> GroundTruth:
+    """Return the ground truth with this disturbance: itself if there is none."""
+    if disturbance == Disturbance():
+        return truth
+    return DisturbedTruth(truth, disturbance, Random(f"disturbance {seed}"))
+
+
+def _check_factor(factor: float) -> None:
+    if not (isfinite(factor) and factor > 0):
+        raise ValueError(f"a factor of {factor} is not positive and finite")

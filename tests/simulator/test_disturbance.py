@@ -1,0 +1,92 @@
+"""Disturbances of the ground truth: when they begin and end, how often steps are slow, and the seed."""
+
+from dataclasses import dataclass
+from math import inf, nan
+
+import pytest
+from penstock_core.timing.builtin_models import builtin
+from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.disturbance import (
+    Disturbance,
+    SlowSteps,
+    SpeedChange,
+    disturbed,
+)
+from penstock_simulator.engine_timing.ground_truth import ExactTruth, TruthKind
+from penstock_simulator.simulation.fleet import Fleet
+from penstock_simulator.simulation.iteration_timer import iteration_timer
+
+DECODES = BatchShape(decodes=8, context_tokens=8000)
+TRUTH_S = 0.03
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every iteration takes as long."""
+
+    def seconds(self, shape: BatchShape, at_s: float) -> float:
+        return TRUTH_S
+
+
+def durations(disturbance: Disturbance, seed: int = 0, count: int = 5000) -> list[float]:
+    truth = disturbed(Constant(), disturbance, seed)
+    return [truth.seconds(DECODES, at_s / 10) for at_s in range(count)]
+
+
+def test_nothing_disturbs_by_default() -> None:
+    truth = Constant()
+    assert disturbed(truth, Disturbance(), 0) is truth
+
+
+@pytest.mark.parametrize(("at_s", "factor"), [(9.9, 1.0), (10.0, 2.0), (19.9, 2.0), (20.0, 1.0)])
+def test_a_change_of_speed_begins_and_ends(at_s: float, factor: float) -> None:
+    truth = disturbed(Constant(), Disturbance((SpeedChange(10.0, 20.0, 2.0),)), 0)
+    assert truth.seconds(DECODES, at_s) == factor * TRUTH_S
+
+
+def test_changes_that_overlap_multiply() -> None:
+    truth = disturbed(Constant(), Disturbance((SpeedChange(0.0, inf, 2.0), SpeedChange(5.0, 6.0, 0.5))), 0)
+    assert [truth.seconds(DECODES, at_s) for at_s in (1.0, 5.5)] == [2 * TRUTH_S, TRUTH_S]
+
+
+def test_one_step_in_fifty_is_slow() -> None:
+    slow = [s for s in durations(Disturbance(slow_steps=SlowSteps(0.02, 4.0))) if s != TRUTH_S]
+    assert set(slow) == {4 * TRUTH_S}
+    assert len(slow) == pytest.approx(100, rel=0.3)
+
+
+def test_which_steps_are_slow_is_the_seed_s() -> None:
+    steps = Disturbance(slow_steps=SlowSteps())
+    assert durations(steps, 7) == durations(steps, 7)
+    assert durations(steps, 7) != durations(steps, 8)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, inf, nan])
+def test_a_factor_that_no_engine_can_have_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="is not positive and finite"):
+        SpeedChange(0.0, factor=factor)
+    with pytest.raises(ValueError, match="is not positive and finite"):
+        SlowSteps(factor=factor)
+
+
+@pytest.mark.parametrize("chance", [-0.1, 1.1, nan])
+def test_a_chance_is_a_probability(chance: float) -> None:
+    with pytest.raises(ValueError, match="is not within 0 and 1"):
+        SlowSteps(chance=chance)
+
+
+@pytest.mark.parametrize("kind", TruthKind)
+def test_the_replicas_of_a_fleet_are_disturbed(kind: TruthKind) -> None:
+    model = builtin("llama-3-8b-a100").model
+    fleet = Fleet("slos-serve", model, 40_000, {}, "", truth=kind)
+    calm_s = iteration_timer(fleet, 3).begin(DECODES, 0.0)
+    doubled = Fleet(
+        "slos-serve", model, 40_000, {}, "", truth=kind, disturbance=Disturbance((SpeedChange(0.0),))
+    )
+    assert iteration_timer(doubled, 3).begin(DECODES, 0.0) == pytest.approx(2 * calm_s)
+
+
+def test_noise_is_the_same_with_a_disturbance_and_without() -> None:
+    model = builtin("llama-3-8b-a100").model
+    exact = disturbed(ExactTruth(model), Disturbance((SpeedChange(1.0, 2.0, 3.0),)), 0)
+    assert exact.seconds(DECODES, 0.0) == ExactTruth(model).seconds(DECODES, 0.0)
