@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("definition")
             "pool.spec.tiers.slo",
             [
                 "FIELD: slo <Object>",
-                "What is promised; absent for best effort.",
+                "Latency targets; absent for best effort.",
                 "tpot <string> Time per output token after the first, as `judge` measures it. Like `50ms`.",
                 "judge <string> enum: mean, window, max",
             ],

@@ -85,7 +85,7 @@ def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
             break
         kept = transcript.kept_ids()
         if transcript.finished or tokens_left(endpoint, client, len(kept)) == 0:
-            usage = None if transcript.usage_told else (len(transcript.prompt_ids), len(kept))
+            usage = None if transcript.usage_sent else (len(transcript.prompt_ids), len(kept))
             out += closing_events(
                 transcript.head(), chat=endpoint == CHAT, finished=transcript.finished, usage=usage
             )

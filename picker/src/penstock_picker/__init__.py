@@ -1,1 +1,1 @@
-"""The endpoint picker: says which replicas a gateway asks for a request, and in which order."""
+"""The endpoint picker: selects the replicas to which a gateway sends a request, in order."""

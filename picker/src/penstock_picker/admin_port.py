@@ -1,4 +1,4 @@
-"""The picker's admin port: metrics, demand, and whether it can pick."""
+"""The picker's admin port: metrics, demand, and readiness."""
 
 import orjson
 from penstock_routing.replicas.replica_set import ReplicaSet

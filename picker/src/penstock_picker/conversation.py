@@ -1,14 +1,14 @@
-"""One request as Envoy sends it by `ext_proc`, message by message. Pure, but for the picking.
+"""One request as Envoy sends it by `ext_proc`, message by message. Pure, except for the pick.
 
     request_headers ─▶ [request_body …] ─▶ [request_trailers] ─▶ endpoints, or an immediate response
 
-In the mode FULL_DUPLEX_STREAMED, which the endpoint picker protocol uses, Envoy waits with the headers until
-the picker has read the body, and the picker gives the body back. With a buffered body the headers pass first
-and are changed together with the body. In all other modes the picker decides by the headers alone: what it
-cannot read before the request goes on is left to the replicas.
+In the mode FULL_DUPLEX_STREAMED, which the endpoint picker protocol uses, Envoy holds the headers until the
+picker has read the body, and the picker returns the body. With a buffered body the headers pass first and are
+changed together with the body. In all other modes the picker decides by the headers alone, and replicas
+validate the rest.
 
-The conversation is over when the endpoints are answered; the picker ends its stream then, and Envoy goes on
-without it. So no token passes the picker.
+The conversation ends with the endpoints; the picker then closes its stream, and Envoy continues without it.
+So no token passes through the picker.
 """
 
 from collections.abc import Callable, Iterator

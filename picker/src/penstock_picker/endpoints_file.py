@@ -1,7 +1,8 @@
-"""Keeps the file of endpoints that an Envoy beside this picker reads, as replicas come and go.
+"""Maintains the file of endpoints that an Envoy beside this picker reads.
 
-Every replica that has told its HTTP port is in it, whether it takes requests or not: the picker chooses among
-them. What a picker wrote before it was restarted holds until a replica has told it anew.
+It lists every replica that has reported its HTTP port, whether or not it takes requests, because the picker
+selects among them. Entries written before a restart of the picker remain until the replica has reported
+again.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
     /healthcheck/fail ─▶ wait until proxies have removed it ─▶ /drain_listeners ─▶ wait for its requests
 
-Envoy itself cuts every stream when it gets SIGTERM. The picker goes on answering meanwhile. Envoy's
-administration interface is a Unix socket that only the two processes can reach.
+Envoy itself cuts all streams on SIGTERM. The picker continues to answer meanwhile. Envoy's administration
+interface is a Unix socket that only the two processes can reach.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Envoy's `ext_authz` over HTTP: one request to the picker for each of a client.
+"""Envoy's `ext_authz` over HTTP: one request to the picker for each client request.
 
-Envoy sends the client's method, path, headers and body. 200 lets the request pass with the headers that the
-picker answers; any other status below 500 goes to the client with its body. To Envoy, 500 or more is a picker
-that failed, so `failure_mode_allow` decides whether the request passes.
+Envoy sends the client's method, path, headers and body. Status 200 lets the request pass with the headers
+that the picker returns; any other status below 500 is sent to the client with its body. Envoy treats 500 or
+more as a failure of the picker, so `failure_mode_allow` decides whether the request passes.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Envoy's `ext_proc`, as the endpoint picker protocol of the Gateway API Inference Extension has it.
+"""Envoy's `ext_proc`, as used by the endpoint picker protocol of the Gateway API Inference Extension.
 
-It runs on gRPC's threaded server, which spends half of the CPU of grpc.aio. Each conversation holds a thread,
-also while a client sends its body slowly, so conversations are bounded in number and in time. Those over the
-bound are refused immediately, and the gateway then does what it is configured to do without a picker.
+It runs on gRPC's threaded server, which uses half the CPU of grpc.aio. Each conversation occupies a thread,
+also while a client sends its body slowly, so conversations are bounded in number and in time. Those beyond
+the bound are rejected immediately, and the gateway then acts as configured for a missing picker.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A picker's metrics. Labels are tiers and the project's own words, never a client's."""
+"""A picker's metrics. Labels are tiers and fixed words, never a client's."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -54,7 +54,7 @@ class Metrics(FrontMetrics):
             replicas.labels(str(ready).lower()).set_function(_counter(replica_set, ready))
 
     def picked(self, tier: str, endpoints: int) -> None:
-        """Count a request whose endpoints were told."""
+        """Count a request that got endpoints."""
         self._requests(tier).inc()
         self._endpoints(tier).inc(endpoints)
 

@@ -1,4 +1,4 @@
-"""The picker's flags: what is this process's own. Everything else is in the pool file."""
+"""The picker's flags: settings of one process. All others are in the pool file."""
 
 import argparse
 from collections.abc import Sequence

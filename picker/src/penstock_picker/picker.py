@@ -1,8 +1,8 @@
-"""Reads what a gateway tells about a request, and decides on it: key, body, tier, limits, endpoints.
+"""Decides on a request from a gateway: key, body, tier, limits, endpoints.
 
-Both fronts call `pick`, from any thread; decisions that count something take a lock. What a gateway tells is
-the client's, so whatever it holds is answered with an error in OpenAI's format, never with a fault of the
-process.
+Both protocols call `pick`, from any thread; decisions that count something take a lock. The gateway passes
+the client's input unchecked, so any invalid input is answered with an error in OpenAI's format and never
+fails the process.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ class Picker:
 
     @property
     def body_timeout_s(self) -> float:
-        """Longest wait for a request to be told."""
+        """Longest wait for a request to arrive."""
         return self._settings.body_timeout_s
 
     @property

@@ -136,7 +136,7 @@ class Autoscaling(Spec):
         return self
 
     @model_validator(mode="after")
-    def _keda_is_told_its_prometheus(self) -> Self:
+    def _keda_needs_prometheus(self) -> Self:
         if self.by == "keda" and self.prometheus_url is None:
             raise wrong_at("prometheusUrl", "missing; by: keda has to know the Prometheus to ask")
         if self.by != "keda" and self.prometheus_url is not None:

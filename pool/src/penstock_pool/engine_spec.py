@@ -200,7 +200,7 @@ class EngineSpec(Spec):
     )
 
     @model_validator(mode="after")
-    def _simulated_is_told_its_speed(self) -> Self:
+    def _simulated_needs_time_model(self) -> Self:
         if self.type == "simulated" and (self.time_model == AUTO or self.time_model.endswith(SUFFIX)):
             raise wrong_at("timeModel", SPEED_OF_A_BUILT_IN)
         return self

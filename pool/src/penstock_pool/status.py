@@ -55,7 +55,7 @@ class PoolCondition(Observed):
 
 
 class TierStatus(Observed):
-    """How one tier's promises were kept."""
+    """Attainment of one tier."""
 
     name: Name = Field(description="The tier.")
     attainment: Share | None = Field(

@@ -94,7 +94,7 @@ class SloSpec(Spec):
     )
 
     @model_validator(mode="after")
-    def _promises_something(self) -> Self:
+    def _has_a_target(self) -> Self:
         targets = (self.ttft, self.tpot_s, self.answer_tpot_s, self.e2e_s)
         if all(target is None for target in targets):
             raise wrong_at("", "has no target; give at least one of ttft, tpot, answerTpot, e2e")
@@ -137,7 +137,7 @@ class TierSpec(Spec):
     )
 
     name: Name = Field(description="Unique in the pool; clients ask for it.", examples=["chat"])
-    slo: SloSpec | None = Field(default=None, description="What is promised; absent for best effort.")
+    slo: SloSpec | None = Field(default=None, description="Latency targets; absent for best effort.")
     value: Annotated[Number, Field(gt=0)] = Field(
         default=1.0, description="What one admitted request is worth against another's.", examples=[1]
     )
@@ -153,7 +153,7 @@ class TierSpec(Spec):
     )
 
     @model_validator(mode="after")
-    def _promise_or_best_effort(self) -> Self:
+    def _slo_or_best_effort(self) -> Self:
         if self.best_effort and self.slo is not None:
             raise wrong_at("slo", "best effort carries no SLO; remove slo, or bestEffort: true")
         if not self.best_effort and self.slo is None:

@@ -1,12 +1,12 @@
-"""The engine's end of the telemetry socket: one datagram a step over a local Unix socket, lossy on purpose.
+"""The engine's end of the telemetry socket: one datagram per step over a local Unix socket, lossy by design.
 
-The sidecar binds the socket, so the engine may be there first, or again after the sidecar's restart: it
-connects anew whenever it has to, and a report that cannot be handed over at once is dropped and counted.
-What is lost is healed by the next report that is the whole state.
+The sidecar binds the socket. The engine connects whenever it is not connected, so the two may start and
+restart in any order. A report that cannot be sent immediately is dropped and counted; the next complete
+report makes up for it.
 
-A datagram is at most what the socket's send buffer holds, 200 kB on an untuned Linux: rows of some 4,000
-requests; and never more than `LONGEST_BYTES`, which readers make room for. A report past that goes without
-the rows of those who came last to wait; its `waiting` still counts them all.
+A datagram is at most as long as the socket's send buffer, 200 kB on an untuned Linux: rows of some 4,000
+requests; and never longer than `LONGEST_BYTES`, for which readers allocate space. A longer report omits the
+rows of the requests that were queued last; its `waiting` still counts them all.
 """
 
 import errno
@@ -30,7 +30,7 @@ WARN_AFTER_S = 30.0
 class ReportSocket:
     """Where an engine's reports go.
 
-    warn: told, as loggers are, when nobody takes reports for long. lost: reports that nobody took.
+    warn: logs a line when reports cannot be sent for long. lost: reports that were not sent.
     """
 
     def __init__(self, path: Path, warn: Callable[..., object]) -> None:

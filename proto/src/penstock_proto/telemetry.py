@@ -1,8 +1,9 @@
-"""The messages of telemetry.proto, for a process whose protobuf is somebody else's choice.
+"""The messages of telemetry.proto, for a process that cannot choose its version of protobuf.
 
-`telemetry_pb2` asks for a protobuf no older than the one that generated it. vLLM's image has whichever its
-other packages agreed on, and nothing may be put in that one's place. So here the messages are made of the
-schema itself, as `make proto` leaves it beside this file: any protobuf can, at the speed of generated ones.
+`telemetry_pb2` requires a protobuf at least as new as the one that generated it. vLLM's image has the version
+that its other packages need, which cannot be replaced. So here the messages are built from the schema, which
+`make proto` stores beside this file: any version of protobuf can do that, and they are as fast as generated
+ones.
 """
 
 from pathlib import Path

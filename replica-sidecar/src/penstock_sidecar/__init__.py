@@ -1,1 +1,1 @@
-"""Beside every engine: admits, forwards, returns tokens, reports state, drains."""
+"""The sidecar of an engine: admits and forwards requests, returns tokens, reports its state, drains."""

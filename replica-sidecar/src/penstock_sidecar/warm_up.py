@@ -1,9 +1,9 @@
-"""A policy's first decision, made before a request waits for one.
+"""A policy's first decision, made before the replica is ready.
 
 First calls import modules and initialize libraries: slos-serve takes 0.1 s for its first decision and 0.3 ms
-for every other. So before it is ready, a sidecar has the policy decide one made-up request of each tier at an
-idle replica, and drops the verdicts. A policy that raises here would fail every request, so it stops the
-start.
+for every other. So before it is ready, a sidecar has the policy decide on one synthetic request of each tier
+at an idle replica, and discards the verdicts. A policy that raises here would fail every request, so the
+sidecar does not start.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front of a pool: picks a replica, and tries the next one on rejection."""
+"""The OpenAI-compatible front end of a pool: selects a replica, and tries the next one on rejection."""

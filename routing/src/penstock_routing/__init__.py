@@ -1,1 +1,1 @@
-"""What every front of a pool shares: keys, tiers, limits, replicas, and the order in which they are asked."""
+"""What router and picker share: keys, tiers, limits, replicas, and the order in which replicas are tried."""

@@ -1,4 +1,4 @@
-"""Puts together what follows a pool: links to replicas, keys, limits, and what is shared through Redis."""
+"""Assembles what depends on the pool: links to replicas, keys, limits, and sharing through Redis."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from random import Random
@@ -66,7 +66,7 @@ def sharing(
     replica_set: ReplicaSet,
     metrics: FrontMetrics,
 ) -> Iterator[Coroutine[None, None, None]]:
-    """Yield what keeps this router in touch with the others through Redis."""
+    """Yield the tasks that share state with other routers through Redis."""
     if placements is not None:
 
         def heard(replica: str, placed: PeerLoad) -> None:
@@ -83,7 +83,7 @@ def sharing(
 def refreshing(
     options: PoolAccess, pool: Pool, keys: Keys, metrics: FrontMetrics
 ) -> Iterator[Coroutine[None, None, None]]:
-    """Yield what keeps the applications' keys current."""
+    """Yield the tasks that refresh applications' keys."""
     secrets, folder = options.key_secrets, options.pool.parent
     files = {
         each.name: folder / each.keys.file

@@ -1,7 +1,7 @@
-"""The demand on the pool through this router, for the autoscaler.
+"""Demand on the pool through this router, for the autoscaler.
 
-Counters by tier since the router started; a reader takes differences. A request is counted when it
-arrives, when the first verdict on it is known, and when it ends, so demand is seen before answers are done.
+Counters by tier since the router started; readers compute differences. A request is counted when it arrives,
+when its first verdict is known, and when it ends, so demand is visible before answers are complete.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

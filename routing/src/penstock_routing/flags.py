@@ -1,4 +1,4 @@
-"""Flags that the router and the picker have in common: where the replicas are, keys, Redis, TLS."""
+"""Flags that router and picker share: replica addresses, keys, Redis, TLS."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Metrics that the router and the picker both have, each under its own name."""
+"""Metrics that router and picker share, each under its own name."""
 
 from collections.abc import Iterable
 

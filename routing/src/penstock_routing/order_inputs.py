@@ -1,4 +1,4 @@
-"""A request as routing orders see it, and the answer where there is no replica to ask."""
+"""Inputs of routing orders from a request, and the error if no replica is in service."""
 
 from collections.abc import Callable
 from math import inf

@@ -1,4 +1,4 @@
-"""A router's settings, as the pool file has them."""
+"""A router's settings, from the pool file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

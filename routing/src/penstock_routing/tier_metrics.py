@@ -1,8 +1,8 @@
-"""How the requests of each tier fare: verdicts, times, and whether targets were met.
+"""Metrics of each tier's requests: verdicts, durations, and whether targets were met.
 
-The router counts them, and so does a sidecar that takes HTTP itself, each under its own name, from the same
-`Outcome`: the same traffic gives the same figures. Labels are tiers and the project's own words, never a
-client's. Everything is counted when a request ends; nothing is counted per token.
+The router counts them, and so does a sidecar that serves HTTP itself, each under its own name, from the same
+`Outcome`, so the same traffic gives the same figures. Labels are tiers and fixed words, never a client's.
+Everything is counted when a request ends; nothing is counted per token.
 """
 
 from collections.abc import Callable, Iterable

@@ -42,7 +42,7 @@ class HttpBounds:
         so that the client closes first.
     connections: open at once; more are answered 503 and closed. Under TLS they are counted from before the
         handshake, and those over the bound are closed without one.
-    half_closed_s: a client that has closed its sending side cannot be told from one that has disconnected. A
+    half_closed_s: a client that has closed its sending side looks like one that has disconnected. A
         response that is ready within this time still reaches it; afterwards it counts as disconnected.
     linger_s, linger_bytes: the rest of a request that is already answered is read for this long and up to
         this length; then the connection is aborted.

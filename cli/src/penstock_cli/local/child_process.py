@@ -38,7 +38,7 @@ class LogSink(Protocol):
 class ChildProcess:
     """A process and its restarts.
 
-    exits: how often it has ended without being told to.
+    exits: number of times it has ended by itself.
     why_it_ended: the last time, in a line: how, and what it said of it.
     """
 

@@ -74,17 +74,17 @@ def argv(vllm: VllmEngine, pool: Pool, host: str, port: str) -> tuple[str, ...]:
 def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
     """Return the environment variables of vLLM and the plug-in."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
-    told = {
+    variables = {
         "PENSTOCK_POLICY": scheduling.policy,
         "PENSTOCK_TIME_MODEL": engine.time_model,
         "PENSTOCK_TELEMETRY": telemetry,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
     }
     if engine.speculation is not None:
-        told["PENSTOCK_ACCEPTANCE"] = f"{engine.speculation.acceptance:g}"
+        variables["PENSTOCK_ACCEPTANCE"] = f"{engine.speculation.acceptance:g}"
     if key := engine_key(os.environ):
-        told["VLLM_API_KEY"] = key
-    return told
+        variables["VLLM_API_KEY"] = key
+    return variables
 
 
 def _find_python(given: Path | None) -> Path:
@@ -96,10 +96,10 @@ def _find_python(given: Path | None) -> Path:
             bad_input=True,
         )
     try:
-        told = subprocess.run(
+        found = subprocess.run(
             [python, "-c", FIND_MODULES], capture_output=True, text=True, timeout=60, check=True
         )
-        missing = json.loads(told.stdout)
+        missing = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
         raise Failure(f"--vllm-python {python}: is not a working Python", bad_input=True) from None
     if "vllm" in missing:

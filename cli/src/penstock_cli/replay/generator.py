@@ -37,7 +37,7 @@ class Generator:
     """One replay under way.
 
     max_in_flight: a bound on memory and sockets; requests beyond it are not sent, and count as failed.
-    on_outcome: told of every request as it ends.
+    on_outcome: called for every request as it ends.
     """
 
     client: ReplayClient

@@ -1,4 +1,4 @@
-"""Whether an engine that schedules by itself has room for one more request without hurting those inside.
+"""Checks whether an engine that schedules by itself can take one more request.
 
 Four conditions are checked:
 

@@ -1,4 +1,4 @@
-"""Whether a held request may start: all running requests, and it, must be able to finish within their SLOs.
+"""Checks whether a held request may start: it and all running requests must be able to meet their SLOs.
 
 Two conditions, for jobs that can still meet their SLO:
 

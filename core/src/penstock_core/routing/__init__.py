@@ -1,1 +1,1 @@
-"""Order in which replicas are asked, their load by snapshots, and the next step after a rejection."""
+"""Order in which replicas are tried, their load by snapshots, and the next step after a rejection."""

@@ -1,6 +1,6 @@
-"""The engine over HTTP. An answer's bytes are passed on untouched.
+"""HTTP client of the engine. The bytes of an answer are forwarded unchanged.
 
-Every way in which an engine can be missing becomes `EngineGone`; an error status is an answer like any other.
+Every connection failure becomes `EngineGone`; an error status is an answer like any other.
 """
 
 import asyncio

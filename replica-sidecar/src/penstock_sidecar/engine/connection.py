@@ -113,7 +113,7 @@ class EngineConnection(asyncio.Protocol):
             self._settle(None)
 
     def eof_received(self) -> None:
-        """End an answer whose length is told by the end of the connection."""
+        """End an answer that is delimited by the end of the connection."""
         if self._head_complete and not self._framed and not self._complete:
             self._complete, self._keep_alive = True, False
             self._settle(None)

@@ -1,7 +1,7 @@
-"""Connections to one engine, kept for the next request after an answer is whole.
+"""Connections to one engine, kept open for the next request.
 
-How many there are is bounded by the requests that the sidecar holds: each has one at most, and one that is
-not used for `idle_s` is closed.
+Their number is bounded by the requests that the sidecar holds: each has at most one, and one that is unused
+for `idle_s` is closed.
 """
 
 import asyncio

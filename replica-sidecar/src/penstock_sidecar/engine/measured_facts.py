@@ -1,4 +1,4 @@
-"""Facts of an engine that its pool does not name: asked of the engine, or measured."""
+"""Facts of an engine that its pool does not configure: read from the engine, or measured."""
 
 from pathlib import Path
 

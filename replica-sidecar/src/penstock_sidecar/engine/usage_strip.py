@@ -1,8 +1,8 @@
-"""Removal of the usage that only the sidecar has asked for from a stream.
+"""Removes usage that only the sidecar has requested from a stream.
 
-Busy engines merge tokens into one event, so only usage gives their number. Where the client does not ask for
-it (`stream_options.include_usage`), the sidecar does, and removes what that adds to the stream: a last chunk
-without choices, and in some engines a `"usage": null` in every other one. All else passes unchanged.
+Busy engines merge tokens into one event, so only usage has their number. If the client does not request it
+(`stream_options.include_usage`), the sidecar does, and removes the additions to the stream: a last chunk
+without choices, and in some engines a `"usage": null` in every other one. Everything else passes unchanged.
 """
 
 import re

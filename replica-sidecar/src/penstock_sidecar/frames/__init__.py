@@ -1,1 +1,1 @@
-"""What a session sends to its router: events gathered into frames."""
+"""Messages of a session to its router: events, batched into frames."""

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API for gateways that choose replicas themselves: one more front over the same admission."""
+"""OpenAI's HTTP API for gateways that select replicas, with the same admission as gRPC sessions."""

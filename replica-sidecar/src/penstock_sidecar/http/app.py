@@ -1,7 +1,7 @@
-"""The replica's HTTP side: which path does what, and what every error has in common.
+"""The replica's HTTP interface: paths, and the format of errors.
 
-Only a gateway reaches it. Every request that generates is submitted to the replica's admission; there is no
-path to the engine beside it.
+Only a gateway reaches it. Every generating request is submitted to the replica's admission; there is no other
+path to the engine.
 """
 
 import time

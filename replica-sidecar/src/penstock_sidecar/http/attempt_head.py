@@ -1,4 +1,4 @@
-"""What a gateway tells in headers about one attempt at this replica."""
+"""Headers in which a gateway describes one attempt at this replica."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class AttemptHead(NamedTuple):
 
 
 def attempt_head(head: Head, usual_hops: int) -> AttemptHead:
-    """Return the attempt. usual_hops: endpoints after the first where no picker has told."""
+    """Return the attempt. usual_hops: endpoints after the first if no picker has set them."""
     hop, max_hops = _number(head, _ATTEMPT) or 1, _number(head, _MAX_HOPS)
     application = head.get(_APPLICATION)
     return AttemptHead(

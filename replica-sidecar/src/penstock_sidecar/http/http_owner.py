@@ -1,7 +1,7 @@
 """The owner of a request that came over HTTP: its events go to the client's own connection.
 
-A session gathers events into frames for its router. Here each event has one reader, so output is written to
-the client where it arises, and held in `UpstreamRequest`, within its bounds, while the client is behind.
+A session batches events into frames for its router. Here each event has one reader, so output is written to
+the client immediately, and buffered in `UpstreamRequest`, within its bounds, while the client is slower.
 """
 
 from penstock_proto import replica_pb2 as wire

@@ -1,8 +1,8 @@
-"""Reads a generating request that a gateway sends: head, body, tier, targets.
+"""Reads a generating request from a gateway: head, body, tier, targets.
 
-A picker has resolved the tier. Where the gateway goes on without one, the tier follows from the application
-whose key the gateway has checked, as in the router. A pool with applications gives no targets to a request of
-which neither is known: best effort at most.
+A picker has resolved the tier. If the gateway continues without one, the tier follows from the application
+whose key the gateway has checked, as in the router. In a pool with applications, a request with neither gets
+no targets: best effort at most.
 """
 
 from time import monotonic

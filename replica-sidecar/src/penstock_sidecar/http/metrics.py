@@ -1,4 +1,4 @@
-"""What clients of the HTTP side see, by tier: the router's figures, under this replica's name."""
+"""Metrics of clients of the HTTP interface, by tier: the router's metrics, under this replica's name."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""A replica's rejection as an HTTP response, which the gateway takes to the next endpoint.
+"""A replica's rejection as an HTTP response, on which the gateway tries the next endpoint.
 
-The gateway goes by the header, whatever the status. The client sees the response of the last replica asked,
-so each one tells the reason, and when to come again as far as that replica can tell.
+The gateway reacts to the header, whatever the status. The client gets the response of the last replica tried,
+so each one has the reason, and a Retry-After as far as that replica can tell.
 """
 
 from penstock_core.domain.verdict import Reason, Rejected

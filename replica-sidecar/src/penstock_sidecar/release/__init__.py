@@ -1,1 +1,1 @@
-"""When a request enters an engine that schedules by itself."""
+"""Release control: when a request enters an engine that schedules by itself."""

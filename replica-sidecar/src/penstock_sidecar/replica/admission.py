@@ -1,4 +1,4 @@
-"""Verdicts for requests, and what follows from them."""
+"""Admission of requests, and the actions that follow from verdicts."""
 
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter

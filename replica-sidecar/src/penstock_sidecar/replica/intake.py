@@ -1,4 +1,4 @@
-"""From a submitted request to a job that waits for its verdict."""
+"""Converts a submitted request to a job that waits for its verdict."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,8 @@
-"""One replica: what all its sessions share.
+"""One replica: the state that all its sessions share.
 
-A submitted request goes one way: `intake` reads it, `admission` decides it with those that came along,
-`forwarding` sends it to the engine and its answer to the session's outbox. Everything here is touched from
-one event loop only, and no decision spans an await.
+A submitted request passes three stages: `intake` reads it, `admission` decides on it together with those that
+arrived at the same time, `forwarding` sends it to the engine and its answer to the session's outbox.
+Everything here runs in one event loop, and no decision spans an await.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a replica serves, and whether it serves now."""
+"""The model that a replica serves, and whether it takes requests now."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,8 @@
 """Faults of the sidecar's own code, contained where they occur.
 
-Whatever raises while a request is read, decided or forwarded ends that request and nothing else: it is
-answered with `FAILURE_INTERNAL`, the log gets one line with the cause, and a counter counts it. Work for all
-requests together, like a tick, is done again next time.
+An exception while a request is read, decided or forwarded ends that request only: it is answered with
+`FAILURE_INTERNAL`, the cause is logged in one line, and a counter counts it. Periodic work for all requests
+together is tried again at its next time.
 """
 
 from types import TracebackType

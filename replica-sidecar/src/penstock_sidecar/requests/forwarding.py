@@ -1,7 +1,8 @@
-"""Accepted requests on their way to the engine, and its answers on their way back.
+"""Forwards accepted requests to the engine, and its answers back.
 
-Each request has a task of its own. What the engine sends is counted, put into the session's outbox and noted
-in the mirror, in this order, within the turn of the event loop that reads it: the task is not woken for it.
+Each request has a task of its own. Output of the engine is counted, added to the session's outbox and
+recorded in the mirror, in this order, within the turn of the event loop that reads it, without waking the
+task.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """One request at this replica, from its submit to its last event.
 
-`penstock_core.domain.request_lifecycle` says what may happen to a request and what follows from it. This
-module does what follows: it puts events into the outbox of the request's session, and stops the task that
+`penstock_core.domain.request_lifecycle` defines the transitions of a request and their actions. This module
+executes the actions: it adds events to the outbox of the request's session, and cancels the task that
 forwards the request when something else ends it.
 """
 

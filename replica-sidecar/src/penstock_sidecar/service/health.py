@@ -1,4 +1,4 @@
-"""gRPC's standard health service: serving while the engine does and the replica takes new work."""
+"""gRPC's standard health service: serving while the engine is up and the replica takes requests."""
 
 import asyncio
 

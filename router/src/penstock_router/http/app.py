@@ -1,6 +1,6 @@
-"""The router's public HTTP side: which path does what, and what every answer has in common.
+"""The router's public HTTP interface: paths, and headers that all answers share.
 
-A request is one task. `RequestPath` serves those that generate, `pages` all others.
+Each request is one task. `RequestPath` serves generating requests, `pages` all others.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Reads a generating request: head, API key, body, model, tier, and its application's limits.
 
-Each thing is looked at once, in the order of what it costs: a wrong key is answered before the body is read.
-What comes out is what every later stage works with.
+Checks are ordered by cost: a wrong key is answered before the body is read. The result is the input of all
+later stages.
 """
 
 from time import monotonic

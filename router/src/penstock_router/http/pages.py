@@ -1,4 +1,4 @@
-"""Pages about a router and its pool. Each function is a page; none of them is on a request's path."""
+"""Pages about a router and its pool. None of them is on a request's path."""
 
 import orjson
 from penstock_core.domain.slo import Tier
@@ -68,8 +68,8 @@ def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes
 
 def max_model_len(replica_set: ReplicaSet, pool: Pool) -> int:
     """Return the engines' own bound, else the pool's."""
-    told = [link.description.max_model_len for link in replica_set.links if link.description is not None]
-    return min((length for length in told if length), default=pool.spec.engine.max_model_len)
+    lengths = [link.description.max_model_len for link in replica_set.links if link.description is not None]
+    return min((length for length in lengths if length), default=pool.spec.engine.max_model_len)
 
 
 def _tier(tier: Tier) -> dict[str, object]:
@@ -86,14 +86,14 @@ def _tier(tier: Tier) -> dict[str, object]:
 
 
 def _replica(link: ReplicaLink) -> dict[str, object]:
-    told = link.load.snapshot
+    snapshot = link.load.snapshot
     return {
         "name": link.name,
         "state": link.state.value,
-        "running": told.running,
-        "waiting": told.waiting,
-        "best_effort": told.best_effort,
-        "kv_tokens_free": told.kv_tokens_free,
-        "kv_tokens_total": told.kv_tokens_total,
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "best_effort": snapshot.best_effort,
+        "kv_tokens_free": snapshot.kv_tokens_free,
+        "kv_tokens_total": snapshot.kv_tokens_total,
         "metrics_url": (link.description.metrics_url if link.description is not None else "") or None,
     }

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 class RequestPath:
     """One router's.
 
-    time_model: returns the one that slowdowns are of, None before any replica has told one.
+    time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: of the bytes held over all requests.
     """
 

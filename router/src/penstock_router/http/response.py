@@ -1,4 +1,4 @@
-"""Answers a placed request, and frees what it held at its replica."""
+"""Answers a placed request, and releases its resources at the replica."""
 
 from penstock_routing.request.outcome import Outcome
 from penstock_routing.response.answer import answer_headers, write_answer

@@ -1,9 +1,9 @@
 """The request that continues an answer: token ids in, text out.
 
-The prompt is that of the first request as the engine tokenized it, followed by the tokens that the client
-has. Both come from the engine (`return_token_ids`), because tokenizing the text again may give other tokens.
-A chat is continued as a completion, whose prompt may be token ids; its events are translated back
-(`continued_events`). Bounds on the answer's length count only what is left of it.
+The prompt is that of the first request as the engine tokenized it, followed by the tokens that the client has
+received. Both come from the engine (`return_token_ids`), because tokenizing the text again may result in
+other tokens. A chat is continued as a completion, whose prompt may be token ids; its events are translated
+back (`continued_events`). Bounds on the answer's length apply to the rest of it.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""A continuation's events, written as the rest of the first replica's stream.
+"""Rewrites a continuation's events as the rest of the first replica's stream.
 
-The client gets one answer: `id`, `created` and the kind of its events stay, a role comes once, and usage
-counts the client's own prompt and every token of the answer. A chat that is continued as a completion is
-translated back.
+The client gets one answer: `id`, `created` and the kind of its events stay the same, a role is sent once, and
+usage counts the client's own prompt and every token of the answer. A chat that is continued as a completion
+is translated back.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ def closing_events(
     """Return the events that end an answer of which nothing but its end is missing.
 
     finished: the client has the reason of its end; else it has as many tokens as it may.
-    usage: tokens of the prompt and of the answer, where they are to be told.
+    usage: tokens of the prompt and of the answer, if usage is requested.
     """
     closing = b""
     if not finished:

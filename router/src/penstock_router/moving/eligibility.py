@@ -1,9 +1,9 @@
-"""Which streams can be continued faithfully on another replica, by what their request asks for.
+"""Which streams can be continued faithfully on another replica, by the fields of their request.
 
-A continuation is a new request whose prompt ends with the tokens that the client has. An engine gives it the
-answer that it would have given, unless the request asks for something that depends on where the answer began:
-a grammar begins anew, a penalty takes the answer's first part for prompt, a seeded draw is drawn again. The
-table in docs/reliability.md has the same rows.
+A continuation is a new request whose prompt ends with the tokens that the client has received. The engine
+continues it like the original, unless the request has a feature that depends on where the answer began: a
+grammar would restart, a penalty would count the answer's first part as prompt, a seeded sample would be drawn
+again. The table in docs/reliability.md has the same rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,13 +1,13 @@
-"""A stream that goes on when its replica is lost.
+"""A stream that continues when its replica is lost.
 
-To whoever writes the answer this looks like one upstream request that never is lost. Behind it the stream of
-the replica that serves the request is read and noted (`transcript`). When that replica is lost, a
-continuation (`continued_body`) is placed as any request is: over the replicas in order, then best effort. Its
-events are written as the rest of the answer (`continued_events`).
+To the code that writes the answer this is one upstream request that is never lost. Internally, the replica's
+stream is recorded (`transcript`). When the replica is lost, a continuation (`continued_body`) is placed like
+any request: replicas in order, then best effort. Its events are written as the rest of the answer
+(`continued_events`).
 
-The request's deadlines run on: token k stays due at its arrival + TTFT + k·TPOT, so the first token of a
-continuation behind k tokens has that as its deadline. Each move of a request costs one of its `maxMoves`, and
-a replica that is lost with a continuation is not asked for another try within the same move.
+The request's deadlines do not change: token k is still due at its arrival + TTFT + k·TPOT, so that is the
+deadline of the first token of a continuation behind k tokens. Each move of a request counts against its
+`maxMoves`, and a replica that is lost with a continuation is not tried again within the same move.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Mover:
     """One router's.
 
     max_moves: of one request.
-    time_model: returns the one that slowdowns are of, None before any replica has told one.
+    time_model: returns the model for slowdown targets; None before any replica has sent one.
     """
 
     placement: Placement
@@ -262,12 +262,12 @@ class MovableAnswer:
         transcript = self._transcript
         prompt_tokens = len(transcript.prompt_ids)
         options = body.get("stream_options") or {}
-        tells = bool(options.get("include_usage")) and not transcript.usage_told
+        requested = bool(options.get("include_usage")) and not transcript.usage_sent
         self._closing = closing_events(
             transcript.head(),
             chat=self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS,
             finished=transcript.finished,
-            usage=(prompt_tokens, kept_tokens) if tells else None,
+            usage=(prompt_tokens, kept_tokens) if requested else None,
         )
         self._end = wire.Finished(prompt_tokens=prompt_tokens, completion_tokens=kept_tokens)
 

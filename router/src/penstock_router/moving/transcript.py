@@ -1,11 +1,11 @@
-"""What a stream has told its client, as far as a continuation needs it.
+"""A record of what a stream has sent to its client, as far as a continuation needs it.
 
-The engine is asked for token ids (`return_token_ids`); they are taken out of each event before the client
-gets it, and kept here. An event of one token is only searched and noted. Notes are read in batches and
-shrink to ids, so that a stream holds some bytes a token and at most `BATCH_EVENTS` events.
+The engine is asked for token ids (`return_token_ids`), which are removed from each event before the client
+gets it, and kept here. An event of one token is only searched and recorded. Records are parsed in batches and
+reduced to ids, so a stream holds some bytes per token and at most `BATCH_EVENTS` events.
 
-A continuation begins behind the last event that brought text. Tokens after it have brought none: a character
-is not complete, and a prompt that ended inside a character would be answered by other text.
+A continuation begins behind the last event that had text. Tokens after it have produced no text, because a
+character is incomplete; a prompt that ends inside a character would be continued with different text.
 """
 
 import re
@@ -35,13 +35,13 @@ class Transcript:
 
     opaque: the stream does not tell what a continuation needs, and is passed on untouched.
     first_event: the first one, without ids; empty before it.
-    prompt_ids: empty until they are told.
-    done: `[DONE]` has come. usage_told: so has the usage at the end.
+    prompt_ids: empty until received.
+    done: `[DONE]` was received. usage_sent: the final usage was received.
     failure: the event by which the engine has reported a failure; it and what follows are not for the client.
     """
 
     def __init__(self) -> None:
-        self.opaque = self.done = self.usage_told = False
+        self.opaque = self.done = self.usage_sent = False
         self.first_event = b""
         self.prompt_ids: list[int] = []
         self.failure = b""
@@ -49,7 +49,7 @@ class Transcript:
         self._ids = bytearray()
         self._events: list[bytes] = []
         self._rest = b""
-        self._finished = self._thinks = self._told_prompt = False
+        self._finished = self._thinks = self._has_prompt_ids = False
 
     @property
     def begun(self) -> bool:
@@ -70,7 +70,7 @@ class Transcript:
     def token_event(self, data: bytes) -> bytes | None:
         """Return an ordinary event without its ids, still to be noted; None for any other bytes."""
         begin = data.find(_BEGIN)
-        if begin < 0 or self._rest or not self._told_prompt or data.find(b"\n\n") != len(data) - 2:
+        if begin < 0 or self._rest or not self._has_prompt_ids or data.find(b"\n\n") != len(data) - 2:
             return None
         return data[:begin] + data[data.find(b"]", begin) + 1 :]
 
@@ -111,7 +111,7 @@ class Transcript:
     def continue_behind(self, kept_ids: list[int]) -> None:
         """Go on with another replica's stream, which begins behind these tokens."""
         self._kept, self._ids, self._events, self._rest = kept_ids, bytearray(), [], b""
-        self.failure, self._told_prompt = b"", False
+        self.failure, self._has_prompt_ids = b"", False
 
     def head(self) -> dict[str, Any]:
         """Return the fields that all events of the stream share."""
@@ -128,13 +128,13 @@ class Transcript:
             self.prompt_ids = orjson.loads(found[1])
         passed = _ALL_IDS.sub(b"", event)
         self.first_event = self.first_event or passed
-        self._told_prompt = True
+        self._has_prompt_ids = True
         if _IDS.search(event):
             self.note(event)
         elif _TEXT.search(event):
             self.opaque = True
         self._finished = self._finished or _FINISH.search(event) is not None
-        self.usage_told = self.usage_told or b'"usage":{' in event
+        self.usage_sent = self.usage_sent or b'"usage":{' in event
         return passed
 
     def _give_up(self, data: bytes) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""What a router reports about requests: metrics, demand for the autoscaler, the access log."""
+"""Metrics of requests, demand for the autoscaler, and the access log."""

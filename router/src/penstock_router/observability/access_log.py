@@ -1,7 +1,7 @@
-"""A line for every request that has ended, at `--log-level debug`.
+"""One line for every request that has ended, at `--log-level debug`.
 
-Metrics tell how requests fare; this tells how one did, in the same figures. Never prompts, keys or headers
-but the request's id.
+Metrics aggregate requests; this has the same figures for one. It never contains prompts, keys or headers,
+except for the request's id.
 """
 
 import logging

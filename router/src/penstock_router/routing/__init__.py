@@ -1,1 +1,1 @@
-"""Which replica serves a request: tries in order, hops and failovers, and the wait for a first replica."""
+"""Placement of a request: attempts in order, hops and failovers, and the wait for a first replica."""

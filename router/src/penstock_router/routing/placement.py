@@ -1,8 +1,8 @@
-"""Finds the replica that serves a request: tries, hops after rejections, failover after losses.
+"""Finds the replica that serves a request: attempts, hops after rejections, failover after losses.
 
-The core decides which replica is asked next; here it is asked. Nothing has been written to the client before
-this ends, so whatever goes wrong is repaired by asking the next replica, or answered with a status. A request
-that was lost with a replica is sent to one other, as far as the retry budget goes, and then answered.
+Core decides which replica is tried next; this module sends the request there. Nothing is written to the
+client before it ends, so a failure leads to the next replica or to an error status. A request that was lost
+with a replica is sent to one other, within the retry budget, and answered with an error if that is lost too.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Placement:
     """One router's.
 
     demand: counts verdicts. room: where requests wait while there is no replica.
-    time_model: returns the one that slowdowns are of, None before any replica has told one.
+    time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: of the bytes held over all requests.
     """
 

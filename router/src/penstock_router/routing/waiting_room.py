@@ -1,10 +1,10 @@
-"""Requests that wait because no replica is in service, where a pool may shrink to none.
+"""Requests that wait because no replica is in service, in a pool that may scale to zero.
 
-Whoever scales the pool sees that requests wait and starts a replica; when it takes work, all are sent on at
-once, and its admission decides about them together. A request's clock runs on meanwhile.
+The autoscaler sees that requests wait and starts a replica; when it takes requests, all are sent at once, and
+its admission decides on them together. A request's clock runs meanwhile.
 
-Waiting is bounded in requests and in time, and the router's byte budget bounds what they hold. A request over
-a bound is answered as if there were no waiting. A client that goes away takes its request along.
+Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
+beyond a bound is answered as if there were no waiting. A request whose client disconnects is dropped.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Who asks and what they may use: API keys, tiers, limits, token usage."""
+"""Clients of a pool and what they may use: API keys, tiers, limits, token usage."""

@@ -1,9 +1,9 @@
-"""Which application each API key belongs to.
+"""Finds the application that an API key belongs to.
 
-Only SHA-256 digests of keys are kept, and a key is looked up by its digest: the time that a lookup takes
-tells nothing about the keys, and no log or memory dump shows one.
+Only SHA-256 digests of keys are stored, and a key is looked up by its digest, so the time of a lookup reveals
+nothing about the keys, and no log or memory dump contains one.
 
-The table is replaced whole, so a request sees the old keys or the new ones, never a mixture.
+The table is replaced as a whole, so a request sees either the old keys or the new ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from penstock_pool import Application
 class Keys:
     """The keys of one pool's applications.
 
-    applications: all that the pool names, in its order. keys: whose each of them is, to begin with.
+    applications: all applications of the pool, in its order. keys: the first keys, with their applications.
     """
 
     def __init__(self, applications: Iterable[Application], keys: Mapping[str, Application]) -> None:
@@ -36,7 +36,7 @@ class Keys:
         return None if key is None else self._owners.get(_digest(key))
 
     def replace(self, application: str, keys: Iterable[str]) -> bool:
-        """Let these be the application's only keys from now on. Return whether that changed anything."""
+        """Replace all keys of the application. Return whether they changed."""
         digests = frozenset(map(_digest, keys))
         if digests == self._digests[application]:
             return False

@@ -1,8 +1,8 @@
-"""Reading API keys again and again, so that a revoked key stops within seconds and without a restart.
+"""Reads API keys periodically, so that a revoked key stops working within seconds and without a restart.
 
-A revoked key is refused at the latest `every_s` of its source after the change, and the time of one reading
-later: within 5 seconds while the source can be read. While it cannot be, the last keys stay, a log line says
-so once, and `penstock_router_keys_unreadable` counts the application. Keys are never logged.
+A revoked key is rejected at most `every_s` of its source, plus the duration of one read, after the change:
+within 5 seconds while the source can be read. While it cannot, the last keys stay valid, one log line reports
+it, and `penstock_router_keys_unreadable` counts the application. Keys are never logged.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Where API keys are kept: files, or Secrets in a cluster.
+"""Sources of API keys: files, or Secrets in a cluster.
 
-A source that can be read says which keys there are; none is an answer too, and revokes all of them. One that
-cannot be read says nothing, and the keys that are known stay.
+The content of a source replaces all keys known before; an empty source revokes them all. If a source cannot
+be read, the known keys stay valid.
 
-Secrets are asked for by name, which needs no right but `get` on exactly these. The copies that the kubelet
-mounts into pods are too late to revoke a key: they change a minute or more after the Secret.
+Secrets are read by name, which needs only the right to `get` exactly these. The kubelet's mounts of Secrets
+are too slow to revoke a key: they are updated a minute or more after the Secret.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
-"""What applications may use of the pool: requests at once, requests and tokens per minute.
+"""Limits of applications: concurrent requests, requests and tokens per minute.
 
-Each router keeps its own account of every application and refuses what is over the limit by that alone. What
-it would admit, it asks the others about through Redis, where there is one (`shared_limits`). So limits hold
-over all routers while Redis answers, and over each router for itself while it does not.
+Each router counts every application's usage and rejects what exceeds a limit by its own count alone. For all
+other requests it also checks the usage of the other routers through Redis, if the pool has one
+(`shared_limits`). So limits apply to all routers together while Redis answers, and to each router separately
+while it does not.
 
-Refusals and their headers are OpenAI's, which its clients know how to wait by.
+Rejections and their headers are in OpenAI's format, which its clients use to retry.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ class PoolLimits(Protocol):
     """Limits over all routers."""
 
     async def ask(self, application: str, tokens: int) -> LimitDecision | None:
-        """Ask whether there is room; None where Redis does not answer."""
+        """Return the decision over all routers; None if Redis does not answer."""
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
         """Note that an admitted request has ended."""
@@ -70,17 +71,17 @@ class LimitMetrics:
 
 @dataclass(slots=True)
 class RateLimitGrant:
-    """A request that its application's limits have room for. headers: for its answer."""
+    """A request that is within its application's limits. headers: for its response."""
 
     headers: list[Header]
 
     def leave(self, tokens: int) -> None:
-        """It has ended, and used so many tokens."""
+        """Record the end of the request and the tokens that it used."""
 
 
 @dataclass(slots=True)
 class _Limited(RateLimitGrant):
-    """One that counts."""
+    """A request that counts against a limit."""
 
     application: str
     ledger: Ledger

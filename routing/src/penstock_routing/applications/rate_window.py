@@ -1,10 +1,10 @@
-"""How much was used in the last minute, in slots of one second. Pure.
+"""Usage within the last minute, in slots of one second. Pure.
 
-A slot counts until 60 whole seconds after it have passed, so what was taken in any 60 seconds, wherever they
-begin, never exceeds the limit. The price is that a slot counts for up to a second more than a minute. A token
-bucket would be smaller, and lets twice the limit pass in some minutes.
+A slot counts until 60 whole seconds after it have passed, so usage in any 60 seconds never exceeds the limit.
+In return, a slot counts for up to a second more than a minute. A token bucket would be smaller, but permits
+twice the limit in some minutes.
 
-`shared_limits.lua` does the same in Redis, where it has to be one step; a test compares the two.
+`shared_limits.lua` does the same in one atomic step in Redis; a test compares the two.
 """
 
 from math import floor

@@ -1,17 +1,17 @@
-"""The limits of applications over all routers of a pool, through Redis.
+"""Limits of applications over all routers of a pool, through Redis.
 
-    enter ──▶ asks gathered while a call is under way ──▶ one call ──▶ verdicts
-    leave ──▶ corrections, requests under way ───────────────┘
+    enter ──▶ queued while a call is in progress ──▶ one call ──▶ decisions
+    leave ──▶ corrections, requests in progress ────────────┘
 
-A router has at most one call under way, so Redis sees its numbers in order, and a request waits for two round
-trips at most, however many come at once. A call is one script for each application (`shared_limits.lua`),
-which decides in one step; the clock is Redis' own.
+A router has at most one call in progress, so Redis sees its numbers in order, and a request waits for at most
+two round trips, however many arrive at once. Each application's part of a call is one script
+(`shared_limits.lua`), which decides atomically, by the clock of Redis.
 
-How many requests a router has under way it says as a number, not as changes, so nothing drifts, and believed
-only for `LEASE_S`: a router that dies holds nothing for longer. Keys go by themselves when nothing is used.
+A router reports its requests in progress as a number, not as changes, so errors do not accumulate. The number
+is valid for `LEASE_S`, so a crashed router occupies nothing for longer. Keys without usage expire.
 
-While Redis is away or slow, `ask` answers None, and each router's own limits hold. A call that was given up
-may still have counted: then a request counts that was decided without Redis, never the other way round.
+While Redis is unavailable or slow, `ask` returns None, and each router's own limits apply. A call that timed
+out may still have been counted: then a request counts that was decided without Redis, never the reverse.
 """
 
 import asyncio
@@ -59,21 +59,21 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Use:
-    """One application's requests through this router, as Redis is to know them.
+    """One application's requests through this router, to be reported to Redis.
 
-    told: requests under way as last said, at `told_s`. corrections: of tokens, by slot.
+    reported: requests in progress as last sent to Redis, at `reported_s`. corrections: of tokens, by slot.
     """
 
     limits: ApplicationLimits
     open: int = 0
-    told: int = 0
-    told_s: float = 0.0
+    reported: int = 0
+    reported_s: float = 0.0
     asks: list[_Ask] = field(default_factory=list)
     corrections: dict[int, int] = field(default_factory=dict)
 
     def due(self, now_s: float) -> bool:
-        renew = self.open > 0 and now_s - self.told_s >= RENEW_S
-        return bool(self.asks or self.corrections) or self.open != self.told or renew
+        renew = self.open > 0 and now_s - self.reported_s >= RENEW_S
+        return bool(self.asks or self.corrections) or self.open != self.reported or renew
 
 
 class SharedLimits:
@@ -166,7 +166,7 @@ class SharedLimits:
                     _decide_alone(use, asks)
 
     async def _call(self, redis: Redis, script: str) -> None:
-        """Say and ask all that is due."""
+        """Send one call with all pending reports and queries."""
         self._due.clear()
         now_s = monotonic()
         due = {name: use for name, use in self._uses.items() if use.due(now_s)}
@@ -177,7 +177,7 @@ class SharedLimits:
         for name, use in due.items():
             asks, use.asks = use.asks[:MOST_ASKS], use.asks[MOST_ASKS:]
             corrections, use.corrections = use.corrections, {}
-            use.told, use.told_s, sent[name] = use.open, now_s, asks
+            use.reported, use.reported_s, sent[name] = use.open, now_s, asks
             arguments = script_arguments(
                 self._me, use.open, use.limits, corrections, [a.tokens for a in asks]
             )
@@ -195,7 +195,7 @@ class SharedLimits:
         slot, usage = int(reply[0]), usage_of(reply)
         for ask, code, wait_ms in zip(asks, reply[5::2], reply[6::2], strict=True):
             admitted = code == 0
-            use.told += admitted
+            use.reported += admitted
             if not ask.answer.done():
                 use.open += admitted
                 verdict = Ticket(slot, ask.tokens) if admitted else refused_of(code, wait_ms)
@@ -241,7 +241,7 @@ def refused_of(code: int, wait_ms: int) -> OverLimit:
 
 
 def _decide_alone(use: _Use, asks: Sequence[_Ask]) -> None:
-    """Answer the asks that have no answer: the router decides by its own limits."""
+    """Resolve queries without an answer: the router decides by its own limits."""
     for ask in asks:
         if not ask.answer.done():
             use.open += 1

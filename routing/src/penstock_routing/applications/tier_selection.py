@@ -1,9 +1,9 @@
-"""Whose request it is, and in which tier it is served.
+"""Determines a request's application and tier.
 
-The header names a tier and means it: an unknown one is an error. After it comes the application that the API
-key belongs to. Where a pool has no applications, the header of an inference objective or the body's
-`service_tier` may name a tier; clients write words of their own there (`auto`, `flex`), which are no error
-and mean the default.
+The tier header takes precedence, and an unknown tier there is an error. Next is the application that the API
+key belongs to. If a pool has no applications, the header of an inference objective or the body's
+`service_tier` may name a tier; clients use other values there too (`auto`, `flex`), so unknown ones are no
+error and select the default.
 """
 
 from penstock_core.domain.slo import Targets, Tier
@@ -94,7 +94,7 @@ def _by_header(settings: Settings, application: Application | None, header: str)
 def own_targets(tier: Tier, head: request_head.Head) -> Targets:
     """The request's own targets. Raises ApiError (400) where they are wrong, or the tier takes none.
 
-    A tier that does not take them refuses instead of ignoring them: who sends a target relies on it.
+    A tier without such targets rejects the request instead of ignoring them: the client relies on them.
     """
     targets = request_head.targets(head)
     if (name := request_head.targets_header(head)) is not None and not tier.allow_request_targets:

@@ -1,8 +1,7 @@
-"""Tokens that applications use: expected when a request comes, counted when it has ended.
+"""Token usage of applications: estimated when a request arrives, counted when it has ended.
 
-A router does not count tokens: replicas tell what a request used with its end. Before it, a prompt is as long
-as its bytes suggest, and an answer as long as its `max_tokens`, or where there is none as the application's
-answers were on average.
+Routers do not count tokens: a replica reports a request's usage at its end. Until then, prompt tokens are
+estimated from bytes, and answer tokens are `max_tokens`, or without it the mean of the application's answers.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""What one application may use, and what it uses through this router. Pure.
+"""One application's limits and its usage through this router. Pure.
 
-A request counts from its admission on: as one of the requests at once until it ends, as one request of this
-minute, and with the tokens that it is expected to use. At its end the tokens are corrected to what it did
-use, in the second of its admission while that still counts; tokens beyond the expectation always count.
+A request counts from its admission: as one concurrent request until it ends, as one request of this minute,
+and with the tokens that it is expected to use. At its end the tokens are corrected to its actual usage, in
+the second of its admission if that still counts; tokens beyond the estimate always count.
 """
 
 from enum import StrEnum
@@ -74,12 +74,12 @@ class Ledger:
         return Ticket(self._tokens.take(now_s, tokens), tokens)
 
     def leave(self, now_s: float, ticket: Ticket, tokens: int) -> None:
-        """The request has ended, and used so many tokens."""
+        """Record the end of the request and the tokens that it used."""
         self._open -= 1
         self._tokens.correct(now_s, ticket.slot, tokens - ticket.tokens)
 
     def take_back(self, now_s: float, ticket: Ticket) -> None:
-        """The request was not served after all, and never counted."""
+        """Undo the admission of a request that is not served."""
         self.leave(now_s, ticket, 0)
         self._requests.correct(now_s, ticket.slot, -1)
 

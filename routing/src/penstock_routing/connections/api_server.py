@@ -1,11 +1,11 @@
-"""How to speak to a cluster's API server: as the pod's own account, or by a kubeconfig.
+"""Access to a cluster's API server: with the pod's service account, or by a kubeconfig.
 
-Everything is read anew for each connection, because all of it is renewed in place: the account's token every
-hour, the cluster's authorities and a kubeconfig now and then. lightkube knows the forms that these take; its
-tokens are also read again when the server does not know them any more.
+All credentials are read again for each connection, because they are renewed in place: the account's token
+every hour, the cluster's authorities and a kubeconfig occasionally. lightkube parses their formats; it also
+reads a token again when the server rejects it.
 
-A server that vanishes without closing its connections is found by TCP itself: a watch may be silent for
-minutes, so silence says nothing.
+A server that disappears without closing its connections is detected by TCP keepalive, not by silence, because
+a watch may be silent for minutes.
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""How long to wait before connecting again."""
+"""Delays between connection attempts."""
 
 from random import Random
 

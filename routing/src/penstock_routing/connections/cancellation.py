@@ -1,4 +1,4 @@
-"""Cancellation that a client library has swallowed: redis-py turns one that meets a timeout into an error."""
+"""Restores cancellations that a client library has suppressed: redis-py may turn one into a timeout error."""
 
 import asyncio
 

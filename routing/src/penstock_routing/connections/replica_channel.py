@@ -1,8 +1,7 @@
-"""Channels to replicas, in the clear or under TLS.
+"""gRPC channels to replicas, in plain text or with TLS.
 
-Certificates are renewed in place, so they are read anew for every connection; those that stand go on with
-what they began with. A read that falls between two halves of a renewal makes a connection that fails, and the
-next one reads again.
+Certificates are renewed in place, so they are read again for every connection; open connections keep theirs.
+If a read finds a half-renewed pair, the connection fails, and the next one reads again.
 """
 
 from collections.abc import Callable

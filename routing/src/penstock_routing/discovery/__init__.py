@@ -1,1 +1,1 @@
-"""Where the replicas are: given by flags, or followed in a cluster."""
+"""Discovery of replicas: given by flags, or watched in a cluster."""

@@ -1,11 +1,11 @@
-"""From a Service's EndpointSlices to a set of replicas. Pure.
+"""Converts a Service's EndpointSlices to a set of replicas. Pure.
 
-A Service's endpoints are spread over several slices, and each slice changes for itself: while an endpoint
-moves from one to another it may stand in both, or be told differently by each. So slices are merged, and of
-two tellings of one pod the better one counts. A Service of two address families has each pod in slices of
-both; the first family is taken for all of a pod's life, so that its address stays the same.
+A Service's endpoints are distributed over several slices that change independently: while an endpoint moves
+from one slice to another, both may contain it, with different conditions. So slices are merged, and of two
+entries of one pod the better one counts. A Service with two address families has each pod in slices of both;
+one family is used for the whole life of a pod, so that its address stays the same.
 
-Conditions that are absent mean what the API says they mean: `ready` yes, `terminating` no.
+Absent conditions have the API's defaults: `ready` true, `terminating` false.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ Slice = Mapping[str, Any]
 
 
 class _Candidate(NamedTuple):
-    """One telling of one pod; the least is the best."""
+    """One entry for a pod; the least is the best."""
 
     family: int
     condition: int

@@ -1,18 +1,18 @@
-"""The replicas of a Service in a cluster, followed as they change.
+"""Watches the replicas of a Service in a cluster.
 
-    list ── whole state, and the version it is of ──▶ watch from there ── every change ──▶ …
-      ▲                                                   │
-      └────────── the version is gone (410) ──────────────┘
+    list ── all slices, at a version ──▶ watch from that version ── every change ──▶ …
+      ▲                                              │
+      └──────────── version expired (410) ───────────┘
 
-A watch that ends or breaks is taken up again from the last version seen, so nothing in between is missed;
-only when the server has forgotten that version is everything listed anew. Bookmarks keep the version young
-where nothing changes. While the API server is away the last set stands: replicas do not stop because nobody
-can be asked about them.
+A watch that ends or fails is continued from the last version seen, so no change is missed; slices are only
+listed again if the server no longer has that version. Bookmarks keep the version recent if nothing changes.
+While the API server is unavailable the last set remains in use, because replicas do not stop with it.
 
-An object that is no EndpointSlice, or cannot be read, is passed over: the last good one of its name holds.
+An object that is no EndpointSlice, or is malformed, is skipped: the last valid one of its name remains in
+use.
 
-All slices of a Service carry its name in a label; nothing else tells whose they are. A Service of a thousand
-endpoints has ten slices, so they are listed in one piece.
+All slices of a Service carry its name in a label. A Service of a thousand endpoints has ten slices, so they
+are listed in one response.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""The endpoints of replicas, and where they come from.
+"""Endpoints of replicas, and their sources.
 
-A source yields whole sets, endpoints by name; each replaces the one before. A source that ends or falls
-silent leaves its last set in force. `Fixed` is a set from the command line; `endpoint_watch` follows one of a
-cluster.
+A source yields complete sets of endpoints by name; each replaces the previous one. If a source ends or falls
+silent, its last set remains in use. `Fixed` is a set from the command line; `endpoint_watch` follows a
+Service in a cluster.
 
-An endpoint has a condition. New requests go to replicas in service only. A replica that is not ready, or
-terminating, keeps its link, so that its requests are answered.
+An endpoint has a condition. New requests are only sent to replicas in service. A replica that is not ready,
+or terminating, keeps its link, so that its requests are finished.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -43,7 +43,7 @@ Endpoints = Mapping[str, Endpoint]
 
 
 class Source(Protocol):
-    """Says replica sets, the present one first, then each that differs."""
+    """Yields replica sets: the present one, then each that differs."""
 
     @property
     def connected(self) -> bool:
@@ -58,7 +58,7 @@ class Source(Protocol):
 
 
 class Fixed:
-    """These replicas, for ever."""
+    """A set of replicas that never changes."""
 
     connected = True
     malformed = 0

@@ -1,1 +1,1 @@
-"""The replicas that a router knows: a link and a session each, their health and load."""
+"""The pool's replicas as a router knows them: a link and a session each, their health and load."""

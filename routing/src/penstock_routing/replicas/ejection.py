@@ -1,4 +1,4 @@
-"""Whether one replica is left alone for a while, as `penstock_core.routing.outlier_detection` decides it."""
+"""Ejection of one replica, as `penstock_core.routing.outlier_detection` decides."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -52,6 +52,6 @@ class Ejection:
             log.warning("replica ejected", replica=self._replica, for_s=round(until_s - now_s, 1))
 
     def taken_back(self, id: int) -> None:
-        """Note that nobody waits for this request's verdict any more."""
+        """Record that the request was cancelled before its verdict."""
         if id == self._probe:
             self._health, self._probe = taken_back(self._health), None

@@ -1,9 +1,9 @@
-"""What other routers have just sent to one replica, until its own snapshots tell of it.
+"""Requests that other routers have just sent to one replica and that its snapshot does not include yet.
 
-Between a router's choice and the snapshot that shows it lie the verdict and its way to everybody else. In
-that time a burst that comes in through several routers would follow the same numbers to the same replica. A
-placement heard of counts until a snapshot has come that must know of it, and never for long: where it was
-refused no snapshot will ever show it.
+A routing decision is visible in the replica's snapshot only after the verdict and the transfer of the
+snapshot. Meanwhile a burst through several routers would follow the same numbers to the same replica. A
+placement counts until a snapshot has arrived that must include it, and at most for a bounded time, because no
+snapshot shows a rejected one.
 """
 
 from collections import deque

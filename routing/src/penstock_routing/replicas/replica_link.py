@@ -1,16 +1,16 @@
-"""The router's end of the session with one replica, kept up for as long as the replica is in the set.
+"""The router's end of the session with one replica, maintained while the replica is in the set.
 
-A link connects, asks the replica to describe itself, and opens the session. A frame's events are delivered to
-their requests in one pass. When the connection breaks, every request that it carried ends as
-`Lost`, and the link connects again, at first soon and then ever later, until it is told to stop.
+A link connects, asks the replica to describe itself, and opens the session. Events of a frame are delivered
+to their requests in one pass. When the connection breaks, every request on it ends as `Lost`, and the link
+reconnects with exponential backoff until it is cancelled.
 
-Nothing that a replica sends ends a link, let alone the process. Fields of a later version are ignored. A
-description that cannot be used keeps the session from being opened, a snapshot that makes no sense keeps new
-requests away until the next that does, and an event that cannot be handled fails its own request only.
+Nothing that a replica sends ends a link or the process. Fields of a later version are ignored. An invalid
+description prevents the session, an invalid snapshot keeps new requests away until the next valid one, and an
+invalid event fails its own request only.
 
-A replica can also fall silent while its connection stands. HTTP/2 pings find a host that is gone, a
-description that is not answered finds a process that hangs, and `Ejection` keeps requests away from it
-meanwhile. A request about which a replica that talks says nothing for far too long is ended by itself.
+A replica may also stop responding while its connection is open. HTTP/2 pings detect an unreachable host, an
+unanswered description detects a hung process, and `Ejection` keeps requests away from it meanwhile. A request
+without any message for far longer than forecast is ended, even if the replica sends others.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Silent(Exception):
 class ReplicaLink:
     """One replica.
 
-    changed: called when its state changes. placed: called with each request's prompt tokens, about.
+    changed: called when its state changes. placed: called with each request's estimated prompt tokens.
     draw: returns a number in [0, 1), to spread ejections.
     peers: what other routers have just sent there.
     description: its last one; None before the first.

@@ -1,8 +1,8 @@
-"""The replicas that this router knows, each with its link, following a source of replica sets.
+"""The replicas of the pool, each with its link, following a source of replica sets.
 
-A replica that leaves the set gets no more requests and finishes those it has; then its link is closed. A
-replica whose address changed is a new one under an old name. A replica that is not ready or terminating keeps
-its link and gets no new requests; to one that is terminating no new link is made.
+A replica that leaves the set gets no more requests and finishes those that it has; then its link is closed. A
+replica with a new address is a new replica under an old name. A replica that is not ready or terminating
+keeps its link and gets no new requests; no new link is made to a terminating one.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""The router's messages of one session: requests and cancels, gathered into frames.
+"""Batches the router's messages of one session, requests and cancels, into frames.
 
-What is submitted within two turns of the event loop, or while the last frame is being written, travels in one
-frame. Two turns are nothing when the loop is idle; under load they make frames few, and with them the plans
-that replicas make. The time that a request has spent is measured when its frame is made, so waiting here is
-counted.
+All requests that are submitted within two turns of the event loop, or while the previous frame is being
+written, are sent in one frame. Two turns take no time on an idle loop; under load they reduce the number of
+frames, and of plans that replicas compute. A request's elapsed time is measured when its frame is made, so
+this wait is included.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ FRAME_BYTES = 2**20
 
 
 class Attempt(NamedTuple):
-    """A request at one replica. backup: every replica asked has rejected it; best effort will do."""
+    """A request to one replica. backup: the replicas tried have rejected it; serve it best effort."""
 
     request: GenerationRequest
     hop: int

@@ -1,16 +1,16 @@
-"""Routers tell one another where they have just sent requests, through Redis.
+"""Routers inform one another about requests that they have just sent, through Redis.
 
-    submit ──▶ gathered for some milliseconds ──▶ PUBLISH
-                                                     │
-    links' loads ◀── counted for some milliseconds ◀── SUBSCRIBE
+    submit ──▶ batched for some milliseconds ──▶ PUBLISH
+                                                    │
+    loads of links ◀── counted for some milliseconds ◀── SUBSCRIBE
 
-Nothing here is on a request's way: a submit adds two numbers, everything else is a task beside it. Nothing is
-kept in Redis, so there is nothing to clean up, to expire or to be wrong after a restart. A message that is
-lost costs one slightly worse guess. While Redis is away routers know what replicas and they themselves
-know, which is how they work without it; they come back by themselves.
+This is not on the path of a request: a submit adds two numbers, and a separate task does the rest. Redis
+stores nothing, so there is nothing to clean up or to expire. A lost message makes one routing decision
+slightly worse. While Redis is unavailable routers use the replicas' snapshots and their own placements, as
+without Redis, and reconnect by themselves.
 
-Every router hears its own messages too. One that hears nothing for a while, not even its own heartbeat, has a
-dead connection, whatever TCP says.
+Every router receives its own messages too. One that receives nothing for a while, not even its own heartbeat,
+has a broken connection and reconnects.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ ANSWER_S = 2.0
 """Longest wait for Redis to connect, and to take a message."""
 
 MESSAGE_BYTES = 2**20
-"""A longer message is none of ours."""
+"""A longer message is not from a router and is ignored."""
 
 MOST_COUNTED = 2**40
 """More requests or tokens than any message holds; loads are computed with floats."""
@@ -75,7 +75,7 @@ class SharedPlacements:
         """Share until cancelled.
 
         heard: called with what other routers have placed, by replica. malformed: called for each message that
-        cannot be read, of another version or of a stranger.
+        cannot be read, because it is of another version or not from a router.
         """
         while True:
             try:

@@ -1,13 +1,13 @@
-"""One request at one replica: filled by the session, emptied by the request's own task.
+"""One request at one replica: filled by the session's reader, emptied by the request's task.
 
-The session's reader puts what a frame brings; the task takes everything that has come since it last did,
-in one piece. However many tokens a frame brings, the task is woken once. While it waits and nothing is held,
-output may pass it: `relay` writes to the client right from the session's reader, and no task is woken for a
-token. Where the client is behind, output is held.
+The reader adds what a frame brings; the task takes all of it at once. However many tokens a frame has, the
+task is woken once. While it waits and nothing is buffered, output bypasses it: `relay` writes to the client
+directly from the session's reader, and no task is woken for a token. If the client is slower, output is
+buffered.
 
-What is held is bounded, for each request and, by a budget, over all. Past either bound the request ends as
-`Overflowed`, and `on_overflow` is called, for the task may be stuck in writing and must be freed from
-outside. What was taken counts as held until the next `take`: until then it may not have been written.
+The buffer is bounded for each request and, by a budget, over all requests. Beyond either bound the request
+ends as `Overflowed`, and `on_overflow` is called, because the task may be blocked in a write. Output that was
+taken counts as buffered until the next `take`, because it may not have been written before.
 """
 
 import asyncio

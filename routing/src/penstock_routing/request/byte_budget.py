@@ -1,9 +1,9 @@
-"""Bytes that a router holds over all of its requests: bodies, and output that clients have not taken.
+"""Bytes that a router holds over all of its requests: bodies, and output that clients have not read.
 
-Bounds for each request do not add up to a bound for the process: 4,096 clients that stop reading may each
-stay within theirs. Past the budget a new body is answered 429, because its client can retry. Output cannot be
-refused, since its request is admitted, so the request that holds most of it is dropped: its client does not
-read, or its answer is by far the longest. Others are not affected.
+Bounds for each request do not bound the process: 4,096 clients that stop reading may each stay within theirs.
+Beyond the budget a new body is answered 429, because its client can retry. Output of admitted requests cannot
+be rejected, so the request that holds most of it is dropped: its client does not read, or its answer is by
+far the longest. Others are not affected.
 """
 
 from types import TracebackType

@@ -1,12 +1,12 @@
-"""What clients may not put into a body, because an engine would act on it towards others.
+"""Fields that clients may not put into a body, because the engine would act on them.
 
-An engine trusts whoever sends it requests. Some fields are for a proxy before it: they name a request, put it
-before others, or make the engine connect to another one. And a chat may name images, audio and video by URL,
-which the engine fetches from where it runs, with whatever it can reach there.
+An engine trusts its callers. Some fields are meant for a proxy: they set a request's id, give it priority, or
+make the engine connect to another one. And a chat may contain URLs of images, audio and video, which the
+engine fetches from its own network.
 
-Both are refused here unless the pool allows them. Media are looked for in every string of a message's parts
-but its texts, so that a kind of part that this router has never heard of is no way round. URLs are matched
-strictly, not parsed: one that could be read in two ways is refused.
+Both are rejected unless the pool allows them. URLs are searched in every string of a message's parts except
+texts, so an unknown kind of part cannot bypass the check. URLs are matched strictly instead of parsed: an
+ambiguous one is rejected.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""One generating request as it was read, before any replica is asked."""
+"""One generating request, as read from the client."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,7 +16,7 @@ GENERATES = {
 
 
 class GenerationRequest(NamedTuple):
-    """What every replica that is asked gets, and what the router needs to choose one.
+    """The input of routing decisions, and of every replica that the request is sent to.
 
     id: the client's x-request-id, or a new one.
     body: the client's JSON; untouched but for what `movable` says.

@@ -1,12 +1,11 @@
 """The outcome of one request, and whether it met its tier's targets.
 
-Times are the router's own, taken when bytes are written to the client, because that is what the client sees.
-An answer that is not streamed is written in one piece: its tokens' times are those at which the engine
-produced them, as the replica reports them. Where the engine does not report to its replica they are not
-known, and such an answer is judged by its end-to-end time alone.
+Times are measured by the router when bytes are written to the client. An answer that is not streamed is
+written at once: its token times are those at which the engine generated them, as reported by the replica. If
+the engine sends no reports, they are unknown, and the answer is judged by its end-to-end latency alone.
 
-One event may hold several tokens. Replicas send their number as far as they know it; tokens that only the
-final count reveals are spread over the events. A thinking model's first token is one of thinking.
+One event may contain several tokens. Replicas report the number if they know it; tokens that only the final
+count reveals are distributed over the events. A thinking model's first token is its first thinking token.
 """
 
 from dataclasses import dataclass, field

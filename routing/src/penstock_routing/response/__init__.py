@@ -1,1 +1,1 @@
-"""A request's answer on its way to the client, of a router and of a sidecar that takes HTTP itself."""
+"""Writes a request's answer to the client, for the router and for a sidecar that serves HTTP itself."""

@@ -1,8 +1,8 @@
-"""Writes an accepted request's answer: a stream as its tokens come, or one piece.
+"""Writes an accepted request's answer, as a stream of tokens or in one piece.
 
-Nothing goes to the client before a replica has brought something for it. From then on a stream's only way to
-fail is an event in it. Tokens that the client can take are written by whoever brings them, without waking the
-request's task (`UpstreamRequest.changed`).
+Nothing is written to the client before a replica has sent something for it. After that, a stream can only
+report a failure by an event. Tokens that the client can take are written by the session's reader, without
+waking the request's task (`UpstreamRequest.changed`).
 """
 
 import asyncio

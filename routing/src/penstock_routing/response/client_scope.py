@@ -1,7 +1,7 @@
-"""The work for one client: cancelled wherever it stands when the client goes away.
+"""The work for one client, which is cancelled when the client disconnects.
 
-Every `finally` on the way takes back what it had asked for, so nothing else has to hear of it. Once an answer
-is complete the client may close as it likes.
+Each step releases its resources in `finally`, so nothing else needs to be notified. After a complete answer
+the client may disconnect.
 """
 
 import asyncio

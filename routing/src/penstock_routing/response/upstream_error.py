@@ -9,7 +9,7 @@ from penstock_runtime.openai_errors import ApiError
 
 @dataclass(eq=False, slots=True)
 class UpstreamError(Exception):
-    """A replica or its engine answered with an error of its own: status, and a body in OpenAI's shape."""
+    """An error response of a replica or its engine: status, and a body in OpenAI's format."""
 
     status: int
     body: bytes

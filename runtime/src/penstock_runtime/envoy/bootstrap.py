@@ -37,7 +37,7 @@ FILE = "envoy.json"
 """Name of the configuration's file."""
 
 REQUEST_S = 24 * 3600.0
-"""Longest request over all its endpoints. Replicas are told what is left of it."""
+"""Longest request over all its endpoints. Replicas receive the rest of it as a header."""
 
 IDLE_S = 3600.0
 """Longest time in which nothing of a request moves: it may be queued for as long."""
@@ -55,7 +55,7 @@ CLIENTS = 16384
 """Connections of clients; more are refused, as the router does."""
 
 MOST_HEAD_KIB = 8192
-"""Longest request head that Envoy can be told."""
+"""Longest request head that Envoy can be configured with."""
 
 RETRIES = 3
 """Bound on endpoints after the first while the picker does not say it."""

@@ -9,7 +9,7 @@ only in simulation. One knob, the engine's: `limits.batch_tokens`.
 
 Two differences from a server: a request with a prompt of one token starts without draft tokens, which vLLM
 adds beside decodes, because the simulated engine drafts for decodes only. And the engine decides when answers
-end: vLLM is told of each end as a stop, in the same step as on a server.
+end: vLLM receives each end as a stop, in the same step as on a server.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""SLOs-Serve: admission by dynamic programming over batch plans, and the batches that carry the plans out."""
+"""SLOs-Serve: admission by dynamic programming over batch plans, and batches that follow these plans."""

@@ -1,8 +1,9 @@
-"""Which new requests a replica admits: the set that the dynamic program chooses, confirmed by a batch plan.
+"""Decides which new requests to admit: the dynamic program chooses a set, and a batch plan confirms it.
 
-Most decisions are easy: all candidates fit, or there is one and it does not. Otherwise `choose` proposes a
-set. It sees batches as a fluid and knows no price, so a plan confirms its set, without the costliest half
-as often as it takes; then those left out are tried beside it, the cheapest first.
+Most decisions need no choice: all candidates fit, or there is one and it does not. Otherwise `choose`
+proposes a set. It models batches as a fluid and ignores the price, so its set is checked by a batch plan,
+repeatedly without its costliest half until one is feasible. Then the remaining candidates are tried beside
+it, the cheapest first.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,15 @@
 """Batch formation [SLOs-Serve, Algorithm 2], as the first batch of a plan (`batch_plan`).
 
-Decodes take their tokens first, with the draft tokens of the plan's rule; what is left of the batch goes to
-prefills, by deadline; what is left then to best effort. The plan says how long the batch may be. A prefill
-that finishes in it and is due before its end shortens it to that deadline.
+Decodes take their tokens first, with the draft tokens of the plan's rule; the rest of the batch goes to
+prefills, by deadline, and then to best effort. The plan determines the duration of the batch. A prefill that
+finishes in it and is due before its end shortens it to that deadline.
 
-Best effort may lengthen a batch only as far as memory is free: where it is scarce, decodes that take longer
-keep their blocks longer, and that costs admission.
+Best effort may lengthen a batch only in proportion to free memory: if memory is scarce, decodes that take
+longer hold their blocks longer, which reduces admission.
 
-Where blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
+If blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
 first. For a request that already runs, admitted ones with later deadlines follow, the latest deadline first.
-That takes a wrong prediction, since admission has counted the blocks of all requests.
+That only happens after a wrong prediction, since admission has counted the blocks of all requests.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,36 +1,37 @@
-"""Batch plans: the future batches of a replica, one by one, until every prompt there is computed.
+"""Batch plans: simulated future batches of a replica, one by one, until every prompt there is computed.
 
 Admission and the engine make the same plans. Admission accepts a candidate only if the plan with it meets
-every deadline; the engine then computes the first batch of such a plan, so what was planned is what happens
-[plans of several batches, SLOs-Serve, §3.2]. A batch is formed as in the paper's Algorithm 2: decodes
-first, then prefills by deadline into what is left of the longest batch that makes no token late.
+every deadline; the engine then computes the first batch of such a plan, so plans and execution agree [plans
+of several batches, SLOs-Serve, §3.2]. A batch is formed as in the paper's Algorithm 2: decodes first, then
+prefills by deadline in the rest of the longest batch that makes no token late.
 
-**How long a batch may be.** TPOT is judged over windows, so a decode need not meet it token by token: it
-must reach the end of its window in time. With r tokens to go until then, a batch may last until that
-deadline less what the r - 1 other tokens take in batches that do nothing else. Where the answer may end
-before its window does (`Job.sure_tokens`), the next token counts. A batch also lasts at most four of the
-shortest, 60 ms, or twice what its decodes take: it cannot be interrupted, so it is what an arrival waits.
+**Length of a batch.** TPOT is judged over windows, so a decode need not meet it for each token: it must reach
+the end of its window in time. With r tokens left in the window, a batch may last until that deadline minus
+the time of the r - 1 other tokens in batches without prefill. If the answer may end before its window does
+(`Job.sure_tokens`), the deadline of the next token counts. A batch also lasts at most four of the shortest,
+60 ms, or twice as long as its decodes alone: it cannot be interrupted, so an arriving request may wait for
+all of it.
 
-**Drafts.** Acceptance is chance, so a plan counts on one token of every decode in every batch, whatever it
-drafts; what is accepted beyond that gives later batches time. The paper counts on the average. One thing
-accepted drafts make harder: a window that they fill early ends early, and its lead is lost. So a window
-that drafts is taken to stand where they can have left it at worst, except that an answer is not taken to
-end early as well: that would cost a quarter of what is admitted at predicted lengths, and one or two
-admitted requests in a thousand miss their SLO by it.
+**Speculation.** Acceptance is random, so a plan counts one token per decode and batch, whatever the
+speculation length; accepted draft tokens then leave time for later batches. The paper counts the average.
+Accepted drafts have one cost: a window that they fill early ends early, and its lead over the target is lost.
+So a plan assumes, for a window with draft tokens, the worst position to which they can have advanced it. It
+does not also assume that the answer ends early: that would cost a quarter of the admitted requests at
+predicted lengths, and without it one or two admitted requests in a thousand miss their SLO.
 
-**Thinking** that has a TPOT target of its own may end with any token. Its last window is judged then,
-however short, so no more of it surely comes; and the answer's target counts from there, so the token after
-any of them is due by that target too, however far thinking was ahead.
+**Thinking** with its own TPOT target may end with any token. Its last window is judged at that token, however
+short, so only the next token is certain; and the answer's target counts from there, so the token after it
+must also meet that target, however far ahead the thinking was.
 
-**Why admitted requests keep their SLO.** Everything in a plan is known: tokens of each batch, its duration,
-which requests decode in it. If the engine computes the first batch of a plan that meets every deadline, the
-rest of that plan is one for the moment after it. Requests that end early or are cancelled only leave room:
-a batch as long as before computes more, so at the end of every batch at least as much is done. And every
-new request was admitted with such a plan of its own.
+**Why admitted requests meet their SLO.** A plan determines everything: the tokens of each batch, its
+duration, and the requests that decode in it. After the engine has computed the first batch of a feasible
+plan, the rest of that plan is feasible for the new state. Requests that end early or are cancelled only free
+time and memory: a batch as long as before computes more, so at the end of every batch at least as much is
+done. And every new request was admitted with such a plan of its own.
 
-One thing changes: deadlines of windows count on batches of all that are there. When a request leaves, those
-are faster, so batches before them may last longer, and once in ten thousand requests the longer ones meet a
-deadline worse. And when thinking ends, its deadlines are later than planned.
+There are two exceptions. Deadlines of windows assume batches with all present requests. When a request
+leaves, batches are faster, so earlier ones may last longer, and for one in ten thousand requests the longer
+ones meet a deadline worse. And when thinking ends, its deadlines are later than planned.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -1,21 +1,21 @@
-"""Which candidates to admit where not all fit: the dynamic program of SLOs-Serve [§3.2.1, App. C].
+"""Chooses which candidates to admit if not all fit: the dynamic program of SLOs-Serve [§3.2.1, App. C].
 
-Prefills are done in the order of their deadlines: those of admitted requests, which are forced, and those
-of candidates, which are optional. The state is how many candidates were chosen so far and the tightest TPOT
-target that now runs. Stored is the earliest time C by which the prefills chosen so far are done (the
-paper's dual: it stores the budget that is left). Choosing a prefill moves C to
+Prefills are computed in the order of their deadlines: those of admitted requests, which are forced, and those
+of candidates, which are optional. The state is the number of candidates chosen so far and the tightest TPOT
+target among running requests. For each state the program stores the earliest time C at which the chosen
+prefills are done (the paper's dual stores the remaining budget). Choosing a prefill moves C to
 
     C' = C + its seconds at the prefill rate of the state           feasible if C' + period <= deadline
 
-and leaving it out leaves C alone. The paper's state counts requests per TPOT class, because its decodes of
-looser classes skip batches; here every decode has a token in every batch, so a count and the tightest
-suffice. With equal values and memory to spare the earliest C of a state is all that matters. Values and KV
-blocks are kept beside it where they differ or bind: every set up to `EXACT_CANDIDATES`, and a beam beyond.
+and omitting it leaves C unchanged. The paper's state counts requests per TPOT class, because its decodes of
+looser classes skip batches; here every decode has a token in every batch, so a count and the tightest target
+suffice. With equal values and sufficient memory only the earliest C of a state matters. If values differ or
+memory is scarce, both are stored with it: every set up to `EXACT_CANDIDATES`, and a beam beyond.
 
-The program sees batches as a fluid. `feasibility` confirms its set by a batch plan.
+The program models batches as a fluid. `feasibility` checks its set by a batch plan.
 
-A forced prefill binds candidates up to its deadline, or up to when it would be done without any of them,
-whichever is later: a request that is late already is not made later.
+A forced prefill constrains candidates up to its deadline, or up to the time at which it would be done without
+any of them, whichever is later: a request that is late already is not delayed further.
 """
 
 from collections.abc import Sequence

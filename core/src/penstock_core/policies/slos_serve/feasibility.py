@@ -1,4 +1,4 @@
-"""Whether candidates fit beside the admitted requests: a feasible plan, KV blocks, slots and the price."""
+"""Checks whether candidates fit beside the admitted requests: a feasible plan, KV blocks, slots, price."""
 
 from collections.abc import Sequence
 from math import inf, isfinite

@@ -1,8 +1,8 @@
-"""The compiled loop of a batch plan: one batch after the other. `batch_plan` says what it means.
+"""The compiled loop of a batch plan, one batch after the other. `batch_plan` describes its rules.
 
 A plan has dozens of batches of hundreds of requests, and one is made for every batch and every candidate. The
-functions of the time model and of windows are compiled along with the loop that calls them. Results are the
-same as in Python.
+functions of the time model and of windows are compiled together with the loop that calls them. Results are
+the same as in Python.
 """
 
 from math import ceil, inf

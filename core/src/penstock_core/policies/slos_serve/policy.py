@@ -1,16 +1,18 @@
 """**slos-serve.** Admits a request only if its SLO and those of all requests admitted before can be met.
 
-Choose it when late answers are worth little and something can be done with a request that is refused early:
-another replica, a retry, the best-effort tier. An admitted request misses its SLO only where the time model
-or a predicted length was wrong.
+Choose it if late answers are worth little and an early rejection can be used: by another replica, a retry, or
+the best-effort tier. An admitted request misses its SLO only if the time model or a predicted length was
+wrong.
 
-Costs: it refuses, past capacity costly requests first: the fuller memory is, the less a candidate may take
-for its value. It plans for the worst case within its predictions, one token a batch though decodes draft,
-so a little of what it refuses would have been in time. An admission takes a millisecond. Batches end early
-(60 ms, or four of the shortest) so that arrivals need not wait, at a few percent of throughput. Best effort
-gets surplus only, but the oldest always moves, and requests that can meet their SLO later are promoted.
+Costs: it rejects requests, beyond capacity the costly ones first: the fuller memory is, the less a candidate
+may need for its value. It plans for the worst case within its predictions, one token per decode and batch
+even with speculation, so some of the rejected requests would have been in time. An admission takes a
+millisecond. Batches are short (60 ms, or four of the shortest) so that arrivals need not wait, which costs a
+few percent of throughput. Best effort gets only surplus, but the oldest always progresses, and requests that
+can meet their SLO later are promoted.
 
-Knobs: `aging_s`, how long best effort waits before candidates must fit around it; a tier's value.
+Knobs: `aging_s`, wait after which the oldest best-effort request is planned before candidates; a tier's
+value.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""What a candidate may cost, the fuller a replica is.
+"""The most that a candidate may cost, by how full the replica is.
 
-A replica that fills up must not admit whatever fits: one long request now may cost several short ones a
-moment later. So the more of a resource is committed, the cheaper a candidate has to be beside the admitted
-requests and for its value: the exponential price of online admission [Awerbuch, Azar and Plotkin, FOCS
-1993]. A candidate may cost as much as is usual when everything is committed, and `e^(steepness * free
-share)` times that before.
+A replica that fills up must not admit everything that fits: one long request now may displace several short
+ones a moment later. So the more of a resource is committed, the cheaper a candidate has to be, relative to
+the admitted requests and to its value: the exponential price of online admission [Awerbuch, Azar and Plotkin,
+FOCS 1993]. A candidate may cost as much as the usual request when everything is committed, and `e^(steepness
+* free share)` times that before.
 """
 
 from collections.abc import Callable, Iterable, Sequence

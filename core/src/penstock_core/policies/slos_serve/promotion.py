@@ -1,12 +1,12 @@
-"""Promotion: before every batch, a best-effort request that can still meet its SLO is admitted after all.
+"""Promotion: before every batch, a best-effort request that can still meet its SLO is admitted.
 
 A request that no replica could admit is served as best effort, and keeps its targets. Load changes within
 milliseconds: other requests end sooner than predicted, or are cancelled. FluidServe holds such requests back;
-here the client does not wait for its verdict. It is worth 1 to 7 points of attainment in every scenario.
+here the client does not wait for its verdict. Promotion adds 1 to 7 points of attainment in every scenario.
 
-The cheapest is promoted if it fits, one a batch: whatever is promoted takes time and memory from requests
-that are still to come. The dynamic program, which sees all that can still be saved, says whether the others
-are worth more without it; then the cheapest of those is promoted.
+The cheapest is promoted if it fits, one per batch, because a promoted request takes time and memory from
+requests that have not arrived yet. The dynamic program, which considers all requests that can still meet
+their SLO, decides whether the others are worth more without it; then the cheapest of those is promoted.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
 """Speculation length of each tier [SLO-adaptive speculation, SLOs-Serve, §3.2.3, App. D].
 
-An iteration costs a fixed time however little is in it, so a decode that generates several tokens in one
-saves iterations. Each draft token costs a token's computation, and the longest draft of the batch a drafter
-step each; the acceptance rate of a tier says what it brings. The best lengths are those with which decodes
-generate most tokens a second. Where memory is what limits a replica, that is also what frees it soonest.
+An iteration has a fixed cost however small it is, so a decode that generates several tokens in one saves
+iterations. Each draft token costs a token's computation, and the longest speculation length of the batch one
+drafter step per token; the acceptance rate of a tier determines the gain. The best lengths are those with
+which decodes generate most tokens per second. If memory limits a replica, these also free it soonest.
 
-The search takes one length for all tiers, the one with the highest rate, and then trims each tier to the
-draft tokens that still raise that rate: a tier whose drafts are seldom accepted drafts less.
+The search takes one length for all tiers, the one with the highest rate, and then reduces each tier to the
+draft tokens that still raise that rate: a tier with a low acceptance rate gets fewer.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The requests of a replica, sorted once for a decision."""
+"""The requests of a replica, classified once per decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

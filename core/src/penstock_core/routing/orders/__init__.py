@@ -1,4 +1,4 @@
-"""The orders in which replicas are asked, by the name in a pool's `routing.order`."""
+"""The orders in which replicas are tried, by the name in a pool's `routing.order`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

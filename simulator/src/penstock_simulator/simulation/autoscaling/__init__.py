@@ -1,1 +1,1 @@
-"""Autoscaling of a simulated fleet: who decides, what it reads, and replicas that start and drain."""
+"""Autoscaling of a simulated fleet: algorithms, their input, and replicas that start and drain."""
