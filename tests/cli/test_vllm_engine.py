@@ -117,6 +117,19 @@ def test_flags_are_the_pools_and_its_own_come_last() -> None:
     assert words[-1] == "--seed=3"
 
 
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [
+        ({}, []),
+        ({"prefixCaching": True}, ["--enable-prefix-caching"]),
+        ({"prefixCaching": False}, ["--no-enable-prefix-caching"]),
+    ],
+)
+def test_its_prefix_cache_is_as_the_pool_says(said: dict[str, bool], flags: list[str]) -> None:
+    words = argv(VllmEngine(Path("/venv/python"), "org/model"), pool_with(**said), "::1", "7000")
+    assert [word for word in words if word.endswith("prefix-caching")] == flags
+
+
 def test_the_plug_in_is_told_of_the_pool_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     told = environment(pool_with(), "/run/telemetry")

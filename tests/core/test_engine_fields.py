@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.domain.engine_fields import Scalar, from_fields, measured_model_file, to_fields
+from penstock_core.domain.engine_fields import (
+    Scalar,
+    counts_on_cache,
+    from_fields,
+    measured_model_file,
+    to_fields,
+)
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Judge, Targets
 
@@ -21,6 +27,13 @@ def jobs(draw: st.DrawFn) -> Job:
     )
     request = Request("r-1", "chat", 100.0, draw(st.integers(1, 9000)), 500, targets, draw(st.floats(0.1, 9)))
     return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()), draw(st.integers(0, 500)))
+
+
+def test_a_promise_made_with_a_cached_prefix_says_so() -> None:
+    job = new_job(Request("r-1", "chat", 0.0, 10, 10), 5, best_effort=False)
+    assert counts_on_cache(to_fields(job, 0.0, counts_on_cache=True))
+    assert not counts_on_cache(to_fields(job, 0.0))
+    assert not counts_on_cache({"penstock_counts_on_cache": "no"})
 
 
 @given(jobs(), st.floats(0, 5))

@@ -32,6 +32,7 @@ VALUES: dict[str, list[object]] = {
         for limits in ({}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": "0"})
         for args in ([], ["-v"], ["-v", "--pipeline-parallel-size=2"], ["-pp", "2"])
     ],
+    "spec/engine/prefixCaching": [True, False, "true", 1, None],
     "spec/engine/speculation": [{}, {"acceptance": 0}, {"acceptance": 1}, {"maxTokens": 17}, {"x": 1}],
     "spec/engine/args": [[], ["-v"], [1], "-v", ["-v"] * 256, ["-v"] * 257],
     "spec/engine/resources": [

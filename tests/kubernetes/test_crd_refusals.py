@@ -50,6 +50,11 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ],
     ),
     (
+        "spec/engine",
+        {"type": "vllm", "prefixCaching": False, "args": ["-v", "--enable_prefix_caching"]},
+        [f"spec.engine.prefixCaching: {OBJECT}says what an argument in args says too; leave one of them out"],
+    ),
+    (
         "spec/engine/timeModel",
         REMOVED,
         [

@@ -79,7 +79,8 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
             "image": "vllm:1",
             "tensorParallelSize": 4,
             "maxModelLen": 4096,
-            "args": ["--enable-prefix-caching"],
+            "args": ["--swap-space=8"],
+            "prefixCaching": True,
             "speculation": {"acceptance": 0.5},
             **TIME,
         },
@@ -90,7 +91,7 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
         flag: after(engine, f"--{flag}")
         for flag in ("served-model-name", "tensor-parallel-size", "max-model-len", "max-num-seqs", "port")
     }
-    assert (engine["args"][0], engine["args"][-1]) == ("org/model", "--enable-prefix-caching")
+    assert (engine["args"][0], engine["args"][-1]) == ("org/model", "--swap-space=8")
     assert told == {
         "served-model-name": "served",
         "tensor-parallel-size": "4",
@@ -99,6 +100,7 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
         "port": "8000",
     }
     assert after(engine, "--max-num-batched-tokens") == "512"
+    assert engine["args"][-2] == "--enable-prefix-caching"
     assert (
         variables(engine).items()
         >= {
@@ -108,6 +110,14 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
             "PENSTOCK_ACCEPTANCE": "0.5",
         }.items()
     )
+
+
+def test_vllms_prefix_cache_is_switched_off_or_left_to_it(pod_of: PodOf) -> None:
+    assert engine_of(pod_of("vllm", prefixCaching=False))["args"][-1] == "--no-enable-prefix-caching"
+    assert not [word for word in engine_of(pod_of("vllm"))["args"] if "caching" in word]
+    for kind in ("simulated", "openai"):
+        pod = pod_of(kind, image="engine:1", prefixCaching=True)
+        assert not [word for word in engine_of(pod).get("args", []) if "caching" in word]
 
 
 @pytest.mark.parametrize(

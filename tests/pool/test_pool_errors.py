@@ -63,6 +63,11 @@ TABLE: list[tuple[str, object, str]] = [
         "replica spans: write the same number, leave nvidia.com/gpu out, or write "
         '"0" for an engine that uses none of them',
     ),
+    (
+        "spec/engine",
+        {"type": "vllm", "prefixCaching": True, "args": ["--no-enable-prefix-caching"]},
+        "spec.engine.prefixCaching: says what an argument in args says too; leave one of them out",
+    ),
     ("spec/tiers/1/slo/tpot", 50, 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "50", 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "0ms", 'spec.tiers[1].slo.tpot: "0ms" is zero; it has to be positive'),

@@ -111,11 +111,13 @@ def real_time() -> Callable[..., object]:
         step_s: float = 0.001,
         drain_s: float = 0.0,
         speculation: Speculation | None = None,
+        prefix_caching: bool = False,
     ) -> AsyncIterator[RealTime]:
         model = TimeModel("quick", (Term(1e-6, step_s),))
         report_socket = ReportSocket(report_to, print) if report_to else None
         accepted = Drafter(speculation.acceptance if speculation else 0.0, seed=1).accepted
-        state = EngineState(kv_tokens, Limits(batch_tokens=2048, running=64), accept=accepted)
+        limits = Limits(batch_tokens=2048, running=64)
+        state = EngineState(kv_tokens, limits, accept=accepted, prefix_caching=prefix_caching)
         metrics = EngineMetrics("tiny", state)
         loop = StepLoop(
             state=state,

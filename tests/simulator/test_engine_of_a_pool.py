@@ -54,6 +54,8 @@ async def test_memory_and_limits_are_the_pools() -> None:
     truth = ground_truth(MODEL, TruthKind.EXACT, 0)
     state = build_loop(pool(kvCacheTokens=1000, blockTokens=32), truth, options()).state
     assert (state.total_blocks, state.block_tokens, state.limits) == (31, 32, Limits(512, 4))
+    assert state.cached is None
+    assert build_loop(pool(prefixCaching=True), truth, options()).state.cached is not None
     own = build_loop(pool(), truth, options()).state
     assert own.total_blocks == kv_cache_tokens(MODEL) // own.block_tokens
 

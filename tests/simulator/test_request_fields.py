@@ -204,6 +204,7 @@ def test_what_is_absent_has_its_default() -> None:
         prompt_ids=None,
         stream=False,
         include_usage=False,
+        block_keys=(),
         xargs={},
     )
     thinking = completion(min_tokens=2, vllm_xargs={"simulated_thinking_tokens": 3})

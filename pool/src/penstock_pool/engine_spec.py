@@ -20,6 +20,11 @@ SPEED_OF_A_BUILT_IN = "a simulated engine has nothing to measure; write for exam
 GPU = "nvidia.com/gpu"
 """The resource whose number follows from `tensorParallelSize`."""
 
+CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
+"""vLLM's arguments for what `prefixCaching` says."""
+
+SAID_TWICE = "says what an argument in args says too; leave one of them out"
+
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
 """vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
 
@@ -128,6 +133,12 @@ class EngineSpec(Spec):
             NOT_THE_GPUS_SPANNED,
             at="resources.limits",
         ),
+        CelRule(
+            "!has(self.prefixCaching) || !has(self.args) || "
+            f"!self.args.exists(argument, argument.matches('{CACHE_ARGUMENTS}'))",
+            SAID_TWICE,
+            at="prefixCaching",
+        ),
     )
 
     type: Literal["vllm", "openai", "simulated"] = Field(
@@ -142,7 +153,7 @@ class EngineSpec(Spec):
         examples=["vllm/vllm-openai:v0.33.0"],
     )
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
-        default=(), description="Passed to the engine as they are.", examples=[["--enable-prefix-caching"]]
+        default=(), description="Passed to the engine as they are.", examples=[["--swap-space", "8"]]
     )
     tensor_parallel_size: Count = Field(
         default=1,
@@ -173,6 +184,13 @@ class EngineSpec(Spec):
         examples=[43296],
     )
     block_tokens: Count = Field(default=16, description="Tokens in one block of the KV cache.", examples=[16])
+    prefix_caching: bool | None = Field(
+        default=None,
+        description="Whether the engine keeps the KV of prompts for later ones that begin alike. Absent: "
+        "vLLM's own default, which is on; off for a simulated engine. Engines of type `vllm` and `simulated` "
+        "are started with it; for type `openai` it states what the engine does.",
+        examples=[True],
+    )
     max_model_len: Count = Field(
         default=8192, description="Longest prompt and answer together, in tokens.", examples=[8192]
     )
@@ -199,6 +217,14 @@ class EngineSpec(Spec):
         examples=[{"spec": {"nodeSelector": {"gpu": "a100"}}}],
     )
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether the engine has a prefix cache, as far as the pool says."""
+        if self.prefix_caching is not None:
+            return self.prefix_caching
+        switched = [word for word in self.args if re.match(CACHE_ARGUMENTS, word)]
+        return self.type == "vllm" and not any(word.startswith("--no") for word in switched)
+
     @model_validator(mode="after")
     def _simulated_needs_time_model(self) -> Self:
         if self.type == "simulated" and (self.time_model == AUTO or self.time_model.endswith(SUFFIX)):
@@ -212,3 +238,16 @@ class EngineSpec(Spec):
         if self.type == "vllm" and given not in ("0", str(self.tensor_parallel_size)) and not more:
             raise wrong_at("resources.limits", NOT_THE_GPUS_SPANNED)
         return self
+
+    @model_validator(mode="after")
+    def _says_its_cache_once(self) -> Self:
+        if self.prefix_caching is not None and any(re.match(CACHE_ARGUMENTS, word) for word in self.args):
+            raise wrong_at("prefixCaching", SAID_TWICE)
+        return self
+
+
+def cache_arguments(spec: EngineSpec) -> tuple[str, ...]:
+    """Return vLLM's arguments for the pool's `prefixCaching`; none where the pool leaves it to vLLM."""
+    if spec.prefix_caching is None:
+        return ()
+    return ("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching",)

@@ -89,6 +89,7 @@ def build_loop(pool: Pool, truth: GroundTruth, options: argparse.Namespace) -> S
         Limits(scheduling.max_batch_tokens, scheduling.max_running),
         engine.block_tokens,
         Drafter(speculation.acceptance if speculation else 0.0, options.seed).accepted,
+        prefix_caching=engine.caches_prefixes,
     )
     metrics = EngineMetrics(pool.spec.model.name, state)
     policy = policies.build(scheduling.policy, scheduling.knobs())

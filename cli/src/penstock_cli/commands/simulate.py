@@ -65,10 +65,11 @@ Startup = Annotated[
     float, typer.Option(min=1.0, metavar="S", help="Seconds until an added replica is ready.")
 ]
 PrefixCaching = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--prefix-caching/--no-prefix-caching",
-        help="Engines keep the KV of prompts for later ones that begin alike, as the trace's hash_ids say.",
+        help="Engines keep the KV of prompts for later ones that begin alike, as the trace's hash_ids say; "
+        "in place of the pool's engine.prefixCaching.",
     ),
 ]
 BlockTokens = Annotated[
@@ -92,7 +93,7 @@ def simulate(
     truth: Truth = TruthKind.MEASURED,
     autoscaling: Autoscaled = True,
     startup: Startup = 90.0,
-    prefix_caching: PrefixCaching = False,
+    prefix_caching: PrefixCaching = None,
     block_tokens: BlockTokens = MOONCAKE_BLOCK_TOKENS,
     seed: Seed = 0,
     tier: TierName = "",
@@ -116,8 +117,8 @@ def simulate(
     check_suffix(plot)
     pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
     fleet = fleet_of(pool, file, SimulationOptions(replicas, truth, lengths, prefix_caching))
-    if policy == VLLM_REAL and prefix_caching:
-        raise Failure(f"{NoPromptContent()}; leave out one of --policy, --prefix-caching", bad_input=True)
+    if policy == VLLM_REAL and fleet.prefix_caching:
+        raise Failure(f"{NoPromptContent()}; choose another --policy, or --no-prefix-caching", bad_input=True)
     if policy == VLLM_REAL:  # no pool can choose it
         fleet = replace(fleet, policy=VLLM_REAL)
     summary = summarise(trace)

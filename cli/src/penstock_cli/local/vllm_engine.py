@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock_pool import Pool
+from penstock_pool.engine_spec import cache_arguments
 from penstock_runtime.engine_key import engine_key
 
 from penstock_cli.failure import Failure
@@ -68,7 +69,7 @@ def argv(vllm: VllmEngine, pool: Pool, host: str, port: str) -> tuple[str, ...]:
     }
     words = [word for flag, value in flags.items() for word in (flag, str(value))]
     server = ("-m", "vllm.entrypoints.openai.api_server")
-    return (str(vllm.python), "-X", PROCESS_MARK, *server, *words, *engine.args)
+    return (str(vllm.python), "-X", PROCESS_MARK, *server, *words, *cache_arguments(engine), *engine.args)
 
 
 def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:

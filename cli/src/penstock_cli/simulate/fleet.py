@@ -19,13 +19,13 @@ from penstock_cli.failure import NO_REPLICAS, Failure
 class SimulationOptions:
     """Options of the command line. replicas: overrides the file's number; None keeps it.
 
-    prefix_caching: whether engines keep KV blocks for later prompts that begin alike.
+    prefix_caching: whether engines keep KV blocks for later prompts that begin alike; None: as in the pool.
     """
 
     replicas: int | None = None
     truth: TruthKind = TruthKind.MEASURED
     lengths: LengthKnowledge = LengthKnowledge.PREDICTED
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
 
 
 def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
@@ -33,7 +33,7 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
     _check(pool, file, conditions)
     spec = pool.spec
     engine, scheduling, routing = spec.engine, spec.scheduling, spec.routing
-    drafts = engine.speculation
+    drafts, caching = engine.speculation, conditions.prefix_caching
     return Fleet(
         policy=scheduling.policy,
         model=time_model(engine.time_model),
@@ -53,7 +53,7 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
         max_hops=routing.max_hops,
         backup=Backup(routing.backup),
         routers=spec.router.replicas,
-        prefix_caching=conditions.prefix_caching,
+        prefix_caching=engine.caches_prefixes if caching is None else caching,
     )
 
 

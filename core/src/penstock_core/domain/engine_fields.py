@@ -18,6 +18,9 @@ Scalar = str | int | float | bool
 LONGEST_WORD = 200
 """Most characters of an id or a tier's name."""
 
+COUNTS_ON_CACHE = "penstock_counts_on_cache"
+"""Field of a request that was admitted because of its cached prefix: the engine keeps that for it."""
+
 MOST = 1e9
 """Largest duration in seconds, and largest value. Their sums are exact to a microsecond."""
 
@@ -37,8 +40,11 @@ def sequence_id(request_id: str, number: int) -> str:
     return f"{request_id}~{number}" if number else request_id
 
 
-def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
-    """Return the `vllm_xargs` of an accepted job that has not started yet."""
+def to_fields(job: Job, now_s: float, *, counts_on_cache: bool = False) -> dict[str, Scalar]:
+    """Return the `vllm_xargs` of an accepted job that has not started yet.
+
+    counts_on_cache: as in its verdict, `Admitted.counts_on_cache`.
+    """
     request, targets = job.request, job.request.targets
     spent_s = now_s - request.arrival_s
     fields: dict[str, Scalar] = {
@@ -57,7 +63,13 @@ def to_fields(job: Job, now_s: float) -> dict[str, Scalar]:
         "e2e": targets.e2e_s,
         "answer_tpot": targets.answer_tpot_s,
     }
-    return fields | {f"penstock_{name}_s": value for name, value in budgets.items() if value is not None}
+    fields |= {f"penstock_{name}_s": value for name, value in budgets.items() if value is not None}
+    return fields | {COUNTS_ON_CACHE: True} if counts_on_cache else fields
+
+
+def counts_on_cache(fields: Mapping[str, Scalar]) -> bool:
+    """Return whether a request was admitted because its prompt's prefix is cached; see `to_fields`."""
+    return fields.get(COUNTS_ON_CACHE) is True
 
 
 def from_fields(

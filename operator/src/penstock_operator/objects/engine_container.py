@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_pool.engine_spec import GPU, EngineSpec
+from penstock_pool.engine_spec import GPU, EngineSpec, cache_arguments
 from penstock_pool.pod_spec import Resources
 
 from penstock_operator.manifests.names import ENGINE_PORT
@@ -141,11 +141,12 @@ def _vllm(context: RenderContext) -> EngineContainer:
         "--max-num-seqs": scheduling.max_running,
     }
     flags = [word for flag, value in bounds.items() for word in (flag, str(value))]
+    cached = cache_arguments(spec)
     made = _others(
         context,
         spec.image or context.settings.vllm_image,
         command=["vllm", "serve"],
-        args=[_model(context), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *spec.args],
+        args=[_model(context), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *cached, *spec.args],
         resources=resources(_with_gpus(spec), {}),
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
     )

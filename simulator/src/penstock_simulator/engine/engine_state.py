@@ -152,6 +152,10 @@ class EngineState:
         """Return the tokens that are cached of a prompt of this length with these keys."""
         return 0 if self._cached is None else self._cached.cached_tokens(keys, tokens)
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. Returns False if a request holds blocks; then nothing changes."""
+        return True if self._cached is None else self._cached.cache.pool.clear()
+
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it: with the part of its prompt that is cached.
 

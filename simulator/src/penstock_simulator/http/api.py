@@ -36,6 +36,7 @@ class EngineApi:
             "/health": ("GET", self._health),
             "/version": ("GET", self._version),
             "/metrics": ("GET", self._metrics),
+            "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
         }
 
     async def __call__(self, request: HttpRequest) -> None:
@@ -83,6 +84,11 @@ class EngineApi:
 
     async def _version(self, request: HttpRequest) -> None:
         await request.answer(orjson.dumps({"version": version("penstock-simulator")}))
+
+    async def _reset_prefix_cache(self, request: HttpRequest) -> None:
+        """Empty the prefix cache, which fails while a request holds a block, as in vLLM."""
+        success = self._completions.loop.state.reset_prefix_cache()
+        await request.answer(orjson.dumps({"success": success}))
 
     async def _metrics(self, request: HttpRequest) -> None:
         await request.answer(self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())

@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.engine_fields import counts_on_cache, from_fields
 from penstock_core.domain.request import Job
 from penstock_runtime.http_request import EVENT_STREAM, ClientGone, HttpRequest
 
 from penstock_simulator.engine.engine_state import NeverFits
 from penstock_simulator.http.json_fields import bad_field
 from penstock_simulator.http.request_body import ApiEndpoint, CompletionRequest, read_request
-from penstock_simulator.http.responses import EventWriter, ResponseHead, json_response, usage_of
+from penstock_simulator.http.responses import EventWriter, ResponseHead, Usage, json_response, usage_of
 from penstock_simulator.serving.step_loop import StepLoop
 from penstock_simulator.serving.token_stream import Aborted, TokenStream
 
@@ -45,7 +45,13 @@ class Completions:
 
     async def serve(self, endpoint: ApiEndpoint, http: HttpRequest) -> None:
         """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
-        request = read_request(await http.body(self.max_body_bytes), endpoint, self.model, self.max_model_len)
+        request = read_request(
+            await http.body(self.max_body_bytes),
+            endpoint,
+            self.model,
+            self.max_model_len,
+            self.loop.state.block_tokens if self.loop.state.cached is not None else 0,
+        )
         id = _PREFIX[endpoint] + (_request_id(http) or uuid.uuid4().hex)
         head = ResponseHead(endpoint, id, self.model, int(time.time()), request.answer, request.prompt_ids)
         stream = self._submit(request, head.id)
@@ -61,7 +67,11 @@ class Completions:
     def _submit(self, request: CompletionRequest, engine_id: str) -> TokenStream:
         try:
             return self.loop.submit(
-                self._job(request, engine_id), self._answer_tokens(request), request.thinking_tokens
+                self._job(request, engine_id),
+                self._answer_tokens(request),
+                request.thinking_tokens,
+                request.block_keys,
+                pinned=counts_on_cache(request.xargs),
             )
         except NeverFits:
             raise bad_field(
@@ -102,7 +112,7 @@ async def _stream(
     while stream.finish is None:
         await http.send(events.tokens(positions))
         positions = await stream.take()
-    usage = usage_of(request.prompt_tokens, stream.tokens) if request.include_usage else None
+    usage = _usage(request, stream) if request.include_usage else None
     await http.end(events.end(positions, stream.finish, usage))
 
 
@@ -111,8 +121,12 @@ async def _whole(
 ) -> None:
     while stream.finish is None:
         await stream.take()
-    usage = usage_of(request.prompt_tokens, stream.tokens)
+    usage = _usage(request, stream)
     await http.answer(json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage))
+
+
+def _usage(request: CompletionRequest, stream: TokenStream) -> Usage:
+    return usage_of(request.prompt_tokens, stream.tokens, stream.cached_tokens)
 
 
 @contextlib.contextmanager

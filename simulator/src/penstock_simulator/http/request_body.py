@@ -6,7 +6,7 @@ as in vLLM. `vllm_xargs` carries the sidecar's fields (`penstock_…`), and in a
 are thinking tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,6 +32,10 @@ from penstock_simulator.http.synthetic_text import (
     last_token_ids,
     token_ids,
 )
+from penstock_simulator.prefix_cache.block_keys import BlockKey, token_keys
+
+SALT_LETTERS = 4096
+"""Longest `cache_salt`."""
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for a completion. A chat's default is the rest of the context."""
@@ -54,6 +58,7 @@ class CompletionRequest:
     answer: where the answer begins: its words follow from the prompt.
     prompt_ids: the prompt's token ids if the response is to have token ids (`return_token_ids`), else None.
     include_usage: whether the stream ends with a usage chunk.
+    block_keys: of the prompt's full blocks; empty without a prefix cache.
     xargs: the fields of `vllm_xargs` that are not null.
     """
 
@@ -67,11 +72,17 @@ class CompletionRequest:
     prompt_ids: list[int] | None
     stream: bool
     include_usage: bool
+    block_keys: Sequence[BlockKey]
     xargs: dict[str, Scalar]
 
 
-def read_request(data: bytes, endpoint: ApiEndpoint, model: str, max_model_len: int) -> CompletionRequest:
-    """Parse a body. Raises ApiError 400 that names the field, or 404 for another model."""
+def read_request(
+    data: bytes, endpoint: ApiEndpoint, model: str, max_model_len: int, cached_block_tokens: int = 0
+) -> CompletionRequest:
+    """Parse a body. Raises ApiError 400 that names the field, or 404 for another model.
+
+    cached_block_tokens: tokens in a block of the engine's prefix cache; 0 if it has none.
+    """
     body = read_object(data)
     check_model(body, model)
     _check_sampling(body)
@@ -98,6 +109,7 @@ def read_request(data: bytes, endpoint: ApiEndpoint, model: str, max_model_len: 
         prompt_ids=prompt_ids(body, endpoint) if boolean(body, "return_token_ids") else None,
         stream=stream,
         include_usage=boolean(options, "include_usage", "stream_options."),
+        block_keys=_block_keys(body, endpoint, cached_block_tokens),
         xargs=xargs,
     )
 
@@ -148,6 +160,14 @@ def prompt_ids(body: dict[str, Any], endpoint: ApiEndpoint) -> list[int]:
 
 def _message_ids(texts: list[str], ids: Callable[[str], list[int]] = token_ids) -> list[int]:
     return [*range(MESSAGE_TOKENS), *[token for text in texts for token in ids(text)]]
+
+
+def _block_keys(body: dict[str, Any], endpoint: ApiEndpoint, block_tokens: int) -> Sequence[BlockKey]:
+    """Return the keys of the prompt's full blocks. `cache_salt` separates prompts as in vLLM."""
+    salt = text(body, "cache_salt", SALT_LETTERS)
+    if salt == "":
+        raise bad_field("cache_salt", "must not be empty")
+    return token_keys(prompt_ids(body, endpoint), block_tokens, salt or "") if block_tokens else ()
 
 
 def _last_ids(body: dict[str, Any], endpoint: ApiEndpoint) -> list[int]:

@@ -20,6 +20,9 @@ from penstock_simulator.engine.iteration import Finish
 from penstock_simulator.http.request_body import ApiEndpoint
 from penstock_simulator.http.synthetic_text import AnswerStart, answer_ids, synthetic_text
 
+Usage = dict[str, int | dict[str, int]]
+"""OpenAI's `usage` object."""
+
 DONE = b"data: [DONE]\n\n"
 
 _KIND = {
@@ -92,7 +95,7 @@ class EventWriter:
         event = self._text_event(positions) + self._after_plain
         return event if positions.start else self._role + event
 
-    def end(self, positions: range, finish: Finish, usage: dict[str, int] | None) -> bytes:
+    def end(self, positions: range, finish: Finish, usage: Usage | None) -> bytes:
         """Return the last tokens with the finish reason, the usage unless it is None, and `[DONE]`."""
         after = self._after + b'"%s","stop_reason":null' % finish.value.encode()
         if self._head.prompt_ids is not None:
@@ -125,7 +128,7 @@ class EventWriter:
 
 
 def json_response(
-    head: ResponseHead, tokens: int, thinking_tokens: int, finish: Finish, usage: dict[str, int]
+    head: ResponseHead, tokens: int, thinking_tokens: int, finish: Finish, usage: Usage
 ) -> bytes:
     """Return the response body of a request that does not stream."""
     kind, _ = _KIND[head.endpoint]
@@ -166,10 +169,13 @@ def _split_thinking(positions: range, thinking_tokens: int) -> tuple[range, rang
     return range(positions.start, border), range(border, positions.stop)
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return OpenAI's `usage` object."""
-    return {
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> Usage:
+    """Return OpenAI's `usage` object. cached_tokens: of the prompt's; None without a prefix cache."""
+    usage: Usage = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
     }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return usage

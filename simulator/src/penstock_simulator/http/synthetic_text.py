@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 TOKEN_BYTES = 4
 MESSAGE_TOKENS = 4
 """Tokens that a chat template adds to each message."""
@@ -86,7 +88,6 @@ def last_token_ids(text: str) -> list[int]:
 
 
 def _ids(data: bytes) -> list[int]:
-    return [
-        int.from_bytes(data[at : at + TOKEN_BYTES], "big") % FIRST_ANSWER_ID
-        for at in range(0, len(data), TOKEN_BYTES)
-    ]
+    whole, rest = len(data) // TOKEN_BYTES, len(data) % TOKEN_BYTES
+    ids: list[int] = (np.frombuffer(data, ">u4", whole) % FIRST_ANSWER_ID).tolist()
+    return [*ids, int.from_bytes(data[-rest:], "big") % FIRST_ANSWER_ID] if rest else ids

@@ -5,9 +5,10 @@ its last block is. A salt separates tenants: with different salts no keys are eq
 a fast first token what another tenant has sent.
 """
 
-from array import array
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
+
+import numpy as np
 
 BlockKey = Hashable
 
@@ -17,10 +18,10 @@ KEY_BYTES = 16
 def token_keys(tokens: Sequence[int], block_tokens: int, salt: str = "") -> list[BlockKey]:
     """Return the keys of the full blocks of a sequence of token ids."""
     keys: list[BlockKey] = []
-    before = blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
-    for end in range(block_tokens, len(tokens) + 1, block_tokens):
-        block = array("Q", tokens[end - block_tokens : end]).tobytes()
-        before = blake2b(before + block, digest_size=KEY_BYTES).digest()
+    before = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    data, size = np.asarray(tokens, np.uint64).tobytes(), block_tokens * np.uint64().itemsize
+    for end in range(size, len(data) + 1, size):
+        before = blake2b(before + data[end - size : end], digest_size=KEY_BYTES).digest()
         keys.append(before)
     return keys
 

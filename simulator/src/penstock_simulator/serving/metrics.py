@@ -89,6 +89,10 @@ class EngineMetrics(Collector):
     def _counters(self) -> Iterable[Metric]:
         yield self._counter("vllm:num_preemptions", "Preemptions of requests.", self._state.preemptions)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of submitted requests.", self.prompt_tokens)
+        cached = self._state.cached
+        queried, hit = (cached.queried_tokens, cached.hit_tokens) if cached is not None else (0, 0)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", queried)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hit)
         yield self._counter("vllm:generation_tokens", "Generated tokens.", self.generation_tokens)
         yield self._counter(
             "penstock_engine_policy_failures",

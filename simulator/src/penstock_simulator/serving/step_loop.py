@@ -7,7 +7,7 @@ the delay beyond `CATCH_UP_S` is not made up for, and the engine is slower.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock_core.domain.request import Job
 from penstock_core.timing.time_model import BatchWork
@@ -17,6 +17,7 @@ from penstock_simulator.engine.iteration import IterationResult
 from penstock_simulator.engine.learned_time_model import LearnedTimeModel
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.engine_timing.ground_truth import GroundTruth
+from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_planner import StepPlanner
 from penstock_simulator.serving.step_reports import MeasuredIteration, StepReportSender
@@ -55,9 +56,20 @@ class StepLoop:
         self._started_s = clock()
         self._last: MeasuredIteration | None = None
 
-    def submit(self, job: Job, answer_tokens: int, thinking_tokens: int = 0) -> TokenStream:
-        """Queue a request and return its tokens to come. Raises NeverFits, ValueError."""
-        self.state.add(job, answer_tokens, thinking_tokens)
+    def submit(
+        self,
+        job: Job,
+        answer_tokens: int,
+        thinking_tokens: int = 0,
+        block_keys: Sequence[BlockKey] = (),
+        *,
+        pinned: bool = False,
+    ) -> TokenStream:
+        """Queue a request and return its tokens to come. Raises NeverFits, ValueError.
+
+        block_keys: of its prompt's full blocks. pinned: whether it was admitted because of what is cached.
+        """
+        self.state.add(job, answer_tokens, thinking_tokens, block_keys, pinned=pinned)
         stream = self._streams[job.request.id] = TokenStream(job.request.id, self.now_s())
         self.metrics.prompt_tokens += job.request.prompt_tokens
         self._changed.set()
@@ -103,6 +115,10 @@ class StepLoop:
         return now_s
 
     def _deliver(self, result: IterationResult, now_s: float) -> None:
+        for job_id, cached_tokens in result.cached_tokens.items():
+            started = self._streams.get(job_id)
+            if started is not None and started.cached_tokens is None:
+                started.cached_tokens = cached_tokens
         itls: dict[float, int] = {}
         for job_id, new_tokens in result.tokens.items():
             stream = self._streams[job_id]

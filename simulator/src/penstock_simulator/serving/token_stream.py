@@ -21,6 +21,8 @@ class TokenStream:
     arrived_s, first_s, last_s: arrival, first and latest token, on the engine's clock.
     tokens: tokens generated.
     finish: why the answer ended; None before its end.
+    cached_tokens: of the prompt, found in the prefix cache when the request was first started; None before,
+        and without a prefix cache.
     """
 
     __slots__ = (
@@ -28,6 +30,7 @@ class TokenStream:
         "_waiter",
         "aborted",
         "arrived_s",
+        "cached_tokens",
         "finish",
         "first_s",
         "job_id",
@@ -41,6 +44,7 @@ class TokenStream:
         self.first_s = self.last_s = 0.0
         self.tokens = 0
         self.finish: Finish | None = None
+        self.cached_tokens: int | None = None
         self.aborted = False
         self._taken = 0
         self._waiter: asyncio.Future[None] | None = None
