@@ -4,9 +4,11 @@
   make bench-mutants SAMPLE=50 SEED=7             so many of each package, drawn by a seed
   make bench-mutants PACKAGES="core router" EXCLUDE="policies/sola routing/orders" JOBS=4
 
+  make bench-mutants SAMPLE=40 SEED=8 KEEP=yes    record them: a sample that no test was written for
+
 The goal is 95 % of those judged killed. Each survivor is printed: either a test is missing, or the code says
-more than it needs to, or the change makes no difference (such are rare; nothing marks them). Mutants whose
-tests took too long or broke off are printed apart, and count neither way.
+more than it needs to, or the change makes no difference (such are rare, and marked in `equivalent.toml`).
+Marked mutants, and those whose tests took too long or broke off, are printed apart and count neither way.
 """
 
 import argparse
@@ -14,15 +16,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from os import cpu_count
 from pathlib import Path
 from queue import SimpleQueue
 
+from mutants.equivalent import marked, marks_of
 from mutants.mutations import Mutant
 from mutants.selection import changed_lines, of_package, sampled
-from mutants.trial import RedBaseline, Runs, Tree, Verdict, rounds_for
+from mutants.trial import RedBaseline, Tree, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "mutants.json"
@@ -55,6 +59,7 @@ Judged = list[tuple[Mutant, Verdict]]
 def main() -> int:
     """The exit code: 0 if the goal is met in every package, 2 if the tests of one are red as they are."""
     options = _options()
+    marks = marks_of()
     found: dict[str, Judged] = {}
     red = False
     for package in options.packages:
@@ -62,33 +67,54 @@ def main() -> int:
         if not mutants:
             continue
         print(f"{package}: {len(mutants)} mutants", flush=True)
+        of_this = [mark for mark in marks if mark.file.startswith(f"{package}/")]
+        equivalent = marked(ROOT, of_package(ROOT, package), of_this)
         try:
-            found[package] = judged(ROOT, package, TESTS[package], mutants, options.jobs)
+            found[package] = judged(
+                ROOT, package, TESTS[package], mutants, options.jobs, equivalent=equivalent
+            )
             print(summary(package, found[package]), flush=True)
         except RedBaseline as error:
             red = True
             print(f"{package}: the tests are red without any mutant\n{error}", file=sys.stderr)
         if options.keep:
             _write(options, found)
+    print(summary("all", [each for of in found.values() for each in of]))
     return 2 if red else int(any(score(of) < GOAL for of in found.values()))
 
 
-def judged(root: Path, package: str, tests: Sequence[str], mutants: Sequence[Mutant], jobs: int) -> Judged:
-    """The verdict on each mutant, tried by so many at once."""
-    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+def judged(
+    root: Path,
+    package: str,
+    tests: Sequence[str],
+    mutants: Sequence[Mutant],
+    jobs: int,
+    *,
+    equivalent: Collection[Mutant] = (),
+) -> Judged:
+    """The verdict on each mutant, tried by so many at once. equivalent: those that are not tried."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-mutants-"))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
         trees: SimpleQueue[Tree] = SimpleQueue()
-        first = Tree(root, Path(folder) / "0")
-        runs: Runs = first.baseline(package, tests, jobs)
-        trees.put(first)
-        for number in range(1, jobs):
-            trees.put(Tree(root, Path(folder) / str(number)))
+        first = Tree.of(root, Path(folder) / "0", tests)
+        stack.callback(first.close)
+        baseline = first.baseline(package, jobs)
+        copies = [first.copied(Path(folder) / str(number)) for number in range(1, jobs)]
+        for copy in copies:
+            stack.callback(copy.close)
+        for tree in (first, *copies):
+            trees.put(tree)
 
-        def judge(mutant: Mutant) -> tuple[Mutant, Verdict]:
+        def tried(mutant: Mutant) -> Verdict:
             tree = trees.get()
             try:
-                verdict = tree.verdict(mutant, rounds_for(mutant, runs, tests))
+                return tree.verdict(mutant, baseline.rounds_for(mutant, tests))
             finally:
                 trees.put(tree)
+
+        def judge(mutant: Mutant) -> tuple[Mutant, Verdict]:
+            verdict = Verdict.EQUIVALENT if mutant in equivalent else tried(mutant)
             if verdict is not Verdict.KILLED:
                 print(f"  {verdict}: {mutant}", flush=True)
             return mutant, verdict
@@ -104,9 +130,9 @@ def score(found: Judged) -> float:
 
 def summary(package: str, found: Judged) -> str:
     """One line: how many were killed of those judged, and how many were not judged."""
-    killed, survived, timed_out, broken = (len(_with(found, verdict)) for verdict in Verdict)
+    killed, survived, timed_out, broken, equivalent = (len(_with(found, verdict)) for verdict in Verdict)
     of = f"{package}: {killed} of {killed + survived} killed, {score(found):.1%}"
-    return f"{of}; not judged: {timed_out} timed out, {broken} broken"
+    return f"{of}; not judged: {timed_out} timed out, {broken} broken, {equivalent} equivalent"
 
 
 def _with(found: Judged, verdict: Verdict) -> list[str]:
@@ -130,7 +156,11 @@ def _options() -> argparse.Namespace:
     add("--sample", type=int, default=0, metavar="N", help="at most so many of each package")
     add("--seed", type=int, default=1, help="seed of the sample")
     add("--jobs", type=int, default=cpu_count() or 1, help="mutants tried at once")
-    add("--keep", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    add(
+        "--keep",
+        action="store_true",
+        help=f"write {RESULTS.relative_to(ROOT)}: of a fresh sample, that no test was written for",
+    )
     return parser.parse_args()
 
 
@@ -151,6 +181,8 @@ def _write(options: argparse.Namespace, found: dict[str, Judged]) -> None:
             "survivors": _with(of, Verdict.SURVIVED),
             "timed_out": _with(of, Verdict.TIMED_OUT),
             "broken": _with(of, Verdict.BROKEN),
+            "equivalent": _with(of, Verdict.EQUIVALENT),
+            "fresh": True,
         }
     RESULTS.write_text(json.dumps(before, indent=2, sort_keys=True) + "\n")
 

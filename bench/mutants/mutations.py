@@ -52,9 +52,14 @@ class Mutant:
         """The file with this change."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
-    def __str__(self) -> str:
+    @property
+    def change(self) -> str:
+        """What becomes what, shortened."""
         was, text = (" ".join(of.split())[:70] for of in (self.was, self.text))
-        return f"{self.path}:{self.line}: {was} -> {text}"
+        return f"{was} -> {text}"
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.change}"
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:

@@ -7,36 +7,37 @@ of them notices, by all of the package's tests.
 
 A mutant is killed where a test fails, or where tests can be collected without it and not with it. Any other
 end of pytest (an interrupt, an internal error, a signal) says nothing about the mutant: it is broken. One
-whose tests take too long hangs, or the machine is busy. Neither is counted.
+whose tests take far longer than without it hangs, or the machine is busy. Neither is counted.
 
 Compiled code is judged as the Python that it is written in: compiling a mutant takes longer than its tests,
 and a cache of compiled code does not notice changes of what it calls in other files.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 from coverage import CoverageData
+from mutants.baseline import Baseline, Round, Runs
 from mutants.mutations import Mutant
 from pytest import ExitCode
 
-BOUND_S = 300.0
-"""A mutant whose tests take longer is not judged."""
 COMPILED = b"compilation.jit import"
 """What a file with compiled code has in it."""
+COLLECTION_S = 300.0
+"""Bound of a collection of tests."""
 
 OURS = ("PYTEST_", "COV_CORE_")
 """Beginnings of variables by which a run of tests speaks to its own processes: these are others."""
-MANY = 200
-"""More tests than these are named by their files."""
-
-Runs = Mapping[str, Mapping[int, frozenset[str]]]
-"""Path -> line -> the tests that run it."""
+PATIENCE_S = 20
+"""How long a test waits for a condition. Below the bound of its run: it fails, and kills the mutant."""
 
 
 class Verdict(StrEnum):
@@ -46,17 +47,24 @@ class Verdict(StrEnum):
     SURVIVED = "survived"
     TIMED_OUT = "timed out"
     BROKEN = "broken"
+    EQUIVALENT = "equivalent"
 
 
 class RedBaseline(Exception):
     """The tests fail without any mutant."""
 
 
+@dataclass(slots=True)
 class Tree:
-    """A copy of the files that git knows or would take, with compiled code that is still good."""
+    """A copy of the tree. tests: the package's, whose libraries the forks of its servers have imported."""
 
-    def __init__(self, root: Path, copy: Path) -> None:
-        self.root = copy
+    root: Path
+    tests: Sequence[str]
+    _servers: dict[bool, subprocess.Popen[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, root: Path, copy: Path, tests: Sequence[str]) -> Self:
+        """Copy the files that git knows or would take, with compiled code that is still good."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -69,60 +77,93 @@ class Tree:
             if (root / name).is_file() and not name.startswith("bench/results/"):
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, copy / name)
+        return cls(copy, tests)
 
-    def baseline(self, package: str, tests: Sequence[str], jobs: int) -> Runs:
+    def copied(self, copy: Path) -> Self:
+        """Another tree as this one is, with the bytecode that its runs left."""
+        shutil.copytree(self.root, copy, symlinks=True)
+        return type(self)(copy, self.tests)
+
+    def close(self) -> None:
+        """End the processes that run tests."""
+        for server in self._servers.values():
+            server.communicate()
+
+    def baseline(self, package: str, jobs: int) -> Baseline:
         """Run the tests as they are. Raises RedBaseline."""
         flags = [f"--cov={package}/src", "--cov-context=test", "--cov-report=", "-n", str(jobs)]
-        done = self._pytest(*flags, *tests, timeout_s=None)
-        if done.returncode:
-            raise RedBaseline(done.stdout[-4000:])
-        return self._runs()
+        code, seconds = self._pytest([*flags, *self.tests], None, bytecode=True)
+        if code:
+            raise RedBaseline((self.root / ".printed").read_text()[-4000:])
+        return Baseline(self._runs(), seconds)
 
-    def verdict(self, mutant: Mutant, rounds: Sequence[Sequence[str]], bound_s: float = BOUND_S) -> Verdict:
+    def verdict(self, mutant: Mutant, rounds: Sequence[Round]) -> Verdict:
         """What the tests say of a mutant, each round only where those before noticed nothing.
 
         The file is as it was afterwards.
         """
         file = self.root / mutant.path
-        source = file.read_bytes()
-        file.write_bytes(mutant.applied(source))
-        interpreted = {"NUMBA_DISABLE_JIT": "1"} if COMPILED in source else {}
+        source, written = file.read_bytes(), file.stat().st_mtime_ns
+        interpreted = COMPILED in source
+        self._server(interpreted)
+        _write(file, mutant.applied(source), written + 10**9)
         try:
-            for tests in rounds:
-                done = self._pytest("--exitfirst", *tests, timeout_s=bound_s, more=interpreted)
-                if done.returncode == ExitCode.TESTS_FAILED:
+            for each in rounds:
+                arguments = ["--exitfirst", *each.tests]
+                code, _ = self._pytest(arguments, each.bound_s, interpreted=interpreted)
+                if code is None:
+                    return Verdict.TIMED_OUT
+                if code == ExitCode.TESTS_FAILED:
                     return Verdict.KILLED
-                if done.returncode != ExitCode.OK:
-                    spoilt = not self._collects(tests)
-                    file.write_bytes(source)
-                    return Verdict.KILLED if spoilt and self._collects(tests) else Verdict.BROKEN
-        except subprocess.TimeoutExpired:
-            return Verdict.TIMED_OUT
+                if code != ExitCode.OK:
+                    spoilt = not self._collects(each.tests)
+                    _write(file, source, written)
+                    return Verdict.KILLED if spoilt and self._collects(each.tests) else Verdict.BROKEN
         finally:
-            file.write_bytes(source)
+            _write(file, source, written)
         return Verdict.SURVIVED
 
     def _collects(self, tests: Sequence[str]) -> bool:
-        return self._pytest("--collect-only", *tests, timeout_s=BOUND_S).returncode == ExitCode.OK
+        return self._pytest(["--collect-only", *tests], COLLECTION_S)[0] == ExitCode.OK
 
     def _pytest(
-        self, *arguments: str, timeout_s: float | None, more: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        asked = self.root / ".asked"
-        asked.write_text("\n".join(arguments))
-        outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        environment = {**outer, "PYTHONDONTWRITEBYTECODE": "1", "GRPC_VERBOSITY": "ERROR", **(more or {})}
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{asked}"]
-        return subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        self,
+        arguments: Sequence[str],
+        timeout_s: float | None,
+        interpreted: bool = False,
+        bytecode: bool = False,
+    ) -> tuple[int | None, dict[str, float]]:
+        """The exit code (None: it took too long), and the seconds of each test."""
+        server = self._server(interpreted)
+        assert server.stdin is not None and server.stdout is not None
+        request = {
+            "arguments": arguments,
+            "timeout_s": timeout_s,
+            "output": str(self.root / ".printed"),
+            "bytecode": bytecode,
+        }
+        print(json.dumps(request), file=server.stdin, flush=True)
+        answer = json.loads(server.stdout.readline())
+        return answer["code"], answer["seconds"]
+
+    def _server(self, interpreted: bool) -> subprocess.Popen[str]:
+        """The process whose forks run the tests, once it is ready. interpreted: without compiled code."""
+        if interpreted not in self._servers:
+            outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+            ours = {"GRPC_VERBOSITY": "ERROR", "PENSTOCK_PATIENCE_S": str(PATIENCE_S)}
+            python = {"NUMBA_DISABLE_JIT": "1"} if interpreted else {}
+            server = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("fork_server.py")), *self.tests],
+                cwd=self.root,
+                env={**outer, **ours, **python},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert server.stdout is not None
+            server.stdout.readline()
+            self._servers[interpreted] = server
+        return self._servers[interpreted]
 
     def _runs(self) -> Runs:
         data = CoverageData(str(self.root / ".coverage"))
@@ -136,24 +177,7 @@ class Tree:
         }
 
 
-def rounds_for(mutant: Mutant, runs: Runs, of_package: Sequence[str]) -> list[list[str]]:
-    """The tests that judge a mutant: those that run its line, or those of its file and then all.
-
-    of_package: the package's folders of tests, in the order in which they are asked: quick ones first.
-    """
-    lines = runs.get(mutant.path, {})
-    if names := lines.get(mutant.line):
-        return _by_folder(names, of_package)
-    of_file = frozenset[str]().union(*lines.values())
-    return [*_by_folder(of_file, of_package), *([folder] for folder in of_package)]
-
-
-def _by_folder(names: frozenset[str], folders: Sequence[str]) -> list[list[str]]:
-    """A round for each folder that has some of these tests."""
-    rounds = ([name for name in names if name.startswith(folder)] for folder in folders)
-    return [_named(frozenset(found)) for found in rounds if found]
-
-
-def _named(names: frozenset[str]) -> list[str]:
-    """Tests by their names, or, where they are many, by their files."""
-    return sorted({name.partition("::")[0] for name in names} if len(names) > MANY else names)
+def _write(file: Path, text: bytes, modified_ns: int) -> None:
+    """Write a file. Its time tells whether bytecode is of this text."""
+    file.write_bytes(text)
+    os.utime(file, ns=(modified_ns, modified_ns))

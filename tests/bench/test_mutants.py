@@ -1,13 +1,16 @@
 """The mutation probe finds what tests miss, and changes nothing of the tree that it is asked about."""
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from mutants.__main__ import judged, score, summary
-from mutants.mutations import mutants_of
+from mutants.__main__ import ROOT, judged, score, summary
+from mutants.baseline import FACTOR, FEW, GRACE_S, MANY, Baseline, Round
+from mutants.equivalent import InvalidMark, Mark, marked, marks_of
+from mutants.mutations import Mutant, mutants_of
 from mutants.selection import changed_lines, of_package, sampled
-from mutants.trial import MANY, RedBaseline, Tree, Verdict, rounds_for
+from mutants.trial import RedBaseline, Tree, Verdict
 
 SOURCE = '''
 """How much a parcel costs."""
@@ -56,6 +59,10 @@ def project(tmp_path: Path) -> Path:
 
 def git(root: Path, *arguments: str) -> None:
     subprocess.run(["git", *arguments], cwd=root, check=True)
+
+
+def asked(baseline: Baseline, mutant: Mutant, folders: list[str]) -> list[list[str]]:
+    return [list(each.tests) for each in baseline.rounds_for(mutant, folders)]
 
 
 def changes(source: str) -> list[str]:
@@ -141,9 +148,9 @@ def test_only_a_failed_test_kills_a_mutant(project: Path, when: str, verdict: Ve
     (project / "parcels/src/penstock_parcels/sizes.py").write_text("LARGE = 3\n")
     (project / "tests/parcels/test_sizes.py").write_text(HALVES.format(when=when))
     (mutant,) = of_package(project, "parcels", ["__init__"])
-    tree = Tree(project, project.parent / "copy")
     bound_s = 3.0 if verdict is Verdict.TIMED_OUT else 120.0
-    assert tree.verdict(mutant, [["tests/parcels/test_sizes.py"]], bound_s) is verdict
+    with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
+        assert tree.verdict(mutant, [Round(["tests/parcels/test_sizes.py"], bound_s)]) is verdict
 
 
 def test_a_mutant_that_cannot_be_imported_is_killed_where_the_source_can_be(project: Path) -> None:
@@ -151,18 +158,18 @@ def test_a_mutant_that_cannot_be_imported_is_killed_where_the_source_can_be(proj
     (project / mutant.path).write_text("LARGE = 3\nassert LARGE == 1 + 2\n")
     tests = project / "tests/parcels/test_sizes.py"
     tests.write_text("import penstock_parcels.sizes\ndef test(): pass\n")
-    tree = Tree(project, project.parent / "copy")
-    assert tree.verdict(mutant, [["tests/parcels/test_sizes.py"]]) is Verdict.KILLED
-    assert tree.verdict(mutant, [["tests/parcels/test_missing.py"]]) is Verdict.BROKEN
+    with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
+        assert tree.verdict(mutant, [Round(["tests/parcels/test_sizes.py"], 120.0)]) is Verdict.KILLED
+        assert tree.verdict(mutant, [Round(["tests/parcels/test_missing.py"], 120.0)]) is Verdict.BROKEN
 
 
 def test_mutants_that_were_not_judged_count_neither_way() -> None:
     mutant = mutants_of("x.py", b"LIMIT = 3\n")[0]
     killed, survived = (mutant, Verdict.KILLED), (mutant, Verdict.SURVIVED)
-    unjudged = [(mutant, Verdict.BROKEN), (mutant, Verdict.TIMED_OUT)]
+    unjudged = [(mutant, verdict) for verdict in (Verdict.BROKEN, Verdict.TIMED_OUT, Verdict.EQUIVALENT)]
     assert score([killed, survived, *unjudged]) == score([killed, survived]) == 0.5
     assert summary("parcels", [killed, survived, *unjudged]) == (
-        "parcels: 1 of 2 killed, 50.0%; not judged: 1 timed out, 1 broken"
+        "parcels: 1 of 2 killed, 50.0%; not judged: 1 timed out, 1 broken, 1 equivalent"
     )
     assert score(unjudged) == 1
 
@@ -180,14 +187,83 @@ def test_a_line_is_judged_by_the_tests_that_run_it_and_one_that_none_runs_by_tho
 ):
     ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
     runs = {"x.py": {1: frozenset[str](), 2: frozenset({"t/a.py::b", "t/a.py::a"})}}
-    assert rounds_for(ran, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"]]
-    assert rounds_for(imported, runs, ["t"]) == [["t/a.py::a", "t/a.py::b"], ["t"]]
-    assert rounds_for(imported, {}, ["t"]) == [["t"]]
-    both = {"x.py": {2: frozenset({"slow/b.py::a", "t/a.py::b"})}}
-    assert rounds_for(ran, both, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"]]
-    assert rounds_for(imported, both, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"], ["t"], ["slow"]]
-    many = {"x.py": {2: frozenset(f"t/a.py::{number}" for number in range(MANY + 1))}}
-    assert rounds_for(ran, many, ["t"]) == [["t/a.py"]]
+    assert asked(Baseline(runs), ran, ["t"]) == [["t/a.py::a", "t/a.py::b"]]
+    assert asked(Baseline(runs), imported, ["t"]) == [["t/a.py::a", "t/a.py::b"], ["t"]]
+    assert asked(Baseline({}), imported, ["t"]) == [["t"]]
+    both = Baseline({"x.py": {2: frozenset({"slow/b.py::a", "t/a.py::b"})}})
+    assert asked(both, ran, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"]]
+    assert asked(both, imported, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"], ["t"], ["slow"]]
+
+
+def test_of_many_tests_the_quickest_are_asked_first() -> None:
+    ran = mutants_of("x.py", b"def f(): return 3\n")[0]
+    names = [f"t/a.py::{number:03}" for number in range(MANY + 1)]
+    seconds = {name: float(-number) for number, name in enumerate(names)}
+    baseline = Baseline({"x.py": {1: frozenset(names)}}, seconds)
+    assert asked(baseline, ran, ["t"]) == [names[: -FEW - 1 : -1], ["t/a.py"]]
+    fewer = Baseline({"x.py": {1: frozenset(names[:MANY])}}, seconds)
+    assert asked(fewer, ran, ["t"]) == [names[MANY - 1 : MANY - FEW - 1 : -1], names[:MANY]]
+    fewest = Baseline({"x.py": {1: frozenset(names[:FEW])}}, seconds)
+    assert asked(fewest, ran, ["t"]) == [names[:FEW]]
+
+
+def test_tests_may_take_a_multiple_of_what_they_take_without_a_mutant() -> None:
+    ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
+    runs = {"x.py": {2: frozenset({"t/a.py::a", "t/a.py::b"})}}
+    baseline = Baseline(runs, {"t/a.py::a": 2.0, "t/a.py::b": 3.0, "t/b.py::a": 4.0})
+    assert [each.bound_s for each in baseline.rounds_for(ran, ["t"])] == [FACTOR * 5 + GRACE_S]
+    everything = baseline.rounds_for(imported, ["t"])[-1]
+    assert everything == Round(["t"], FACTOR * 9 + GRACE_S)
+
+
+def test_the_seconds_of_each_test_are_known(project: Path) -> None:
+    with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
+        baseline = tree.baseline("parcels", jobs=1)
+    names = {f"tests/parcels/test_parcels.py::test_{name}" for name in ("light", "heavy", "negative")}
+    assert set(baseline.seconds) == names
+    assert baseline.runs["parcels/src/penstock_parcels/__init__.py"][9] == {
+        "tests/parcels/test_parcels.py::test_heavy"
+    }
+
+
+MARK = """
+[[equivalent]]
+file = "{file}"
+line = "price = 5"
+change = "5 -> (6)"
+why = "Nobody pays."
+"""
+
+
+def test_a_marked_mutant_is_not_tried(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "equivalent.toml"
+    file.write_text(MARK.format(file="parcels/src/penstock_parcels/__init__.py"))
+    mutants = of_package(project, "parcels")
+    equivalent = marked(project, mutants, marks_of(file))
+    assert [mutant.change for mutant in equivalent] == ["5 -> (6)"]
+    found = judged(project, "parcels", ["tests/parcels"], mutants, jobs=1, equivalent=equivalent)
+    assert {mutant for mutant, verdict in found if verdict is Verdict.EQUIVALENT} == equivalent
+
+
+@pytest.mark.parametrize("line", ["price = 7", "price"])
+def test_a_mark_that_matches_nothing_is_an_error(project: Path, line: str) -> None:
+    mark = Mark("parcels/src/penstock_parcels/__init__.py", line, "5 -> (6)", "Nobody pays.")
+    with pytest.raises(InvalidMark, match="matches 0"):
+        marked(project, of_package(project, "parcels"), [mark])
+
+
+def test_a_mark_that_could_mean_two_mutants_is_an_error(project: Path) -> None:
+    (project / "parcels/src/penstock_parcels/sizes.py").write_text("EDGES = [3, 3]\n")
+    mark = Mark("parcels/src/penstock_parcels/sizes.py", "EDGES = [3, 3]", "3 -> (4)", "Nobody measures.")
+    with pytest.raises(InvalidMark, match="matches 2"):
+        marked(project, of_package(project, "parcels"), [mark])
+
+
+def test_each_mark_has_its_mutant() -> None:
+    marks = marks_of()
+    packages = {mark.file.partition("/")[0] for mark in marks}
+    mutants = [mutant for package in packages for mutant in of_package(ROOT, package)]
+    assert len(marked(ROOT, mutants, marks)) == len(marks)
 
 
 def test_compiled_code_is_judged_as_it_is_written(project: Path) -> None:

@@ -5,11 +5,12 @@ far longer than anything takes, even on a busy machine: only a broken build wait
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE_S = 120.0
+PATIENCE_S = float(os.environ.get("PENSTOCK_PATIENCE_S", "120"))
 LOOK_S = 0.005
 """Between two looks."""
 

@@ -1,0 +1,51 @@
+"""Mutants that make no difference that anybody could observe: reviewed, with reasons, in `equivalent.toml`.
+
+A mark names a mutant by its file, the text of its line and the change as the probe prints it. A mark that
+matches no mutant any more is an error, and so is one that could mean several.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants.mutations import Mutant
+
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """line: without its indentation. change: `was -> text`. why: what makes the change unobservable."""
+
+    file: str
+    line: str
+    change: str
+    why: str
+
+
+class InvalidMark(Exception):
+    """A mark matches no mutant, or more than one."""
+
+
+def marks_of(file: Path = EQUIVALENT) -> list[Mark]:
+    """Read marks."""
+    return [Mark(**mark) for mark in tomllib.loads(file.read_text()).get("equivalent", [])]
+
+
+def marked(root: Path, mutants: Sequence[Mutant], marks: Sequence[Mark]) -> set[Mutant]:
+    """The marked ones of mutants. Marks are of files that the mutants are of. Raises InvalidMark."""
+    return {_only(root, mutants, mark) for mark in marks}
+
+
+def _only(root: Path, mutants: Sequence[Mutant], mark: Mark) -> Mutant:
+    lines = (root / mark.file).read_text().splitlines()
+    found = [
+        mutant
+        for mutant in mutants
+        if (mutant.path, mutant.change) == (mark.file, mark.change)
+        and lines[mutant.line - 1].strip() == mark.line
+    ]
+    if len(found) != 1:
+        raise InvalidMark(f"matches {len(found)} mutants: {mark}")
+    return found[0]

@@ -1,0 +1,139 @@
+"""Runs pytest in forks of one process, which has imported before what the tests need from outside the tree.
+
+Starting Python and importing libraries takes longer than most tests. The tree's own modules are imported by
+each fork: it runs the files as they are by then, and so do the processes that its tests start.
+
+It prints a line once it is ready. A request is a line of JSON on standard input: pytest's arguments, how long
+it may take in seconds or null, the file that takes what it prints, and whether it may leave bytecode. The
+answer is a line on standard output: the exit code of pytest, negative for the signal that ended it, or null
+where it took too long; and the seconds of each test that ended.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+OUTSIDE = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+QUIET = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""Plug-ins of pytest are imported before pytest could rewrite their assertions: these are none of ours."""
+
+
+class Seconds:
+    """A plug-in of pytest: how long each test takes, with what is set up for it."""
+
+    def __init__(self) -> None:
+        self.by_test: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.by_test[report.nodeid] = self.by_test.get(report.nodeid, 0.0) + report.duration
+
+
+def main() -> None:
+    sys.path[0] = str(Path.cwd())  # as `python -m pytest` has it
+    preload(sys.argv[1:])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        leaves_none = {} if request["bytecode"] else {"PYTHONDONTWRITEBYTECODE": "1"}
+        answer = run(request["arguments"], request["timeout_s"], Path(request["output"]), leaves_none)
+        print(json.dumps(answer), flush=True)
+
+
+def preload(tests: list[str]) -> None:
+    """Import the modules from outside the tree that collecting these tests imports."""
+
+    def names() -> object:
+        pytest.main(["--collect-only", *QUIET, *tests])
+        return [name for name, module in list(sys.modules.items()) if _is_outside(module)]
+
+    _, found = forked(names, None, Path(".preload"))
+    for name in found if isinstance(found, list) else ():
+        with suppress(Exception):  # a fork that needs it imports it itself
+            import_module(name)
+
+
+def run(
+    arguments: list[str], timeout_s: float | None, output: Path, environment: Mapping[str, str]
+) -> dict[str, object]:
+    """Run pytest in a fork. None of the processes of its group outlives it."""
+
+    def tests() -> object:
+        os.environ.update(environment)
+        sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+        seconds = Seconds()
+        code = int(pytest.main([*QUIET, *arguments], plugins=[seconds]))
+        return {"code": code, "seconds": seconds.by_test}
+
+    status, returned = forked(tests, timeout_s, output)
+    if isinstance(returned, dict):
+        return returned
+    ended_itself = status is not None and status >= 0
+    return {"code": int(pytest.ExitCode.INTERNAL_ERROR) if ended_itself else status, "seconds": {}}
+
+
+def forked(work: Callable[[], object], timeout_s: float | None, output: Path) -> tuple[int | None, object]:
+    """Do the work in a fork. Returns how the fork ended (None: it took too long), and what the work returned.
+
+    output: the file that takes what the work prints; beside it is what the work returned, as JSON.
+    """
+    result = output.with_name(output.name + ".json")
+    result.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        _do(work, output, result)
+    with suppress(OSError):  # the fork does it, too: the group is there for whichever is first
+        os.setpgid(pid, pid)
+    ended = _ends(pid, timeout_s)
+    os.killpg(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    returned = json.loads(result.read_text()) if ended and result.exists() else None
+    return status if ended else None, returned
+
+
+def _do(work: Callable[[], object], output: Path, result: Path) -> NoReturn:
+    try:
+        os.setpgid(0, 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for number, descriptor in enumerate((nothing, printed, printed)):
+            os.dup2(descriptor, number)
+        returned = json.dumps(work())
+        partial = result.with_name(result.name + ".partial")
+        partial.write_text(returned)
+        partial.rename(result)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # without what the fork inherited for its parent's end
+
+
+def _ends(pid: int, timeout_s: float | None) -> bool:
+    """Wait for a process. Returns whether it ended in time."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _is_outside(module: ModuleType) -> bool:
+    """Return whether a module is a library's or Python's."""
+    return (getattr(module, "__file__", None) or "").startswith(OUTSIDE)
+
+
+if __name__ == "__main__":
+    main()
