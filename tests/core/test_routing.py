@@ -7,23 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_core.routing.replica_load import ReplicaLoad
-from penstock_core.routing.walk import (
+from penstock_core.routing.attempts import (
     OUT_OF_SERVICE,
+    Attempts,
     Backup,
-    Move,
+    NextAction,
     NoReplicas,
     ReplicaLost,
     Try,
     Unattainable,
-    Walk,
-    longest_walk,
-    lost,
-    next_move,
-    passed_over,
-    refused,
+    after_loss,
+    after_rejection,
+    after_skip,
+    attempts_if_all_reject,
+    next_action,
     spread_retry_s,
 )
+from penstock_core.routing.replica_load import ReplicaLoad
 
 LOST, RETURNED = "lost", "returned"
 Outcome = Reason | str
@@ -33,19 +33,19 @@ def loads(*names: str, **best_effort: int) -> list[ReplicaLoad]:
     return [ReplicaLoad(name, Snapshot(best_effort=best_effort.get(name, 0))) for name in names]
 
 
-def walk_with(outcomes: list[Outcome], walk: Walk, there: list[ReplicaLoad]) -> list[Move]:
-    """Every move of a walk whose tries come out as said; admitted where the outcomes end."""
-    moves: list[Move] = []
+def attempts_with(outcomes: list[Outcome], attempts: Attempts, there: list[ReplicaLoad]) -> list[NextAction]:
+    """Return every action for these outcomes of attempts; admitted after the last outcome."""
+    moves: list[NextAction] = []
     for outcome in outcomes:
-        move = next_move(walk, there)
+        move = next_action(attempts, there)
         moves.append(move)
         if not isinstance(move, Try):
             return moves
         if isinstance(outcome, Reason):
-            walk = refused(walk, move, Rejected(outcome, 2.0))
+            attempts = after_rejection(attempts, move, Rejected(outcome, 2.0))
         else:
-            walk = lost(walk, move) if outcome == LOST else passed_over(walk, move)
-    return [*moves, next_move(walk, there)]
+            attempts = after_loss(attempts, move) if outcome == LOST else after_skip(attempts, move)
+    return [*moves, next_action(attempts, there)]
 
 
 BUSY, FULL, NEVER = Reason.PREFILL_BUDGET, Reason.QUEUE_FULL, Reason.NEVER
@@ -81,28 +81,33 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NOBODY]),
     ],
 )
-def test_the_walk(backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[Move]) -> None:
+def test_order_then_backup(
+    backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[NextAction]
+) -> None:
     there = loads("a", "b", "c", a=1, b=0, c=2)
-    assert walk_with(outcomes, Walk(("a", "b", "c"), max_hops, backup), there) == moves
+    assert attempts_with(outcomes, Attempts(("a", "b", "c"), max_hops, backup), there) == moves
 
 
-def test_the_longest_walk_is_the_order_and_then_the_backup_once_more() -> None:
+def test_all_rejections_give_the_order_and_then_the_backup_once_more() -> None:
     there = loads("a", "b", "c", a=2, b=1, c=3)
-    assert longest_walk(Walk(("c", "a", "b"), 2, Backup.BEST_EFFORT), there) == (
+    assert attempts_if_all_reject(Attempts(("c", "a", "b"), 2, Backup.BEST_EFFORT), there) == (
         Try("c", 1),
         Try("a", 2),
         Try("b", 2, backup=True),
     )
-    assert longest_walk(Walk(("c", "a", "b"), 2, Backup.REJECT), there) == (Try("c", 1), Try("a", 2))
-    assert longest_walk(Walk((), 2, Backup.BEST_EFFORT), []) == ()
+    assert attempts_if_all_reject(Attempts(("c", "a", "b"), 2, Backup.REJECT), there) == (
+        Try("c", 1),
+        Try("a", 2),
+    )
+    assert attempts_if_all_reject(Attempts((), 2, Backup.BEST_EFFORT), []) == ()
 
 
 def test_nobody_is_there() -> None:
-    assert next_move(Walk((), 3, BEST_EFFORT), []) == NOBODY
+    assert next_action(Attempts((), 3, BEST_EFFORT), []) == NOBODY
 
 
 def test_a_replica_that_left_meanwhile_is_passed_over() -> None:
-    assert next_move(Walk(("a", "b"), 3, REJECT), loads("b")) == Try("b", 1)
+    assert next_action(Attempts(("a", "b"), 3, REJECT), loads("b")) == Try("b", 1)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +124,14 @@ def test_a_replica_that_left_meanwhile_is_passed_over() -> None:
     ],
 )
 def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None], retry_after_s: int) -> None:
-    refusals = tuple(Rejected(BUSY, s) for s in earliest_s)
-    answer = next_move(Walk((), 3, REJECT, refusals), [])
+    rejections = tuple(Rejected(BUSY, s) for s in earliest_s)
+    answer = next_action(Attempts((), 3, REJECT, rejections), [])
     assert answer == Unattainable(len(earliest_s), retry_after_s)
 
 
 def test_a_request_that_the_retry_budget_does_not_cover_is_not_sent_again() -> None:
-    walk = lost(Walk(("a", "b"), 3, REJECT), A1, affordable=False)
-    assert next_move(walk, loads("a", "b")) == ReplicaLost(1)
+    attempts = after_loss(Attempts(("a", "b"), 3, REJECT), A1, affordable=False)
+    assert next_action(attempts, loads("a", "b")) == ReplicaLost(1)
 
 
 @given(st.integers(1, 3600), st.floats(0, 1, exclude_max=True))
@@ -146,52 +151,54 @@ NAMES = ["a", "b", "c", "d"]
 
 
 @st.composite
-def walks(draw: st.DrawFn) -> tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]]:
+def attempt_states(
+    draw: st.DrawFn,
+) -> tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]]:
     order = draw(st.permutations(NAMES[: draw(st.integers(0, 4))]))
-    walk = Walk(tuple(order), draw(st.integers(1, 5)), draw(st.sampled_from(Backup)))
+    attempts = Attempts(tuple(order), draw(st.integers(1, 5)), draw(st.sampled_from(Backup)))
 
     def there() -> list[ReplicaLoad]:
         subset = draw(st.sets(st.sampled_from(order))) if order else set()
         return [ReplicaLoad(name, Snapshot(best_effort=draw(st.integers(0, 3)))) for name in sorted(subset)]
 
-    return walk, there, lambda: draw(OUTCOMES)
+    return attempts, there, lambda: draw(OUTCOMES)
 
 
-@given(walks())
-def test_every_walk_ends_and_repeats_nothing(
-    story: tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
+@given(attempt_states())
+def test_attempts_end_and_repeat_no_replica(
+    story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:
-    walk, there, outcome_of = story
+    attempts, there, outcome_of = story
     tried: set[tuple[str, bool]] = set()
     answers = losses = 0
-    while isinstance(move := next_move(walk, seen := there()), Try):
+    while isinstance(move := next_action(attempts, seen := there()), Try):
         assert move.replica in {load.name for load in seen}
         assert (move.replica, move.backup) not in tried
-        assert 1 <= move.hop <= walk.max_hops
-        assert not (move.backup and walk.backup is Backup.REJECT)
+        assert 1 <= move.hop <= attempts.max_hops
+        assert not (move.backup and attempts.backup is Backup.REJECT)
         tried.add((move.replica, move.backup))
         outcome = outcome_of()
         if isinstance(outcome, Reason):
             answers += outcome not in OUT_OF_SERVICE and not move.backup
-            walk = refused(walk, move, Rejected(outcome))
+            attempts = after_rejection(attempts, move, Rejected(outcome))
         elif outcome == LOST:
             losses += 1
-            walk = lost(walk, move)
+            attempts = after_loss(attempts, move)
         else:
-            walk = passed_over(walk, move)
+            attempts = after_skip(attempts, move)
     assert len(tried) <= 2 * len(NAMES)
     assert isinstance(move, ReplicaLost) == (losses > 1)
     assert isinstance(move, Unattainable) == (answers > 0 and losses <= 1)
 
 
-@given(walks())
+@given(attempt_states())
 def test_replicas_that_hand_requests_back_turn_nothing_away(
-    story: tuple[Walk, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
+    story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:
-    walk, _, _ = story
-    there = [ReplicaLoad(name) for name in walk.left]
-    for name in walk.left:
-        move = next_move(walk, there)
+    attempts, _, _ = story
+    there = [ReplicaLoad(name) for name in attempts.left]
+    for name in attempts.left:
+        move = next_action(attempts, there)
         assert move == Try(name, 1)
-        walk = passed_over(walk, move)
-    assert next_move(walk, there) == NoReplicas()
+        attempts = after_skip(attempts, move)
+    assert next_action(attempts, there) == NoReplicas()

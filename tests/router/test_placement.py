@@ -1,4 +1,4 @@
-"""One request's walk over replicas that answer as a test has written, and what is said where none serves."""
+"""Attempts of one request at scripted replicas, and the error if none serves it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -13,7 +13,7 @@ import pytest
 from penstock_core.domain.policy import Knobs
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Judge, Slo, Tier
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.attempts import Backup
 from penstock_core.timing.builtin_models import builtin
 from penstock_core.timing.speculation import Speculation
 from penstock_simulator.engine_timing.ground_truth import TruthKind

@@ -17,7 +17,7 @@ from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.attempts import Backup
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_simulator.engine_timing.ground_truth import TruthKind

@@ -14,7 +14,7 @@ from penstock_core.domain.slo import Slo, Tier
 from penstock_core.domain.verdict import Admitted, Verdict
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_core.routing.walk import Backup, Try, Walk
+from penstock_core.routing.attempts import Attempts, Backup, Try
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.answer_lengths import KnownLengths, LearnedLengths
@@ -234,9 +234,9 @@ class Idle:
 def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3) -> None:
     coming = Arrival(name, now_s, "", 10, output)
     asked = request_of(coming, TIERS["chat"], FLEET, now_s)
-    walk, tried = Walk((), 1, Backup.REJECT), Try("r0", 1)
+    attempts, tried = Attempts((), 1, Backup.REJECT), Try("r0", 1)
     replica.new_requests.append(
-        SimulatedRequest(coming, asked, best_effort=False, router=0, walk=walk, tried=tried)
+        SimulatedRequest(coming, asked, best_effort=False, router=0, attempts=attempts, tried=tried)
     )
     assert [verdict for _, verdict in replica.admit(now_s)] == [Admitted(0.0, 0.0)]
 

@@ -8,8 +8,8 @@ reaches it, and the gateway tries the next endpoint when a replica rejects.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from penstock_core.routing.attempts import Attempts, Backup, attempts_if_all_reject
 from penstock_core.routing.replica_load import Asked, ReplicaLoad
-from penstock_core.routing.walk import Backup, Walk, longest_walk
 from penstock_routing.settings import Settings
 
 
@@ -64,7 +64,7 @@ def pick(
         if (endpoint := endpoints.get(load.name)) is not None and (subset is None or endpoint in subset)
     ]
     backup = Backup.REJECT if best_effort else settings.backup
-    tries = longest_walk(Walk(settings.order(loads, asked), settings.max_hops, backup), loads)
+    tries = attempts_if_all_reject(Attempts(settings.order(loads, asked), settings.max_hops, backup), loads)
     if not tries:
         return None
     return Picked(asked.tier, tries[0].replica, tuple(endpoints[each.replica] for each in tries))

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic
 
+from penstock_core.routing.attempts import spread_retry_s
 from penstock_core.routing.replica_load import Asked, tokens_about
-from penstock_core.routing.walk import spread_retry_s
 from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.openai_errors import ApiError
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_core.domain.slo import Tier
+from penstock_core.routing.attempts import Backup
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import Order
-from penstock_core.routing.walk import Backup
 from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_runtime.grpc_options import MESSAGE_BYTES

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_core.domain.replica_view import Limits
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.attempts import Backup
 from penstock_core.timing.builtin_models import BUILTINS, kv_cache_tokens, time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from penstock_core.domain.slo import Tier
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.attempts import Backup
 from penstock_pool import Application, Pool
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.tier_selection import check_model, own_targets, tier_for, tier_of

@@ -5,7 +5,7 @@ so each one has the reason, and a Retry-After as far as that replica can tell.
 """
 
 from penstock_core.domain.verdict import Reason, Rejected
-from penstock_core.routing.walk import (
+from penstock_core.routing.attempts import (
     OUT_OF_SERVICE,
     retry_after_s,
     spread_retry_s,

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected
-from penstock_core.routing.walk import (
+from penstock_core.routing.attempts import (
     REPLAYS,
+    Attempts,
     Backup,
     NoReplicas,
     ReplicaLost,
     Try,
     Unattainable,
-    Walk,
-    lost,
-    next_move,
-    passed_over,
-    refused,
+    after_loss,
+    after_rejection,
+    after_skip,
+    next_action,
     spread_retry_s,
 )
 from penstock_core.timing.time_model import TimeModel
@@ -82,7 +82,7 @@ class Placement:
     async def place(
         self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None]
     ) -> Placed:
-        """Ask replicas until one serves the request.
+        """Try replicas until one serves the request.
 
         Raises ApiError if none does, and UpstreamError for an error of the replica's own.
         on_overflow: called when the client reads its stream too slowly.
@@ -99,7 +99,7 @@ class Placement:
     async def place_again(
         self, request: GenerationRequest, on_overflow: Callable[[], None], lost: str
     ) -> "Placed | NotPlaced":
-        """Ask replicas until one serves the rest of a request whose stream has begun.
+        """Try replicas until one serves the rest of a request whose stream has begun.
 
         lost: the replica that it was lost with, which is not asked. The loss of another one ends it. Raises
         UpstreamError for an error of a replica's own.
@@ -118,28 +118,28 @@ class Placement:
         backup: Backup,
         gone: frozenset[str] = frozenset(),
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
-        """Ask the replicas that take work now. gone: those that are not asked."""
+        """Try the replicas that take requests now. gone: those that are excluded."""
         loads = self._replica_set.loads()
         order = self._settings.order(loads, asked_of(request, self._time_model))
         left = tuple(name for name in order if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
-        walk = Walk(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
-        while isinstance(move := next_move(walk, loads), Try):
-            outcome.hops = move.hop
-            found = await self._attempt(request, outcome, on_overflow, move)
+        attempts = Attempts(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
+        while isinstance(action := next_action(attempts, loads), Try):
+            outcome.hops = action.hop
+            found = await self._attempt(request, outcome, on_overflow, action)
             if isinstance(found, Placed):
                 return found
-            walk = self._after(walk, move, found, request, outcome)
+            attempts = self._after(attempts, action, found, request, outcome)
             loads = self._replica_set.loads()
-        return move
+        return action
 
     async def _attempt(
-        self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None], move: Try
+        self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None], action: Try
     ) -> Placed | Rejected | Lost:
         """Ask one replica, and wait for something to write: a stream's first bytes, or the whole answer."""
-        link = self._replica_set[move.replica]
+        link = self._replica_set[action.replica]
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
-        attempt = Attempt(request, move.hop, move.backup)
+        attempt = Attempt(request, action.hop, action.backup)
         upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
         upstream.hold_within(self._budget)
         serves = False
@@ -163,17 +163,23 @@ class Placement:
                 upstream.release()
 
     def _after(
-        self, walk: Walk, move: Try, found: Rejected | Lost, request: GenerationRequest, outcome: Outcome
-    ) -> Walk:
-        """Return the walk after a replica did not serve the request."""
+        self,
+        attempts: Attempts,
+        tried: Try,
+        found: Rejected | Lost,
+        request: GenerationRequest,
+        outcome: Outcome,
+    ) -> Attempts:
+        """Return the attempts after a replica did not serve the request."""
         if isinstance(found, Rejected):
             outcome.reason = found.reason.value
-            return refused(walk, move, found)
+            return after_rejection(attempts, tried, found)
         log.info("lost", request=request.id, replica=found.replica, why=found.why)
         if not found.reached:
-            return passed_over(walk, move)
+            return after_skip(attempts, tried)
         outcome.failovers += 1
-        return lost(walk, move, affordable=walk.losses < REPLAYS and self._replica_set.replays())
+        affordable = attempts.losses < REPLAYS and self._replica_set.replays()
+        return after_loss(attempts, tried, affordable)
 
     def _count_verdict(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
         outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
@@ -200,13 +206,13 @@ def _loss(end: wire.Failed, replica: str) -> Lost:
     raise upstream_error(end)
 
 
-def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:
-    if isinstance(move, ReplicaLost):
-        return _lost_answer(move.losses, spread_retry_s(1, draw))
-    if isinstance(move, NoReplicas):
+def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:
+    if isinstance(action, ReplicaLost):
+        return _lost_answer(action.losses, spread_retry_s(1, draw))
+    if isinstance(action, NoReplicas):
         return no_replicas(draw)
-    where = f"on any of {move.replicas} replicas" if move.replicas > 1 else "on the replica asked"
-    if move.retry_after_s is None:
+    where = f"on any of {action.replicas} replicas" if action.replicas > 1 else "on the replica asked"
+    if action.retry_after_s is None:
         return ApiError(
             429,
             f"tier '{tier}' cannot be kept for this request {where}, not even when idle",
@@ -214,7 +220,7 @@ def _answer(move: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: floa
             code="slo_unattainable",
             headers=(("x-should-retry", "false"),),
         )
-    again_s = spread_retry_s(move.retry_after_s, draw)
+    again_s = spread_retry_s(action.retry_after_s, draw)
     return ApiError(
         429,
         f"tier '{tier}' cannot start this request in time {where}; try again in {again_s} s",

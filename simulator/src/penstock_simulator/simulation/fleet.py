@@ -13,7 +13,7 @@ from math import inf
 from penstock_core.domain.policy import Knobs
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Tier
-from penstock_core.routing.walk import Backup
+from penstock_core.routing.attempts import Backup
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 

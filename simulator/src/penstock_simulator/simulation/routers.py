@@ -13,9 +13,9 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Request
 from penstock_core.domain.verdict import Rejected, Verdict
 from penstock_core.forecast.prompt_length import BYTES_PER_TOKEN
+from penstock_core.routing.attempts import Attempts, Backup, NextAction, Try, after_rejection, next_action
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import NOTHING_CACHED, Asked, ReplicaLoad
-from penstock_core.routing.walk import Backup, Move, Try, Walk, next_move, refused
 
 from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.simulation.fleet import Fleet
@@ -39,7 +39,9 @@ class Routers:
         self._names: list[ReplicaLoad] = []
         self._received = 0
 
-    def receive(self, request: Request, best_effort: bool, keys: Sequence[BlockKey] = ()) -> tuple[int, Walk]:
+    def receive(
+        self, request: Request, best_effort: bool, keys: Sequence[BlockKey] = ()
+    ) -> tuple[int, Attempts]:
         """Assign a new request to a router. Returns the router's index and the order of replicas.
 
         keys: of its prompt's blocks, as far as they are known.
@@ -61,20 +63,20 @@ class Routers:
             loads = self._loads(router, now_s)
             asked = asked._replace(cached_tokens=self._expected_cached_tokens(request, keys))
         backup = Backup.REJECT if best_effort else self._fleet.backup
-        return router, Walk(self._order(loads, asked), self._fleet.max_hops, backup)
+        return router, Attempts(self._order(loads, asked), self._fleet.max_hops, backup)
 
-    def send(self, simulated: SimulatedRequest, now_s: float) -> Move:
+    def send(self, simulated: SimulatedRequest, now_s: float) -> NextAction:
         """Send a request to its next replica, if there is one."""
-        walk = simulated.walk
-        has_next = walk.left and len(walk.refusals) < walk.max_hops
-        move = next_move(walk, self._names if has_next else self._loads(simulated.router, now_s))
-        if isinstance(move, Try):
-            simulated.tried = move
+        attempts = simulated.attempts
+        has_next = attempts.left and len(attempts.rejections) < attempts.max_hops
+        action = next_action(attempts, self._names if has_next else self._loads(simulated.router, now_s))
+        if isinstance(action, Try):
+            simulated.tried = action
             request = simulated.request
-            cached = self._cached[move.replica](simulated.keys, request.prompt_tokens)
+            cached = self._cached[action.replica](simulated.keys, request.prompt_tokens)
             uncached = request.prompt_tokens - cached
-            self._snapshots[move.replica].sent(request.id, simulated.router, uncached, now_s)
-        return move
+            self._snapshots[action.replica].sent(request.id, simulated.router, uncached, now_s)
+        return action
 
     def answered(self, simulated: SimulatedRequest, tried: Try, verdict: Verdict, now_s: float) -> None:
         """Record a replica's verdict."""
@@ -82,7 +84,7 @@ class Routers:
         if tried.replica in self._snapshots:
             self._snapshots[tried.replica].answered(simulated.request.id, not rejected, now_s)
         if isinstance(verdict, Rejected):
-            simulated.walk = refused(simulated.walk, tried, verdict)
+            simulated.attempts = after_rejection(simulated.attempts, tried, verdict)
 
     def publish(self, name: str, read_view: Callable[[], ReplicaView], now_s: float) -> None:
         """Publish a replica's snapshot, which routers see after a delay."""

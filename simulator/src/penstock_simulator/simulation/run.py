@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from penstock_core.autoscaling.demand import DemandObservation
 from penstock_core.domain.policy import Knobs, Policy
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
-from penstock_core.routing.walk import Try
+from penstock_core.routing.attempts import Try
 
 from penstock_simulator import policies
 from penstock_simulator.arrival import Arrival
@@ -185,8 +185,8 @@ class _Simulation:
         request = request_of(arrival, tier, fleet, now_s)
         best_effort = tier.best_effort or self._sessions.best_effort(arrival)
         keys = prompt_keys(arrival, fleet)
-        router, walk = self._routers.receive(request, best_effort, keys)
-        simulated = SimulatedRequest(arrival, request, best_effort, router, walk, keys)
+        router, attempts = self._routers.receive(request, best_effort, keys)
+        simulated = SimulatedRequest(arrival, request, best_effort, router, attempts, keys)
         self._under_way += 1
         if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
             self._end(simulated.unserved_outcome(FirstVerdict.FAILED), now_s)
@@ -292,7 +292,7 @@ class _Simulation:
         self._start_missing_replicas(now_s)
         held, self._held = self._held, deque()
         for simulated in held:
-            simulated.router, simulated.walk = self._routers.receive(
+            simulated.router, simulated.attempts = self._routers.receive(
                 simulated.request, simulated.best_effort, simulated.keys
             )
             self._send_to_next(simulated, now_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from penstock_core.domain.judgement import judge
 from penstock_core.domain.request import Request
 from penstock_core.domain.slo import Tier
-from penstock_core.routing.walk import Try, Walk
+from penstock_core.routing.attempts import Attempts, Try
 
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.prefix_cache.block_keys import BlockKey, recorded_keys
@@ -31,7 +31,7 @@ class SimulatedRequest:
     request: Request
     best_effort: bool
     router: int
-    walk: Walk
+    attempts: Attempts
     keys: Sequence[BlockKey] = ()
     tried: Try | None = None
     verdict: FirstVerdict | None = None
@@ -82,7 +82,7 @@ class SimulatedRequest:
             output_tokens=0,
             verdict=verdict,
             replica="",
-            hops=len(self.walk.refusals),
+            hops=len(self.attempts.rejections),
             ttft_s=None,
             tpot_s=None,
             e2e_s=None,

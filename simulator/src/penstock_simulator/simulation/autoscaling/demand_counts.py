@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from penstock_core.autoscaling.demand import TierDemand
 from penstock_core.domain.slo import Tier
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
-from penstock_core.routing.walk import OUT_OF_SERVICE
+from penstock_core.routing.attempts import OUT_OF_SERVICE
 
 from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 from penstock_simulator.simulation.simulated_request import SimulatedRequest
@@ -56,8 +56,8 @@ class DemandCounts:
         }
 
     def _not_admitted(self, simulated: SimulatedRequest, how: str) -> None:
-        refusals = simulated.walk.refusals
-        if refusals and all(refusal.reason is Reason.NEVER for refusal in refusals):
+        rejections = simulated.attempts.rejections
+        if rejections and all(rejection.reason is Reason.NEVER for rejection in rejections):
             self._count(simulated, "arrived", -1)
         else:
             self._count(simulated, how)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock_core.routing.walk import Try, Walk
+from penstock_core.routing.attempts import Attempts, Try
 
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.simulation.disaggregated.kv_transfer import KvTransfer
@@ -125,7 +125,7 @@ class _SplitFleet:
         tier = fleet.tiers[arrival.tier or fleet.default_tier]
         best_effort = tier.best_effort or self._sessions.best_effort(arrival)
         simulated = SimulatedRequest(
-            arrival, request_of(arrival, tier, fleet, now_s), best_effort, 0, Walk((), 1, fleet.backup)
+            arrival, request_of(arrival, tier, fleet, now_s), best_effort, 0, Attempts((), 1, fleet.backup)
         )
         if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
             self._end(simulated.unserved_outcome(FirstVerdict.FAILED), now_s)
