@@ -36,7 +36,7 @@ snapshots = st.builds(
     prefill_slack_s=seconds,
     prefill_tokens_s=st.floats(0.0, 1e5) | st.just(inf),
     step_s=st.floats(0.0, 1.0),
-    tightest_pace_s=st.sampled_from([0.05, 0.1, inf]),
+    tightest_tpot_s=st.sampled_from([0.05, 0.1, inf]),
     kv_tokens_headroom=st.integers(0, 10**6),
 )
 some_replicas = st.lists(snapshots, max_size=6).flatmap(
@@ -137,7 +137,7 @@ def test_who_has_said_nothing_of_memory_is_not_taken_to_be_full(name: str) -> No
 
 
 AFFINITY = ORDERS["class-affinity"]
-CODERS, CHATS = replace(IDLE, tightest_pace_s=0.05), replace(IDLE, tightest_pace_s=0.1)
+CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot_s=0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.routing.retry_budget import RESERVE, SHARE, RetryBudget
+from penstock_core.routing.retry_budget import LARGEST_BUDGET, SHARE, RetryBudget
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=20))
@@ -16,13 +16,13 @@ def test_replays_are_at_most_the_reserve_and_a_share_of_all_requests(bursts: lis
             after = budget.replayed()
             replays += after is not None
             budget = after or budget
-        assert replays <= RESERVE + SHARE * requests + 1e-6
-        assert 0 <= budget.left <= RESERVE
+        assert replays <= LARGEST_BUDGET + SHARE * requests + 1e-6
+        assert 0 <= budget.left <= LARGEST_BUDGET
 
 
 def test_one_replicas_loss_is_covered_and_the_next_ones_are_not() -> None:
     budget = RetryBudget()
-    for _ in range(int(RESERVE)):
+    for _ in range(int(LARGEST_BUDGET)):
         after = budget.replayed()
         assert after is not None
         budget = after

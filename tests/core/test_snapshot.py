@@ -37,7 +37,7 @@ def view(
 def test_nobody_is_there() -> None:
     idle = snapshot(view())
     assert (idle.running, idle.waiting, idle.work_s, idle.prefill_wait_s, idle.step_s) == (0, 0, 0, 0, 0)
-    assert (idle.prefill_slack_s, idle.tightest_pace_s) == (inf, inf)
+    assert (idle.prefill_slack_s, idle.tightest_tpot_s) == (inf, inf)
     assert idle.kv_tokens_headroom == idle.kv_tokens_total == 16000
     assert idle.prefill_tokens_s == pytest.approx(400 / 0.060)
 
@@ -78,9 +78,9 @@ def test_decodes_slow_prefill_down() -> None:
 
 def test_a_tight_pace_bounds_the_batch() -> None:
     loose, tight = (snapshot(view(decode("a", tpot_s=tpot_s))) for tpot_s in (0.1, 0.030))
-    assert (loose.tightest_pace_s, tight.tightest_pace_s) == (0.1, 0.030)
+    assert (loose.tightest_tpot_s, tight.tightest_tpot_s) == (0.1, 0.030)
     assert tight.prefill_tokens_s < loose.prefill_tokens_s / 2
-    assert snapshot(view(decode("a", tpot_s=0.001))).tightest_pace_s == inf  # nobody could keep that one
+    assert snapshot(view(decode("a", tpot_s=0.001))).tightest_tpot_s == inf  # nobody could keep that one
 
 
 def test_decodes_that_leave_nothing() -> None:
@@ -163,8 +163,8 @@ def test_work_is_every_token_to_come_at_what_one_more_costs() -> None:
 
 def test_a_pace_counts_that_an_engine_can_just_keep() -> None:
     one_s = MODEL.prefill_seconds(1)
-    assert snapshot(view(decode("a", tpot_s=one_s))).tightest_pace_s == one_s
-    assert snapshot(view(decode("a", tpot_s=one_s - 1e-9))).tightest_pace_s == inf
+    assert snapshot(view(decode("a", tpot_s=one_s))).tightest_tpot_s == one_s
+    assert snapshot(view(decode("a", tpot_s=one_s - 1e-9))).tightest_tpot_s == inf
 
 
 def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
@@ -179,7 +179,7 @@ def test_what_has_said_nothing_is_taken_for_idle() -> None:
     assert (said.running, said.waiting, said.best_effort, said.prefill_tokens_left) == (0, 0, 0, 0)
     assert (said.kv_tokens_free, said.kv_tokens_total, said.kv_tokens_headroom) == (0, 0, 0)
     assert (said.work_s, said.prefill_wait_s, said.step_s) == (0.0, 0.0, 0.0)
-    assert (said.prefill_slack_s, said.prefill_tokens_s, said.tightest_pace_s) == (inf, inf, inf)
+    assert (said.prefill_slack_s, said.prefill_tokens_s, said.tightest_tpot_s) == (inf, inf, inf)
 
 
 DURATIONS_AND_RATES = (
@@ -188,7 +188,7 @@ DURATIONS_AND_RATES = (
     "prefill_slack_s",
     "prefill_tokens_s",
     "step_s",
-    "tightest_pace_s",
+    "tightest_tpot_s",
 )
 
 

@@ -321,9 +321,9 @@ def shared(pod: Any, path: str) -> str:
     return str(name)
 
 
-def test_vllm_leaves_its_last_words_where_kubernetes_reads_them(pod_of: PodOf) -> None:
+def test_vllm_writes_its_termination_message_where_kubernetes_reads_it(pod_of: PodOf) -> None:
     told = {entry["name"]: entry["value"] for entry in engine_of(pod_of("vllm", image="e:1"))["env"]}
-    assert told["PENSTOCK_LAST_WORDS"] == "/dev/termination-log"
+    assert told["PENSTOCK_TERMINATION_LOG"] == "/dev/termination-log"
 
 
 @pytest.mark.parametrize(("catches", "ends"), [("signal.SIGTERM", True), ("signal.SIGUSR2", False)])

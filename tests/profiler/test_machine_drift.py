@@ -6,30 +6,32 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_profiler.drift import NEIGHBOURS, paces
+from penstock_profiler.drift import NEIGHBOURS, slowdowns
 
 TAKES_S = {"small": 0.003, "middle": 0.010, "large": 0.2}
 
 
-def readings(pace_at: list[float], noise: float = 0.0) -> list[tuple[str, float]]:
+def readings(slowdown_at: list[float], noise: float = 0.0) -> list[tuple[str, float]]:
     """Probes in turn. Noise without chance: a wave that nothing follows."""
     names = list(TAKES_S)
     return [
-        (names[at % 3], TAKES_S[names[at % 3]] * pace * (1 + noise * sin(12.9898 * at)))
-        for at, pace in enumerate(pace_at)
+        (names[at % 3], TAKES_S[names[at % 3]] * slowdown * (1 + noise * sin(12.9898 * at)))
+        for at, slowdown in enumerate(slowdown_at)
     ]
 
 
 def test_a_machine_that_keeps_its_pace_keeps_its_readings() -> None:
-    assert paces(readings([1.0] * 60)) == pytest.approx([1.0] * 60)
+    assert slowdowns(readings([1.0] * 60)) == pytest.approx([1.0] * 60)
 
 
 def test_a_slow_spell_is_taken_out() -> None:
     slow = [1.0] * 40 + [1.8] * 20 + [1.0] * 40
     told = readings(slow, noise=0.05)
-    steady = [(name, seconds / pace) for (name, seconds), pace in zip(told, paces(told), strict=True)]
+    without_drift = [
+        (name, seconds / slowdown) for (name, seconds), slowdown in zip(told, slowdowns(told), strict=True)
+    ]
     for wanted, takes_s in TAKES_S.items():
-        of_it = [seconds for name, seconds in steady if name == wanted]
+        of_it = [seconds for name, seconds in without_drift if name == wanted]
         assert median(of_it) == pytest.approx(takes_s, rel=0.04)
         assert max(of_it[15:18]) < 1.3 * takes_s, "in the middle of the spell"
 
@@ -37,36 +39,36 @@ def test_a_slow_spell_is_taken_out() -> None:
 def test_a_single_stall_is_nobodys_pace() -> None:
     told = readings([1.0] * 60)
     stalled = [*told[:30], (told[30][0], 50 * told[30][1]), *told[31:]]
-    assert paces(stalled) == pytest.approx([1.0] * 60)
+    assert slowdowns(stalled) == pytest.approx([1.0] * 60)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=80), st.floats(0.01, 100.0))
-def test_the_unit_of_time_does_not_matter(pace_at: list[float], factor: float) -> None:
-    told = readings(pace_at)
+def test_the_unit_of_time_does_not_matter(slowdown_at: list[float], factor: float) -> None:
+    told = readings(slowdown_at)
     scaled = [(name, factor * seconds) for name, seconds in told]
-    assert paces(scaled) == pytest.approx(paces(told))
+    assert slowdowns(scaled) == pytest.approx(slowdowns(told))
 
 
 @given(st.lists(st.sampled_from(list(TAKES_S)), min_size=1, max_size=40))
 def test_probes_may_come_in_any_order(names: list[str]) -> None:
-    assert paces([(name, TAKES_S[name]) for name in names]) == pytest.approx([1.0] * len(names))
+    assert slowdowns([(name, TAKES_S[name]) for name in names]) == pytest.approx([1.0] * len(names))
 
 
 @pytest.mark.parametrize("first", [0, 30, 55])
 def test_a_spell_is_seen_by_readings_most_of_whose_neighbours_are_in_it(first: int) -> None:
     spell = range(first, first + NEIGHBOURS + 1)
     told = [("probe", 1.8 if at in spell else 1.0) for at in range(60)]
-    for at, pace in enumerate(paces(told)):
+    for at, slowdown in enumerate(slowdowns(told)):
         near = [seconds for _, seconds in told[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]]
-        assert pace == pytest.approx(median(near))
+        assert slowdown == pytest.approx(median(near))
 
 
 def test_a_probe_that_was_only_read_in_a_slow_spell_is_not_a_slow_one() -> None:
-    pace_at = [1.0] * 20 + [1.8] * 21 + [1.0] * 20
+    slowdown_at = [1.0] * 20 + [1.8] * 21 + [1.0] * 20
     rare = range(28, 28 + 2 * NEIGHBOURS + 1, 2)
-    told = [("rare" if at in rare else "usual", 0.25 * pace) for at, pace in enumerate(pace_at)]
-    assert paces(told) == pytest.approx(pace_at)
+    told = [("rare" if at in rare else "usual", 0.25 * slowdown) for at, slowdown in enumerate(slowdown_at)]
+    assert slowdowns(told) == pytest.approx(slowdown_at)
 
 
 def test_nothing_was_read() -> None:
-    assert paces([]) == []
+    assert slowdowns([]) == []

@@ -130,8 +130,8 @@ def seen(*at_ms: float) -> list[TokenArrival]:
 
 
 def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> None:
-    steady = seen(*range(0, 250, 10))
-    assert gaps_s(steady) == pytest.approx([0.010] * 21)
+    without_drift = seen(*range(0, 250, 10))
+    assert gaps_s(without_drift) == pytest.approx([0.010] * 21)
     stalled = seen(*range(0, 100, 10), *range(1100, 1250, 10))
     assert median(gaps_s(stalled)) == pytest.approx(0.010)
     in_pairs = seen(*[at // 20 * 20 for at in range(0, 250, 10)])
@@ -286,11 +286,11 @@ def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:
 def test_readings_are_steady_as_if_the_machine_had_kept_its_pace() -> None:
     read, probes = Readings(), (PrefillProbe(16), PrefillProbe(64), PrefillProbe(256))
     for number in range(60):
-        probe, pace = probes[number % 3], 1.5 if 20 <= number < 40 else 1.0
-        read.note(probe, Point(BatchWork(probe.prompt_tokens), probe.prompt_tokens * pace), 0.1)
-    steady = read.steady()
-    assert {probe: len(points) for probe, points in steady.items()} == dict.fromkeys(probes, 20)
-    for points in steady.values():
+        probe, slowdown = probes[number % 3], 1.5 if 20 <= number < 40 else 1.0
+        read.note(probe, Point(BatchWork(probe.prompt_tokens), probe.prompt_tokens * slowdown), 0.1)
+    without_drift = read.without_drift()
+    assert {probe: len(points) for probe, points in without_drift.items()} == dict.fromkeys(probes, 20)
+    for points in without_drift.values():
         (work,) = {point.work for point in points}
         assert [point.seconds for point in points] == pytest.approx([work.tokens] * 20)
 
@@ -303,7 +303,7 @@ def test_steady_noise_is_of_probes_that_were_read_again(times: tuple[int, int], 
     ]
     nothing = Quality(0, 0.0, 0.0, 0.0)
     found = Profile(readings, 0.0, 0.5, Fit(TimeModel("x", ()), nothing, nothing))
-    assert found.steady_noise == pytest.approx(noise)
+    assert found.noise_without_drift == pytest.approx(noise)
 
 
 def test_a_stalled_reading_does_not_move_its_probe() -> None:

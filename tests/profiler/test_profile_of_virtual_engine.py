@@ -149,7 +149,7 @@ def test_an_engine_that_fails_is_not_one_that_ends_early(probe: Probe) -> None:
 
 
 def test_a_probe_that_never_ends_is_an_error_that_names_it() -> None:
-    stuck = VirtualEngine(pace=lambda at_s: 1e6)
+    stuck = VirtualEngine(slowdown=lambda at_s: 1e6)
     with pytest.raises(EngineError, match=f"2 decodes after 100 took longer than {PROBE_TIMEOUT_S:g} s"):
         read(stuck, DecodeProbe(2, 100))
     with pytest.raises(EngineError, match=f"prefill of 64 took longer than {PROBE_TIMEOUT_S:g} s"):
@@ -176,9 +176,9 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
 
 
 def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
-    slow_by_turns = VirtualEngine(pace=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
+    slow_by_turns = VirtualEngine(slowdown=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
     found, asked, took_s = profiled(slow_by_turns, seconds=60.0)
-    assert found.noise > 2 * found.steady_noise
+    assert found.noise > 2 * found.noise_without_drift
     assert found.fit.model.seconds(BatchWork(512, 0, chunk_work(512, 0))) == pytest.approx(
         MODEL.seconds(BatchWork(512, 0, chunk_work(512, 0))), rel=0.1
     )

@@ -43,7 +43,7 @@ class VirtualEngine:
     drafted: int = 0
     accepted: int = 0
     error: str = ""
-    pace: Callable[[float], float] = lambda at_s: 1.0
+    slowdown: Callable[[float], float] = lambda at_s: 1.0
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class VirtualEngine:
                 sum(chunk_work(each.prompt_tokens, 0) for each in prompts),
                 self.drafted if decodes else 0,
             )
-            await asyncio.sleep(MODEL.seconds(work) * self.pace(now_s()))
+            await asyncio.sleep(MODEL.seconds(work) * self.slowdown(now_s()))
             for each in prompts:
                 self.tell(each, 1)
             for each in decodes:

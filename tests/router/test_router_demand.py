@@ -107,11 +107,11 @@ async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
 
 async def test_replicas_stand_there_as_they_last_told() -> None:
     replica = ScriptedReplica("r0")
-    replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_pace_s=float("inf"))
+    replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_tpot_s=float("inf"))
     async with house(replica) as the_house:
         [told] = (await demand(the_house))["replicas"]
         assert (told["name"], told["state"], told["running"], told["work_s"]) == ("r0", "ready", 3, 1.5)
-        assert told["tightest_pace_s"] is None
+        assert told["tightest_tpot_s"] is None
         replica.tell(draining=True)
         await until(lambda: not the_house.replica_set.ready)
         [told] = (await demand(the_house))["replicas"]

@@ -82,8 +82,8 @@ async def test_a_slowdown_is_a_budget_by_the_replicas_own_model() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     for replica in (r0, r1):
         replica.time_model_json = orjson.dumps(to_json(model)).decode()
-    r0.snapshot = standing(tightest_pace_s=0.1)
-    r1.snapshot = standing(tightest_pace_s=1.0, prefill_wait_s=0.2)
+    r0.snapshot = standing(tightest_tpot_s=0.1)
+    r1.snapshot = standing(tightest_tpot_s=1.0, prefill_wait_s=0.2)
     async with house(r0, r1, pool=pool_with(tiers=slow, routing=order("class-affinity"))) as router:
         assert await first_asked(router, "hi") == "r0"
         assert await first_asked(router, "word " * 4000) == "r1"

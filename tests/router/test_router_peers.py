@@ -82,7 +82,7 @@ async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, -math.inf])
 @pytest.mark.parametrize(
-    "field", ["work_s", "prefill_wait_s", "prefill_tokens_s", "step_s", "tightest_pace_s"]
+    "field", ["work_s", "prefill_wait_s", "prefill_tokens_s", "step_s", "tightest_tpot_s"]
 )
 async def test_a_snapshot_without_sense_keeps_requests_away_until_the_next(field: str, value: float) -> None:
     async def begins(part: Part) -> None:
@@ -192,7 +192,7 @@ SNAPSHOTS = st.builds(
     prefill_slack_s=ANY_FLOAT,
     prefill_tokens_s=ANY_FLOAT,
     step_s=ANY_FLOAT,
-    tightest_pace_s=ANY_FLOAT,
+    tightest_tpot_s=ANY_FLOAT,
 )
 
 

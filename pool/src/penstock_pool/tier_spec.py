@@ -81,8 +81,8 @@ class SloSpec(Spec):
     )
     answer_tpot_s: Duration | None = Field(
         default=None,
-        description="Of models that think first: the pace of the answer proper, after the last token of "
-        "thinking; `tpot` is then the pace of the thinking.",
+        description="For models that think first: TPOT of the answer proper, after the last token of "
+        "thinking; `tpot` then applies to the thinking.",
         examples=["100ms"],
     )
     e2e_s: Duration | None = Field(default=None, description="Time to the last token.", examples=["30s"])

@@ -20,7 +20,7 @@ TURNS = 4
 Probe = TypeVar("Probe", bound=Hashable)
 
 
-def paces(readings: Sequence[tuple[Probe, float]]) -> list[float]:
+def slowdowns(readings: Sequence[tuple[Probe, float]]) -> list[float]:
     """Return the machine's slowdown at each reading, 1 if usual. Readings are (probe, seconds) by time."""
     found = [1.0] * len(readings)
     for _ in range(TURNS):
@@ -32,7 +32,7 @@ def paces(readings: Sequence[tuple[Probe, float]]) -> list[float]:
 
 def _usual_s(readings: Sequence[tuple[Probe, float]], found: Sequence[float]) -> dict[Probe, float]:
     """Return the duration of each probe at the usual speed."""
-    steady: dict[Probe, list[float]] = {}
-    for (probe, seconds), pace in zip(readings, found, strict=True):
-        steady.setdefault(probe, []).append(seconds / pace)
-    return {probe: median(all_s) for probe, all_s in steady.items()}
+    without_drift: dict[Probe, list[float]] = {}
+    for (probe, seconds), slowdown in zip(readings, found, strict=True):
+        without_drift.setdefault(probe, []).append(seconds / slowdown)
+    return {probe: median(all_s) for probe, all_s in without_drift.items()}

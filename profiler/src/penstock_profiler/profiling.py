@@ -16,7 +16,7 @@ from time import monotonic
 
 from penstock_core.timing.fit import Fit, Point, TooFewPoints, fit
 
-from penstock_profiler.drift import paces
+from penstock_profiler.drift import slowdowns
 from penstock_profiler.engine import MeasuredEngine
 from penstock_profiler.measure import TimingMethod, measured, prefill_beside
 from penstock_profiler.plan import ALONE, THROUGH, PrefillProbe, Probe, ProfileLimits, plan
@@ -75,7 +75,7 @@ class Profile:
     fit: Fit
 
     @property
-    def steady_noise(self) -> float:
+    def noise_without_drift(self) -> float:
         """Noise floor without the machine's drift."""
         return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
 
@@ -101,7 +101,7 @@ async def profile(
         began_s = monotonic()
         point = await measured(engine, probe, ways, random)
         read.note(probe, point, monotonic() - began_s)
-    readings = [reading(probe, found) for probe, found in read.steady().items()]
+    readings = [reading(probe, found) for probe, found in read.without_drift().items()]
     try:
         fitted = fit("profiled", [reading.point for reading in readings])
     except TooFewPoints as error:
@@ -129,12 +129,12 @@ class Readings:
         """Mean spread of probes with several readings."""
         return mean([_spread(points) for points in self.points.values() if len(points) > 1] or [0.0])
 
-    def steady(self) -> dict[Probe, list[Point]]:
+    def without_drift(self) -> dict[Probe, list[Point]]:
         """Return the points by probe without the machine's drift."""
         found: dict[Probe, list[Point]] = {}
-        at = paces([(probe, point.seconds) for probe, point in self._in_time])
-        for (probe, point), pace in zip(self._in_time, at, strict=True):
-            found.setdefault(probe, []).append(Point(point.work, point.seconds / pace))
+        at = slowdowns([(probe, point.seconds) for probe, point in self._in_time])
+        for (probe, point), slowdown in zip(self._in_time, at, strict=True):
+            found.setdefault(probe, []).append(Point(point.work, point.seconds / slowdown))
         return found
 
     def order(self, probes: Sequence[Probe]) -> Iterator[Probe]:

@@ -53,7 +53,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_PREFILL_BUDGET: _Reason.ValueType  # 1
     """the first token could not be in time"""
     REASON_DECODE_BUDGET: _Reason.ValueType  # 2
-    """tokens could not keep their pace"""
+    """tokens could not meet their TPOT target"""
     REASON_KV_MEMORY: _Reason.ValueType  # 3
     """KV blocks at the predicted peak do not fit"""
     REASON_NEVER: _Reason.ValueType  # 4
@@ -72,7 +72,7 @@ REASON_UNSPECIFIED: Reason.ValueType  # 0
 REASON_PREFILL_BUDGET: Reason.ValueType  # 1
 """the first token could not be in time"""
 REASON_DECODE_BUDGET: Reason.ValueType  # 2
-"""tokens could not keep their pace"""
+"""tokens could not meet their TPOT target"""
 REASON_KV_MEMORY: Reason.ValueType  # 3
 """KV blocks at the predicted peak do not fit"""
 REASON_NEVER: Reason.ValueType  # 4
@@ -456,7 +456,7 @@ class Snapshot(_message.Message):
     PREFILL_SLACK_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_S_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
-    TIGHTEST_PACE_S_FIELD_NUMBER: _builtins.int
+    TIGHTEST_TPOT_S_FIELD_NUMBER: _builtins.int
     KV_TOKENS_HEADROOM_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
@@ -478,8 +478,8 @@ class Snapshot(_message.Message):
     """prompt tokens a second, beside what decodes by then"""
     step_s: _builtins.float
     """an iteration of its decodes alone"""
-    tightest_pace_s: _builtins.float
-    """that its iterations are held to; infinite: none"""
+    tightest_tpot_s: _builtins.float
+    """smallest TPOT target that limits its iterations; infinite: none"""
     kv_tokens_headroom: _builtins.int
     """free at the future peak of what was accepted"""
     def __init__(
@@ -498,12 +498,12 @@ class Snapshot(_message.Message):
         prefill_slack_s: _builtins.float = ...,
         prefill_tokens_s: _builtins.float = ...,
         step_s: _builtins.float = ...,
-        tightest_pace_s: _builtins.float = ...,
+        tightest_tpot_s: _builtins.float = ...,
         kv_tokens_headroom: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "draining", b"draining", "engine_ready", b"engine_ready", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_headroom", b"kv_tokens_headroom", "kv_tokens_total", b"kv_tokens_total", "prefill_slack_s", b"prefill_slack_s", "prefill_tokens_left", b"prefill_tokens_left", "prefill_tokens_s", b"prefill_tokens_s", "prefill_wait_s", b"prefill_wait_s", "running", b"running", "step_s", b"step_s", "tightest_pace_s", b"tightest_pace_s", "waiting", b"waiting", "work_s", b"work_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "draining", b"draining", "engine_ready", b"engine_ready", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_headroom", b"kv_tokens_headroom", "kv_tokens_total", b"kv_tokens_total", "prefill_slack_s", b"prefill_slack_s", "prefill_tokens_left", b"prefill_tokens_left", "prefill_tokens_s", b"prefill_tokens_s", "prefill_wait_s", b"prefill_wait_s", "running", b"running", "step_s", b"step_s", "tightest_tpot_s", b"tightest_tpot_s", "waiting", b"waiting", "work_s", b"work_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

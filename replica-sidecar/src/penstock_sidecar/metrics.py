@@ -7,7 +7,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_PACE = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+_TPOT = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _PLANNING = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.03, 0.1)
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 
@@ -33,7 +33,7 @@ class Metrics:
         self.ttft = cache(
             histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier").labels
         )
-        self.tpot = cache(histogram("tpot_seconds", "Mean gap between output tokens.", _PACE, "tier").labels)
+        self.tpot = cache(histogram("tpot_seconds", "Mean gap between output tokens.", _TPOT, "tier").labels)
         self.planner = histogram("planner_seconds", "One call of the planner.", _PLANNING)
         self.planner_max = gauge("planner_seconds_max", "Longest call of the planner since the start.")
         self.time_error = histogram(

@@ -36,7 +36,7 @@ from penstock_runtime.tls_server import TlsServer
 BACKLOG = 2048
 """Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
 
-LAST_WORDS_S = 1.0
+FINAL_WRITE_S = 1.0
 """Seconds for responses that were cut off at the end of a drain to send their error."""
 
 YOUNG_OBJECTS = 20_000
@@ -181,7 +181,7 @@ class Server:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=LAST_WORDS_S)
+            await asyncio.wait(left, timeout=FINAL_WRITE_S)
 
     async def _all_ended(self) -> None:
         """Wait until no connection is open and no app is answering."""

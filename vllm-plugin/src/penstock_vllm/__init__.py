@@ -5,7 +5,7 @@ keeps a job for each of vLLM's requests, `view` makes the policy's input, `plann
 `plan` translates its step. vLLM's own code executes it: `plan_execution` sets its lists and bounds, `caps`
 the tokens of each request, `drafts` the draft tokens to verify. A `repeated_plan` is made without the policy.
 `pipeline` has the steps in progress (`under_way`). `reports` informs the sidecar. vLLM calls `scheduler`.
-`settings` has the configuration.
+`settings` has the configuration, `termination_message` writes why an engine ends.
 
 If the policy or the code around it fails, that step is vLLM's own (`faults`).
 """

@@ -130,8 +130,8 @@ def _noise(found: Profile) -> str:
     if all(reading.times == 1 for reading in found.readings):
         return "Each point was measured once, so the noise is unknown: increase --seconds."
     return (
-        f"Single measurements deviate by {found.noise:.1%} from their median, by {found.steady_noise:.1%} "
-        "without drift: no model predicts single iterations more accurately."
+        f"Single measurements deviate by {found.noise:.1%} from their median, by "
+        f"{found.noise_without_drift:.1%} without drift: no model predicts single iterations more accurately."
     )
 
 

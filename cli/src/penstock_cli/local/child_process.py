@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
-from penstock_runtime.last_words import LINES, telling_line
+from penstock_runtime.exit_reason import LINES, reason_line
 
 from penstock_cli.local.layout import ProcessSpec
 from penstock_cli.local.parent_death import stop_with_parent
@@ -132,7 +132,7 @@ def _kill_group(leader: int) -> None:
 def _describe_exit(code: int, log_tail: deque[str]) -> str:
     if code == -signal.SIGKILL:  # a killed process logs nothing
         return f"signal 9; {NO_MEMORY}"
-    last = telling_line(log_tail) or "it logged nothing"
+    last = reason_line(log_tail) or "it logged nothing"
     return f"{_exit_cause(code)}: {last}{f'; {NO_MEMORY}' if _CHILD_KILLED in last else ''}"
 
 

@@ -83,9 +83,9 @@ def _targets(slo: Slo) -> str:
         words.append(f"TTFT {slo.ttft_slowdown:g}× idle")
     elif slo.ttft_s is not None:
         words.append(f"TTFT {slo.ttft_s * 1000:g} ms")
-    paces = [pace for pace in (slo.tpot_s, slo.answer_tpot_s) if pace is not None]
-    if paces:
-        words.append("TPOT " + " / ".join(f"{pace * 1000:g} ms" for pace in paces))
+    tpots_s = [one_s for one_s in (slo.tpot_s, slo.answer_tpot_s) if one_s is not None]
+    if tpots_s:
+        words.append("TPOT " + " / ".join(f"{one_s * 1000:g} ms" for one_s in tpots_s))
     return ", ".join(words) or "no targets"
 
 

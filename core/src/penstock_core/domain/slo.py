@@ -137,7 +137,7 @@ def first_token_due_s(arrival_s: float, targets: Targets) -> float:
 
 def tpot_target_s(targets: Targets, output_tokens: int) -> float | None:
     """Return the TPOT target to plan for: the tier's smallest, or e2e's share per predicted token."""
-    targets_s = [pace for pace in (targets.tpot_s, targets.answer_tpot_s) if pace is not None]
+    targets_s = [tpot_s for tpot_s in (targets.tpot_s, targets.answer_tpot_s) if tpot_s is not None]
     if targets.e2e_s is not None and output_tokens > 1:
         first_s = targets.ttft_s if targets.ttft_s is not None else targets.e2e_s / 2
         targets_s.append(max(targets.e2e_s - first_s, 0.0) / (output_tokens - 1))

@@ -56,5 +56,5 @@ def columns(jobs: Sequence[Job]) -> JobColumns:
         generated,
         np.maximum(np.fromiter(of.output_tokens, np.int64, count) - generated, 1),
         np.fromiter(of.due_s, np.float64, count),
-        np.fromiter([inf if pace is None else pace for pace in of.tpot_s], np.float64, count),
+        np.fromiter([inf if tpot_s is None else tpot_s for tpot_s in of.tpot_s], np.float64, count),
     )

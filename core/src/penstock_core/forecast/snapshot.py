@@ -37,7 +37,7 @@ class Snapshot:
     prefill_slack_s: how much longer all prefills may take without any of them being late.
     prefill_tokens_s: prompt tokens per second, beside the decodes by then.
     step_s: an iteration of its decodes alone.
-    tightest_pace_s: smallest TPOT target of its decodes; infinite for none.
+    tightest_tpot_s: smallest TPOT target of its decodes; infinite for none.
     kv_tokens_headroom: free tokens at the future peak of all accepted requests.
     """
 
@@ -52,7 +52,7 @@ class Snapshot:
     prefill_slack_s: float = inf
     prefill_tokens_s: float = inf
     step_s: float = 0.0
-    tightest_pace_s: float = inf
+    tightest_tpot_s: float = inf
     kv_tokens_headroom: int = 0
 
 
@@ -68,7 +68,7 @@ def makes_sense(received: Snapshot) -> bool:
         and received.prefill_slack_s >= 0
         and received.prefill_tokens_s >= 0
         and received.step_s >= 0
-        and received.tightest_pace_s >= 0
+        and received.tightest_tpot_s >= 0
     )
 
 
@@ -92,7 +92,7 @@ def snapshot(view: ReplicaView) -> Snapshot:
         prefill_slack_s=queue.slack_s,
         prefill_tokens_s=queue.rate.tokens_s,
         step_s=view.model.seconds(_decodes(jobs, decoding & with_slo)),
-        tightest_pace_s=queue.tightest_pace_s,
+        tightest_tpot_s=queue.tightest_tpot_s,
         kv_tokens_headroom=_headroom_blocks(view, jobs, decoding, with_slo, queue) * view.kv.block_tokens,
     )
 
@@ -101,7 +101,7 @@ class _Queue(NamedTuple):
     """The prefills with an SLO, one after the other by deadline."""
 
     rate: PrefillRate
-    tightest_pace_s: float
+    tightest_tpot_s: float
     wait_s: float
     slack_s: float
 

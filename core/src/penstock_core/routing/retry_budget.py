@@ -3,7 +3,7 @@
 A lost replica costs each of its waiting requests one replay, which is what replays are for. If replicas are
 lost repeatedly, replays are additional load, and if the requests cause the losses, replays spread them. So
 replays are a bounded share of all requests, like the retry budgets of Envoy and Finagle: every request adds
-`SHARE`, a replay takes 1. Of n requests at most `RESERVE + SHARE · n` are replayed.
+`SHARE`, a replay takes 1. Of n requests at most `LARGEST_BUDGET + SHARE · n` are replayed.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 SHARE = 0.2
 """Replays per request in the long run; the default of Envoy and Finagle."""
 
-RESERVE = 1024.0
-"""Largest reserve, far above the requests of one lost replica."""
+LARGEST_BUDGET = 1024.0
+"""Largest budget, far above the requests of one lost replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
     """left: replays that are allowed now."""
 
-    left: float = RESERVE
+    left: float = LARGEST_BUDGET
 
     def arrived(self) -> "RetryBudget":
         """Return the budget after a new request."""
-        return self if self.left >= RESERVE else RetryBudget(min(self.left + SHARE, RESERVE))
+        return self if self.left >= LARGEST_BUDGET else RetryBudget(min(self.left + SHARE, LARGEST_BUDGET))
 
     def replayed(self) -> "RetryBudget | None":
         """Return the budget after a replay; None if it has none left."""

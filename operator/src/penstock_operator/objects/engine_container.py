@@ -180,7 +180,7 @@ def _plugin_environment(context: RenderContext) -> list[Json]:
         "PENSTOCK_TIME_MODEL": _time_model(context),
         "PENSTOCK_TELEMETRY": TELEMETRY_SOCKET,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
-        "PENSTOCK_LAST_WORDS": TERMINATION_LOG,
+        "PENSTOCK_TERMINATION_LOG": TERMINATION_LOG,
     }
     if spec.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"

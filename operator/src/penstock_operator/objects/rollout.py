@@ -84,5 +84,5 @@ def _answer_s(tier: TierSpec, tokens: int) -> float:
     if tier.slo.e2e_s is not None:
         return tier.slo.e2e_s
     first_s = tier.slo.ttft if isinstance(tier.slo.ttft, float) else 0.0
-    paces_s = [pace for pace in (tier.slo.tpot_s, tier.slo.answer_tpot_s) if pace is not None]
-    return first_s + tokens * max(paces_s) if paces_s else LONGEST_DRAIN_S
+    tpots_s = [one_s for one_s in (tier.slo.tpot_s, tier.slo.answer_tpot_s) if one_s is not None]
+    return first_s + tokens * max(tpots_s) if tpots_s else LONGEST_DRAIN_S

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock_runtime.last_words import telling_line
+from penstock_runtime.exit_reason import reason_line
 
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
@@ -176,7 +176,7 @@ def _crashed(
     if ended.get("reason") == "OOMKilled":
         message = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
         return PoolProblem(Cause.OUT_OF_MEMORY, message, component)
-    last = telling_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
+    last = reason_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
     cause = _CRASHING.get(container["name"]) or _of_engine(last)
     return PoolProblem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
 

@@ -56,7 +56,7 @@ def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire
         prefill_slack_s=load.prefill_slack_s,
         prefill_tokens_s=load.prefill_tokens_s,
         step_s=load.step_s,
-        tightest_pace_s=load.tightest_pace_s,
+        tightest_tpot_s=load.tightest_tpot_s,
         kv_tokens_headroom=load.kv_tokens_headroom,
     )
 

@@ -54,7 +54,7 @@ def snapshot(message: wire.Snapshot) -> Snapshot:
         prefill_slack_s=message.prefill_slack_s,
         prefill_tokens_s=message.prefill_tokens_s,
         step_s=message.step_s,
-        tightest_pace_s=message.tightest_pace_s,
+        tightest_tpot_s=message.tightest_tpot_s,
         kv_tokens_headroom=message.kv_tokens_headroom,
     )
 

@@ -69,7 +69,7 @@ class Measured:
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float
-    pace_kept: bool = True
+    tpot_met: bool = True
 
 
 def measured(outcome: Outcome) -> Measured:
@@ -103,7 +103,7 @@ def misses(targets: Targets, seen: Measured) -> list[str]:
     """Return the targets that were not met."""
     kept = {
         "ttft": not exceeds(seen.ttft_s, targets.ttft_s),
-        "tpot": seen.pace_kept,
+        "tpot": seen.tpot_met,
         "e2e": not exceeds(seen.e2e_s, targets.e2e_s),
     }
     return [name for name, is_kept in kept.items() if not is_kept]

@@ -112,9 +112,9 @@ def _memory_binds(demand: LeastWork, setting: BoundSetting) -> bool:
     tpot_s = float(demand.tpot_s.min())
     if not isfinite(tpot_s) or not demand.decodes.any():
         return True
-    at_pace = min(setting.model.tokens_within(tpot_s), setting.limits.running)
+    at_tpot = min(setting.model.tokens_within(tpot_s), setting.limits.running)
     in_memory = setting.memory_tokens / float(np.average(_mean_held(demand), weights=demand.decodes))
-    return in_memory < at_pace
+    return in_memory < at_tpot
 
 
 def _add_prompts(model: _Relaxation) -> None:
@@ -303,9 +303,9 @@ def _due_share(model: _Relaxation, rows: Ints, blocks: Ints) -> Floats:
     demand = model.demand
     since_due_s = model.grid.block_ends_s[blocks + 1] - demand.due_s[rows]
     thinking_s = demand.thinking[rows] * demand.tpot_s[rows]
-    at_pace = np.where(
+    at_tpot = np.where(
         since_due_s < thinking_s,
         since_due_s / demand.tpot_s[rows],
         demand.thinking[rows] + (since_due_s - thinking_s) / demand.answer_tpot_s[rows],
     )
-    return np.clip((at_pace - WINDOW_TOKENS) / demand.decodes[rows], 0.0, 1.0)
+    return np.clip((at_tpot - WINDOW_TOKENS) / demand.decodes[rows], 0.0, 1.0)

@@ -41,7 +41,7 @@ def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
     first_token_s = load.first_token_s(asked.uncached_tokens(load.name), asked.now_s)
     full = not load.holds(asked.prompt_tokens)
     busy = full or first_token_s > SHARE * asked.ttft_s
-    return busy, full, 0 if busy else _burden(load.snapshot.tightest_pace_s, asked.tpot_s), first_token_s
+    return busy, full, 0 if busy else _burden(load.snapshot.tightest_tpot_s, asked.tpot_s), first_token_s
 
 
 def _burden(theirs_s: float, own_s: float) -> int:

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from penstock_vllm.last_words import VARIABLE, LastWords, install
+from penstock_vllm.termination_message import VARIABLE, TerminationMessage, install
 
 CORE, WORKER = "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor"
 
@@ -19,7 +19,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     install()
     yield path
     vllm = logging.getLogger("vllm")
-    for handler in [handler for handler in vllm.handlers if isinstance(handler, LastWords)]:
+    for handler in [handler for handler in vllm.handlers if isinstance(handler, TerminationMessage)]:
         vllm.removeHandler(handler)
 
 
@@ -41,7 +41,7 @@ def test_the_worker_that_failed_tells_more_than_the_engine_that_waited(words: Pa
     assert words.read_text() == "RuntimeError: no such device"
 
 
-def test_errors_that_end_nothing_are_nobody_s_last_words(words: Path) -> None:
+def test_errors_that_end_nothing_are_no_termination_message(words: Path) -> None:
     ends("vllm.entrypoints.openai", ValueError("a bad request"))
     logging.getLogger(CORE).error("without an exception")
     assert words.read_text() == ""
@@ -58,7 +58,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    handler = LastWords(tmp_path / "no folder" / "log")
+    handler = TerminationMessage(tmp_path / "no folder" / "log")
     try:
         raise ValueError("x")
     except ValueError as error:

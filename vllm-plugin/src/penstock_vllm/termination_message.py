@@ -1,17 +1,17 @@
-"""Writes why an engine ends, in one line, where its supervisor reads it.
+"""Writes why an engine ends, in one line, to a file that its supervisor reads.
 
 vLLM consists of several processes. The one that fails logs the reason, followed by the tracebacks of those
 that waited for it, which exceeds a container's termination message, so Kubernetes would only show "see root
 cause above". vLLM calls `install` in each of its processes (entry point `vllm.general_plugins`). If
-PENSTOCK_LAST_WORDS names a file, such as a container's termination log, the exception that ended the engine
-is written there.
+PENSTOCK_TERMINATION_LOG names a file, such as a container's termination log, the exception that ended the
+engine is written there.
 """
 
 import logging
 import os
 from pathlib import Path
 
-VARIABLE = "PENSTOCK_LAST_WORDS"
+VARIABLE = "PENSTOCK_TERMINATION_LOG"
 
 FATAL = ("vllm.v1.engine.core", "vllm.v1.executor.")
 """Loggers of processes that end when they log an exception: the engine's loop and its workers."""
@@ -22,7 +22,7 @@ POINTER = "root cause"
 LONGEST = 1000
 
 
-class LastWords(logging.Handler):
+class TerminationMessage(logging.Handler):
     """Logging handler that writes the exception that ends a process."""
 
     def __init__(self, path: Path) -> None:
@@ -43,4 +43,4 @@ class LastWords(logging.Handler):
 def install() -> None:
     """Install the handler if the environment names a file."""
     if path := os.environ.get(VARIABLE):
-        logging.getLogger("vllm").addHandler(LastWords(Path(path)))
+        logging.getLogger("vllm").addHandler(TerminationMessage(Path(path)))

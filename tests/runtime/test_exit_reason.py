@@ -1,7 +1,7 @@
 """Which line of a log says why a process ended. The logs are what vLLM 0.32 wrote, its frames left out."""
 
 import pytest
-from penstock_runtime.last_words import LONGEST, telling_line
+from penstock_runtime.exit_reason import LONGEST, reason_line
 
 SERVER_WAITED = """\
 Traceback (most recent call last):
@@ -36,7 +36,7 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
 
 @pytest.mark.parametrize("error", [NO_ROOM, UNSUPPORTED])
 def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str) -> None:
-    assert telling_line(failed_core(error).splitlines()) == error
+    assert reason_line(failed_core(error).splitlines()) == error
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str)
     ],
 )
 def test_other_ends(log: str, tells: str) -> None:
-    assert telling_line(log.splitlines()) == tells
+    assert reason_line(log.splitlines()) == tells
 
 
 def test_a_long_line_is_cut_at_its_end() -> None:
-    assert telling_line(["ValueError: " + "x" * 1000]) == ("ValueError: " + "x" * 1000)[:LONGEST]
+    assert reason_line(["ValueError: " + "x" * 1000]) == ("ValueError: " + "x" * 1000)[:LONGEST]

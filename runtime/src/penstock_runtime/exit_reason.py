@@ -1,8 +1,8 @@
-"""Finds the line of a log's end that says why its process ended.
+"""Finds the line of a process' log that says why it ended.
 
 It is often not the last one. vLLM's server ends with the traceback of the process that waited for the failed
 one, which refers to the lines above; an error in its settings ends with a link to documentation. So the last
-line is returned that is an error and does not refer to another one.
+error line is returned that does not refer to another one.
 """
 
 import re
@@ -25,7 +25,7 @@ _POINTERS = (
 )
 
 
-def telling_line(log: Iterable[str]) -> str:
+def reason_line(log: Iterable[str]) -> str:
     """Return the line that names the error, truncated; "" if the log is empty."""
     lines = [line for line in map(_bare, log) if line.strip()]
     errors = [at for at, line in enumerate(lines) if _ERROR.match(line)]
