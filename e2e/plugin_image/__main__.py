@@ -79,7 +79,9 @@ def inputs(pool: Pool) -> RenderContext:
     """Of the operator, for a pool with a built-in time model: nothing measures one here."""
     told = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
     spec = pool.spec.model_copy(update={"engine": told})
-    settings = OperatorSettings("router", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False)
+    settings = OperatorSettings(
+        "router", "picker", "envoy", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False
+    )
     owner = PoolOwner(pool.metadata.name, "default", "uid")
     return RenderContext(pool.model_copy(update={"spec": spec}), owner, settings, RenderFacts(1, None))
 

@@ -22,7 +22,7 @@ POOL = {
 
 def test_both_say_which_pool_a_metric_is_of() -> None:
     owner = PoolOwner("demo", "apps", "uid")
-    settings = OperatorSettings("router", "sidecar", "simulator", "vllm", "plugin")
+    settings = OperatorSettings("router", "picker", "envoy", "sidecar", "simulator", "vllm", "plugin")
     (monitor,) = service_monitor(
         RenderContext(parse_pool(POOL, "pool"), owner, settings, RenderFacts(1, None))
     )

@@ -19,7 +19,7 @@ def dockerfile(request: pytest.FixtureRequest) -> Path:
 
 
 def test_there_is_one_for_each_process_of_a_cluster() -> None:
-    assert {"operator", "router", "replica-sidecar", "simulator"} <= {
+    assert {"operator", "router", "picker", "replica-sidecar", "simulator"} <= {
         path.parent.name for path in DOCKERFILES
     }
 

@@ -149,6 +149,11 @@ VALUES: dict[str, list[object]] = {
         {"maxBodyBytes": 60 * 2**20 + 1},
         {"maxSequencesPerRequest": 33},
     ],
+    "spec/gateway": ["router", "envoy", "nginx", 1],
+    "spec": [
+        {**GOOD["spec"], "gateway": gateway, "autoscaling": {"maxReplicas": 2}}
+        for gateway in ("router", "envoy")
+    ],
     "spec/ingress": [
         {"host": "a.example.com"},
         {"host": "*.example.com", "className": "traefik", "tlsSecret": "tls", "annotations": {"a/b": "c"}},

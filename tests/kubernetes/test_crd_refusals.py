@@ -247,6 +247,11 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ],
     ),
     (
+        "spec",
+        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"maxReplicas": 4}},
+        ["spec.autoscaling: Forbidden: only routers report the demand; write gateway: router, or remove it"],
+    ),
+    (
         "spec/ingress",
         {"host": "a.example.com", "kind": "HTTPRoute"},
         [

@@ -39,6 +39,11 @@ POOLS: dict[str, dict[str, Any]] = {
     "ingress": {"ingress": {"host": "chat.example", "className": "traefik", "tlsSecret": "chat-tls-public"}},
     "keys": {"applications": [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}]},
     "scaled to zero": {"replicas": 0, "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+    "envoy": {
+        "gateway": "envoy",
+        "applications": [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}],
+        "router": {"tls": {"secret": "api-tls"}},
+    },
     "hpa": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4, "by": "hpa"}},
     "all at once": {
         "ingress": {"host": "all.example"},

@@ -101,7 +101,13 @@ def test_crash_loop_says_exit_code_and_last_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [("sidecar", Cause.SIDECAR_CRASHING), ("router", Cause.ROUTER_CRASHING)]
+    ("name", "cause"),
+    [
+        ("sidecar", Cause.SIDECAR_CRASHING),
+        ("router", Cause.ROUTER_CRASHING),
+        ("picker", Cause.GATEWAY_CRASHING),
+        ("envoy", Cause.GATEWAY_CRASHING),
+    ],
 )
 def test_crash_is_the_container_s(name: str, cause: Cause) -> None:
     crashed = container(name, state={"terminated": {"exitCode": 1}})

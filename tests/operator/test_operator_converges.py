@@ -24,7 +24,9 @@ from virtual_time import now_s, run
 
 KEY = PoolKey("team", "chat")
 REF = Ref(POOL.api_version, POOL.kind, *KEY)
-SETTINGS = OperatorSettings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1")
+SETTINGS = OperatorSettings(
+    "router:1", "picker:1", "envoy:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
+)
 TROUBLE_S, CALM_S = 40.0, 40.0
 RESYNC_S = 20.0
 

@@ -42,6 +42,7 @@ EVERYTHING: dict[str, Any] = {
     ("spec", "more"),
     [
         ({}, set()),
+        ({"gateway": "envoy"}, {"ConfigMap/llama-envoy"}),
         ({"ingress": {"host": "a.example"}}, {"Ingress/llama"}),
         ({"ingress": GATEWAY}, {"HTTPRoute/llama"}),
         ({"monitoring": {"serviceMonitor": True}}, {"ServiceMonitor/llama"}),
@@ -49,7 +50,7 @@ EVERYTHING: dict[str, Any] = {
         ({"autoscaling": {**BOUNDS, "by": "hpa"}}, {"HorizontalPodAutoscaler/llama"}),
         ({"autoscaling": {**BOUNDS, "by": "keda", "prometheusUrl": "http://p"}}, {"ScaledObject/llama"}),
     ],
-    ids=["least", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
+    ids=["least", "envoy", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
 )
 def test_a_pool_wants_what_it_asks_for_and_nothing_else(
     want: Want, spec: dict[str, Any], more: set[str]

@@ -36,6 +36,8 @@ def pods(component: str, **spec: Any) -> Manifest:
 
 SETTINGS = OperatorSettings(
     router_image="router:1",
+    picker_image="picker:1",
+    envoy_image="envoy:1",
     sidecar_image="sidecar:1",
     simulator_image="simulator:1",
     vllm_image="vllm:1",

@@ -44,6 +44,15 @@ POOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "monitoring": {"serviceMonitor": True, "labels": {"release": "prometheus"}},
         },
     ),
+    "envoy": (
+        {"redis_url_secret": "redis"},
+        {
+            "gateway": "envoy",
+            "applications": [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}],
+            "router": {"replicas": 3, "tls": {"secret": "api-tls"}},
+            "monitoring": {"serviceMonitor": True},
+        },
+    ),
     "keda": (
         {"tls": False},
         {

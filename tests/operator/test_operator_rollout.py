@@ -51,6 +51,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("engine.silenceTimeout", {"engine": {"silenceTimeout": "30s"}}, REPLICAS),
     ("engine.profileTimeout", {"engine": {"profileTimeout": "30s"}}, REPLICAS),
     ("engine.podTemplate", {"engine": {"podTemplate": {"spec": {"priorityClassName": "x"}}}}, REPLICAS),
+    ("gateway", {"gateway": "envoy", "autoscaling": None}, BOTH),
     ("replicas", {"replicas": 3}, NONE),
     ("autoscaling.minReplicas", {"autoscaling": {"minReplicas": 2}}, NONE),
     ("autoscaling.maxReplicas", {"autoscaling": {"maxReplicas": 8}}, NONE),

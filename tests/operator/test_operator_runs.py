@@ -25,7 +25,9 @@ from penstock_runtime.serving import StartError
 from structlog.testing import capture_logs
 from virtual_time import now_s, run
 
-SETTINGS = OperatorSettings("router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1", tls=False)
+SETTINGS = OperatorSettings(
+    "router:1", "picker:1", "envoy:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1", tls=False
+)
 OPTIONS = OperatorOptions(host="127.0.0.1", port=0, workers=2, resync_s=1000.0, identity="me")
 LEASE_REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 HOST = {"host": "llama.example.com"}

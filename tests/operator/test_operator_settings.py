@@ -5,6 +5,8 @@ from penstock_operator.settings import OperatorSettings, SettingsError, read_set
 
 LEAST = {
     "PENSTOCK_ROUTER_IMAGE": "router:1",
+    "PENSTOCK_PICKER_IMAGE": "picker:1",
+    "PENSTOCK_ENVOY_IMAGE": "envoy:1",
     "PENSTOCK_SIDECAR_IMAGE": "sidecar:1",
     "PENSTOCK_SIMULATOR_IMAGE": "simulator:1",
     "PENSTOCK_VLLM_IMAGE": "vllm:1",
@@ -14,7 +16,7 @@ LEAST = {
 
 def test_images_are_enough() -> None:
     assert read_settings(LEAST) == OperatorSettings(
-        "router:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
+        "router:1", "picker:1", "envoy:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
     )
 
 

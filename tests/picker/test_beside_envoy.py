@@ -14,6 +14,7 @@ from gateway.replica import HttpReplica
 from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
+from penstock_picker.first_endpoints import main as first_endpoints
 from penstock_picker.picker import Picker
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
@@ -21,6 +22,20 @@ from penstock_runtime.serving import address_of, listen, serving
 from scripted.house import until
 
 BODY = orjson.dumps(chat())
+
+
+def test_envoy_starts_with_no_endpoints_or_with_those_of_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "endpoints.json"
+    assert first_endpoints([str(file)]) == 0
+    assert ports(file) == set()
+    write_endpoints(file, ["10.0.0.1:7100"])
+    assert first_endpoints([str(file)]) == 0
+    assert ports(file) == {7100}
+    assert first_endpoints([]) == 2
+    assert first_endpoints([str(tmp_path / "none" / "endpoints.json")]) == 1
+    assert "none/endpoints.json: No such file or directory" in capsys.readouterr().err
 
 
 class Known:

@@ -219,6 +219,16 @@ TABLE: list[tuple[str, object, str]] = [
         "spec.autoscaling.targetAttainment: 99 is too large; at most 1.0",
     ),
     (
+        "spec/gateway",
+        "nginx",
+        'spec.gateway: "nginx" is not known; one of router, envoy',
+    ),
+    (
+        "spec",
+        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"maxReplicas": 4}},
+        "spec.autoscaling: only routers report the demand; write gateway: router, or remove it",
+    ),
+    (
         "spec/ingress",
         {"host": "llama3.example.com/v1"},
         'spec.ingress.host: "llama3.example.com/v1" is no host name; write for example llama3.example.com',

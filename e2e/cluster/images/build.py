@@ -1,6 +1,7 @@
 """Builds images as their Dockerfiles say: a base, then what they install or copy, as docker-archives.
 
-  image NAME... --out FOLDER       NAME: operator, router, sidecar, simulator, vllm-plugin; traefik, a binary
+  image NAME... --out FOLDER
+    NAME: operator, router, picker, sidecar, simulator, vllm-plugin; traefik, a binary
 
 Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB: packed, as
 a registry keeps it, and unpacked. What has not changed comes from the cache.
@@ -24,6 +25,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 FOLDERS = {
     "operator": "operator",
     "router": "router",
+    "picker": "picker",
     "sidecar": "replica-sidecar",
     "simulator": "simulator",
     "vllm-plugin": "vllm-plugin",

@@ -19,8 +19,8 @@ from penstock_operator.settings import OperatorSettings, SettingsError, read_set
 
 EPILOG = """
 settings (environment; the images are required):
-  PENSTOCK_ROUTER_IMAGE, PENSTOCK_SIDECAR_IMAGE, PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_IMAGE,
-  PENSTOCK_VLLM_PLUGIN_IMAGE   images of pools' pods
+  PENSTOCK_ROUTER_IMAGE, PENSTOCK_PICKER_IMAGE, PENSTOCK_ENVOY_IMAGE, PENSTOCK_SIDECAR_IMAGE,
+  PENSTOCK_SIMULATOR_IMAGE, PENSTOCK_VLLM_IMAGE, PENSTOCK_VLLM_PLUGIN_IMAGE   images of pools' pods
   PENSTOCK_IMAGE_PULL_POLICY   Always, IfNotPresent (default) or Never
   PENSTOCK_IMAGE_PULL_SECRETS  names of Secrets in pools' namespaces, separated by commas
   PENSTOCK_TLS                 on (default) or off: mutual TLS between routers and replicas

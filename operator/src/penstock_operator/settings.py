@@ -22,6 +22,10 @@ class OperatorSettings:
     """Settings of one operator, which do not change while it runs."""
 
     router_image: str
+    picker_image: str
+    envoy_image: str
+    """Stock Envoy 1.40, for pools whose gateway it is."""
+
     sidecar_image: str
     simulator_image: str
     """Image of engines of type `simulated` that name none."""
@@ -50,6 +54,8 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
     """Return the settings in an environment. Raises SettingsError."""
     return OperatorSettings(
         router_image=_required(environment, "PENSTOCK_ROUTER_IMAGE"),
+        picker_image=_required(environment, "PENSTOCK_PICKER_IMAGE"),
+        envoy_image=_required(environment, "PENSTOCK_ENVOY_IMAGE"),
         sidecar_image=_required(environment, "PENSTOCK_SIDECAR_IMAGE"),
         simulator_image=_required(environment, "PENSTOCK_SIMULATOR_IMAGE"),
         vllm_image=_required(environment, "PENSTOCK_VLLM_IMAGE"),

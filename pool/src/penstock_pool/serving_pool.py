@@ -9,6 +9,7 @@ from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_pool.cel import KEYED_BY_NAME, CelRule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
+from penstock_pool.gateway_spec import GATEWAY_RULES, NOT_SCALED, GatewayName
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
 from penstock_pool.requests_spec import Requests
@@ -60,6 +61,7 @@ class PoolSpec(Spec):
             f"what one allows is no tier; {_LIKE_THE_FIRST}",
             at="applications",
         ),
+        *GATEWAY_RULES,
     )
 
     model: ModelSpec = Field(description="The model that is served.")
@@ -89,7 +91,15 @@ class PoolSpec(Spec):
     requests: Requests = Field(default=Requests(), description="What clients' requests may hold.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Inside a replica.")
     routing: Routing = Field(default=Routing(), description="Between replicas.")
-    router: RouterSpec = Field(default=RouterSpec(), description="The routers themselves.")
+    gateway: GatewayName = Field(
+        default="router",
+        description="What takes clients' requests in a cluster: `router`, Penstock's own; or `envoy`, an "
+        "Envoy beside a picker, which tells it the replicas to ask.",
+        examples=["envoy"],
+    )
+    router: RouterSpec = Field(
+        default=RouterSpec(), description="The routers, or what takes their place, by `gateway`."
+    )
     ingress: Ingress | None = Field(
         default=None, description="How clients outside the cluster reach the pool; absent: they do not."
     )
@@ -108,6 +118,12 @@ class PoolSpec(Spec):
                 "replicas",
                 f"{self.replicas} is above autoscaling's maxReplicas {bounds.max_replicas}; at most that",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_gateway_that_can_do_it(self) -> Self:
+        if self.autoscaling is not None and self.gateway != "router":
+            raise wrong_at("autoscaling", NOT_SCALED)
         return self
 
 

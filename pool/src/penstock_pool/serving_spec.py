@@ -114,7 +114,9 @@ class RouterSpec(Spec):
     """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
 
     replicas: Count = Field(
-        default=2, description="Routers in a cluster; any of them serves any request.", examples=[2]
+        default=2,
+        description="Routers, or Envoys with their pickers, in a cluster; any of them serves any request.",
+        examples=[2],
     )
     max_body_bytes: BodyBytes = Field(
         default=8 * 2**20,
@@ -176,14 +178,16 @@ class RouterSpec(Spec):
     )
     image: Text | None = Field(
         default=None,
-        description="Container image of the routers; absent: the operator's own version. For a cluster.",
+        description="Container image of the routers, or of the pickers beside Envoys; absent: the operator's "
+        "own version. For a cluster.",
         examples=["registry.example/penstock/router:0.1.0"],
     )
     resources: Resources = Field(
-        default_factory=Resources, description="Of the router's container. For a cluster."
+        default_factory=Resources, description="Of the container `router`, or `picker`. For a cluster."
     )
     pod_template: PodTemplate | None = Field(
         default=None,
-        description="Merged into the router's pod: tolerations, node selection, annotations. For a cluster.",
+        description="Merged into the router's pod, or the Envoy's: tolerations, node selection, annotations. "
+        "For a cluster.",
         examples=[{"spec": {"nodeSelector": {"pool": "cpu"}}}],
     )

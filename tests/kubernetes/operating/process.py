@@ -14,7 +14,7 @@ from operating.eventually import eventually
 
 IMAGES = {
     f"PENSTOCK_{name}_IMAGE": f"localhost/penstock/{name.lower().replace('_', '-')}:dev"
-    for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM", "VLLM_PLUGIN")
+    for name in ("ROUTER", "PICKER", "ENVOY", "SIDECAR", "SIMULATOR", "VLLM", "VLLM_PLUGIN")
 }
 STOP_S = 30
 

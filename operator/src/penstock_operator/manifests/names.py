@@ -17,17 +17,29 @@ CONFIG_ANNOTATION = "penstock.dev/config"
 WANTED_ANNOTATION = "penstock.dev/wanted"
 """Annotation on every object: digest of the desired manifest, which separates a changed pool from drift."""
 
+ROOT_CA = "kube-root-ca.crt"
+"""ConfigMap that Kubernetes keeps in every namespace: the authority of the API server."""
+
 ROUTER_PORT = 8080
 ADMIN_PORT = 9080
 """Port of a router's metrics and reports. Never exposed outside the cluster."""
 
+PICKER_PORT = 9002
+"""Port of a picker for the Envoy in its own pod, on loopback."""
+
+ENVOY_PORT = 9902
+"""Port of an Envoy's readiness and metrics. Never exposed outside the cluster."""
+
 REPLICA_PORT = 7000
 METRICS_PORT = 7001
+REPLICA_HTTP_PORT = 7002
+"""Port at which a sidecar takes HTTP requests from gateways."""
+
 ENGINE_PORT = 8000
 
 
 class Component(StrEnum):
-    """The two kinds of pods."""
+    """The two kinds of pods. ROUTER: what takes clients' requests, whatever the pool's gateway."""
 
     REPLICA = "replica"
     ROUTER = "router"
@@ -49,8 +61,13 @@ def admin_service_name(pool: str) -> str:
 
 
 def router_name(pool: str) -> str:
-    """Return the name of the routers' Deployment and of objects that belong to it."""
+    """Return the name of the Deployment of routers, or of Envoys, and of objects that belong to it."""
     return f"{pool}-router"
+
+
+def envoy_name(pool: str) -> str:
+    """Return the name of the ConfigMap with the configuration of Envoys."""
+    return f"{pool}-envoy"
 
 
 def learned_name(pool: str) -> str:

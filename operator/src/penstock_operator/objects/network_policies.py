@@ -1,8 +1,8 @@
 """NetworkPolicies: which pods may connect to a pool's pods.
 
-Only routers of the same pool reach a replica: a request sent directly to an engine would take capacity from
-admitted requests. Any pod may reach the admin ports of routers and the metrics of replicas. The routers' API
-is open to all and protected by API keys. Egress is not limited, because hubs, tracing and Redis differ
+Only routers or Envoys of the same pool reach a replica: a request sent directly to an engine would take
+capacity from admitted requests. Any pod may reach the admin ports of routers and the metrics of replicas. The
+API is open to all and protected by API keys. Egress is not limited, because hubs, tracing and Redis differ
 between clusters. The kubelet's probes come from the node and are always allowed.
 """
 
@@ -11,7 +11,9 @@ from typing import Any
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import (
     ADMIN_PORT,
+    ENVOY_PORT,
     METRICS_PORT,
+    REPLICA_HTTP_PORT,
     REPLICA_PORT,
     ROUTER_PORT,
     Component,
@@ -26,23 +28,25 @@ ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 
 def replica_network_policy(context: RenderContext) -> Manifest:
-    """Allow gRPC from this pool's routers and metrics from any pod, nothing else."""
+    """Allow this pool's routers or Envoys, and metrics from any pod, nothing else."""
+    ports = [REPLICA_PORT] if context.pool.spec.gateway == "router" else [REPLICA_PORT, REPLICA_HTTP_PORT]
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(
         context,
         replica_name(context.name),
         Component.REPLICA,
-        [{"from": [routers], "ports": _tcp(REPLICA_PORT)}, {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)}],
+        [{"from": [routers], "ports": _tcp(*ports)}, {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)}],
     )
 
 
 def router_network_policy(context: RenderContext) -> Manifest:
-    """Allow the API from everywhere and the admin port from any pod, nothing else."""
+    """Allow the API from everywhere, the admin port and Envoy's metrics from any pod, nothing else."""
+    inside = [ADMIN_PORT] if context.pool.spec.gateway == "router" else [ADMIN_PORT, ENVOY_PORT]
     return _policy(
         context,
         router_name(context.name),
         Component.ROUTER,
-        [{"ports": _tcp(ROUTER_PORT)}, {"from": [ANY_POD], "ports": _tcp(ADMIN_PORT)}],
+        [{"ports": _tcp(ROUTER_PORT)}, {"from": [ANY_POD], "ports": _tcp(*inside)}],
     )
 
 
@@ -55,5 +59,5 @@ def _policy(context: RenderContext, name: str, component: Component, ingress: li
     return child(context, "networking.k8s.io/v1", "NetworkPolicy", name, component=component, spec=spec)
 
 
-def _tcp(port: int) -> list[dict[str, Any]]:
-    return [{"protocol": "TCP", "port": port}]
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"protocol": "TCP", "port": port} for port in ports]

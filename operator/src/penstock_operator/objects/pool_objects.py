@@ -13,6 +13,7 @@ from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.manifests.names import WANTED_ANNOTATION
 from penstock_operator.objects.config_maps import learned_config_map, replica_config_map, router_config_map
 from penstock_operator.objects.disruption_budgets import disruption_budgets
+from penstock_operator.objects.envoy_configuration import envoy_config_map
 from penstock_operator.objects.external_autoscalers import autoscalers
 from penstock_operator.objects.http_route import http_route
 from penstock_operator.objects.ingress import ingress
@@ -41,6 +42,7 @@ def desired(
         *tls_secrets(context),
         replica_config_map(context),
         router_config_map(context),
+        *envoy_config_map(context),
         replica_network_policy(context),
         router_network_policy(context),
         *disruption_budgets(context),

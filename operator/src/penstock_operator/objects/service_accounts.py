@@ -1,12 +1,24 @@
 """Service accounts, and the routers' permissions: watch replicas' endpoints, get Secrets with API keys."""
 
+from typing import Any
+
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.manifests.names import Component, replica_name, router_name
+from penstock_operator.manifests.names import ROOT_CA, Component, replica_name, router_name
 from penstock_operator.objects.api_keys import key_rules
+from penstock_operator.objects.containers import READABLE
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.render_context import RenderContext
 
+Json = dict[str, Any]
+
 RBAC = "rbac.authorization.k8s.io"
+TOKEN_MOUNT: Json = {
+    "name": "account",
+    "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+    "readOnly": True,
+}
+TOKEN_S = 3607
+"""Life of a token, as Kubernetes has it; the kubelet renews it."""
 
 
 def accounts(context: RenderContext) -> tuple[Manifest, ...]:
@@ -47,3 +59,14 @@ def _account(context: RenderContext, name: str, component: Component) -> Manifes
     return child(
         context, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False
     )
+
+
+def token_volume() -> Json:
+    """Return the volume that Kubernetes would mount into every container, to mount it into one only."""
+    namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_S}},
+        {"configMap": {"name": ROOT_CA, "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return {"name": TOKEN_MOUNT["name"], "projected": {"sources": sources, "defaultMode": READABLE}}

@@ -1,4 +1,4 @@
-"""ServiceMonitor: makes the Prometheus operator scrape routers and replicas."""
+"""ServiceMonitor: makes the Prometheus operator scrape routers, pickers, Envoys and replicas."""
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import POOL_LABEL
@@ -20,11 +20,13 @@ def service_monitor(context: RenderContext) -> tuple[Manifest, ...]:
     monitoring = context.pool.spec.monitoring
     if not monitoring.service_monitor:
         return ()
+    pages = {"admin": "/metrics", "metrics": "/metrics"}
+    if context.pool.spec.gateway == "envoy":
+        pages["envoy"] = "/stats/prometheus"
     spec = {
         "selector": {"matchLabels": {POOL_LABEL: context.name}},
         "endpoints": [
-            {"port": port, "path": "/metrics", "relabelings": [POOL_AS_LABEL]}
-            for port in ("admin", "metrics")
+            {"port": port, "path": path, "relabelings": [POOL_AS_LABEL]} for port, path in pages.items()
         ],
     }
     made = child(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import (
     ADMIN_PORT,
+    ENVOY_PORT,
     METRICS_PORT,
     REPLICA_PORT,
     ROUTER_PORT,
@@ -45,11 +46,21 @@ def router_service(context: RenderContext) -> Manifest:
 
 
 def admin_service(context: RenderContext) -> Manifest:
-    """Return the headless Service of the routers' admin ports, for Prometheus and `kubectl port-forward`."""
+    """Return the headless Service of the admin ports of routers or pickers, and of Envoys' metrics.
+
+    It is for Prometheus and `kubectl port-forward`.
+    """
+    ports = [
+        ("admin", ADMIN_PORT),
+        *([] if context.pool.spec.gateway == "router" else [("envoy", ENVOY_PORT)]),
+    ]
     spec = {
         "clusterIP": "None",
         "selector": selector(context.name, Component.ROUTER),
-        "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": ADMIN_PORT, "appProtocol": "http"}],
+        "ports": [
+            {"name": name, "port": number, "targetPort": number, "appProtocol": "http"}
+            for name, number in ports
+        ],
     }
     name = admin_service_name(context.name)
     return child(context, "v1", "Service", name, component=Component.ROUTER, spec=spec)

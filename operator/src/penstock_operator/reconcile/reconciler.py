@@ -96,7 +96,7 @@ class Reconciler:
             return HEALTHY_PERIOD_S
         planned, done, failed = await self._apply_desired_state(key, pool, document, memory.autoscaler)
         children = self.cache.children(key)
-        readings = await self.routers.ask(_pods(children, Component.ROUTER))
+        readings = await self._demand(pool, children)
         reconciled = ReconciledPool(pool, document, planned, children, readings)
         problems = await self._problems(key, reconciled, failed)
         autoscaling = _autoscaling_status(memory.autoscaler, reconciled) if scales(pool) else None
@@ -157,6 +157,12 @@ class Reconciler:
             return actions
         found = await asyncio.gather(*(self.api.get(ref) for ref in refs))
         return decide(wanted, [*there, *(one for one in found if one is not None)], owner)
+
+    async def _demand(self, pool: Pool, children: Sequence[Manifest]) -> Sequence[DemandReading]:
+        """Return what the pool's routers report. A picker does not see how requests end."""
+        if pool.spec.gateway != "router":
+            return ()
+        return await self.routers.ask(_pods(children, Component.ROUTER))
 
     async def _problems(
         self, key: PoolKey, reconciled: ReconciledPool, failed: Sequence[PoolProblem]

@@ -47,6 +47,7 @@ class Cause(StrEnum):
     ENGINE_NOT_READY = "EngineNotReady"  # the engine runs and fails its probes
     SIDECAR_CRASHING = "SidecarCrashing"
     ROUTER_CRASHING = "RouterCrashing"
+    GATEWAY_CRASHING = "GatewayCrashing"  # an Envoy or its picker
     EVICTED = "Evicted"  # the node evicted a pod
 
 
@@ -98,7 +99,11 @@ _NO_ROOM = (  # messages of torch, and of vLLM 0.32 when it allocates its KV cac
     "less than requested memory for kv",
     "less than desired GPU memory utilization",
 )
-_CRASHING = {"sidecar": Cause.SIDECAR_CRASHING, "router": Cause.ROUTER_CRASHING}
+_CRASHING = {
+    "sidecar": Cause.SIDECAR_CRASHING,
+    "router": Cause.ROUTER_CRASHING,
+    **dict.fromkeys(("endpoints", "envoy", "picker"), Cause.GATEWAY_CRASHING),
+}
 
 
 def diagnose(

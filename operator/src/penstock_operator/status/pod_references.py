@@ -13,7 +13,7 @@ from penstock_pool import Pool
 from penstock_pool.time_models import SUFFIX
 
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
-from penstock_operator.manifests.names import Component
+from penstock_operator.manifests.names import ROOT_CA, Component
 from penstock_operator.manifests.pods import component_of
 from penstock_operator.settings import PULL_SECRETS, REDIS_SECRET, OperatorSettings
 
@@ -65,7 +65,7 @@ def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "PersistentVolumeClaim", claim["claimName"]
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
         reference = source.get(field)
-        if reference is not None and not reference.get("optional"):
+        if reference is not None and not reference.get("optional") and reference.get("name") != ROOT_CA:
             yield kind, reference.get("secretName") or reference["name"]
 
 

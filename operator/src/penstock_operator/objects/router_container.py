@@ -1,0 +1,31 @@
+"""The router: takes clients' requests and carries their answers."""
+
+from typing import Any
+
+from penstock_operator.manifests.names import ROUTER_PORT
+from penstock_operator.objects.front_container import (
+    CERTIFICATE_FOLDER,
+    CERTIFICATE_MOUNT,
+    front_container,
+)
+from penstock_operator.objects.render_context import RenderContext
+from penstock_operator.objects.services import api_port
+
+Json = dict[str, Any]
+
+ROUTER = "router"
+
+
+def router(context: RenderContext) -> Json:
+    """Return the container. Its volumes belong to the pod."""
+    tls = context.pool.spec.router.tls is not None
+    certificate = [f"--tls-cert={CERTIFICATE_FOLDER}/tls.crt", f"--tls-key={CERTIFICATE_FOLDER}/tls.key"]
+    return front_container(
+        context,
+        ROUTER,
+        context.settings.router_image,
+        ["--host=0.0.0.0", f"--port={ROUTER_PORT}"],
+        ports=[{"name": api_port(context).name, "containerPort": ROUTER_PORT}],
+        mounts=[CERTIFICATE_MOUNT] if tls else [],
+        arguments=certificate if tls else [],
+    )
