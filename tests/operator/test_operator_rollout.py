@@ -44,6 +44,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("engine.timeModel", {"engine": {"timeModel": "llama-3-8b-h100"}}, BOTH),
     ("engine.kvCacheTokens", {"engine": {"kvCacheTokens": 100000}}, REPLICAS),
     ("engine.blockTokens", {"engine": {"blockTokens": 32}}, REPLICAS),
+    ("engine.prefixCaching", {"engine": {"prefixCaching": True}}, REPLICAS),
     ("engine.maxModelLen", {"engine": {"maxModelLen": 4096}}, BOTH),
     ("engine.speculation.maxTokens", {"engine": {"speculation": {"maxTokens": 2}}}, REPLICAS),
     ("engine.speculation.acceptance", {"engine": {"speculation": {"acceptance": 0.5}}}, REPLICAS),

@@ -38,6 +38,7 @@ REPLICA_READS: Reads = {
             "timeModel",
             "kvCacheTokens",
             "blockTokens",
+            "prefixCaching",
             "maxModelLen",
             "speculation",
             "connectTimeout",
