@@ -1,11 +1,11 @@
 """`make e2e`: from no cluster to a verdict, and nothing left behind.
 
-Reads top-down: each line of STORY is one step, told in its own file of `steps/`. Traffic runs through the
-ingress from `clients` on; after every step all requests that it touched have to have been answered in full,
-but for those that the step excused because their process was killed under them.
+Each line of STORY is one step, defined in its own file of `steps/`. Traffic runs through the ingress from
+`clients` on; after every step, every request sent during it must have been answered in full, except those
+that the step excuses because their process was killed.
 
-  KUBECONFIG=...   another cluster than the one of e2e/cluster; place.py says what it has to have
-  make e2e KEEP=1  leaves the cluster up, where a step failed or all is done
+  KUBECONFIG=...   another cluster than the one of e2e/cluster; place.py has its requirements   make e2e
+KEEP=1  keeps the cluster, whether a step failed or all have passed
 """
 
 import argparse
@@ -22,9 +22,9 @@ from story.steps import (
     evictions,
     first_pool,
     installation,
+    invalid_pools,
     kills,
     leaving,
-    misfits,
     refusals,
     releases,
     rolling,
@@ -37,8 +37,8 @@ STORY: Sequence[Step] = (
     Step(installation.ingress_controller),
     Step(installation.chart),
     Step(refusals.bad_specs),
-    Step(misfits.image_missing),
-    Step(misfits.gpus_missing),
+    Step(invalid_pools.image_missing),
+    Step(invalid_pools.gpus_missing),
     Step(first_pool.from_apply_to_ready),
     Step(clients.official_client),
     Step(clients.answers_stream_through_the_ingress),

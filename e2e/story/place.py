@@ -1,9 +1,9 @@
-"""Where the story happens: a cluster of its own, or the one of a kubeconfig.
+"""The cluster of the story: its own, or the one of a kubeconfig.
 
-Its own is made by e2e/cluster and taken down in the end: its node is told that it has GPUs, images are built
-here and loaded onto it, the ingress controller is Traefik. On it processes may be killed from outside.
+Its own is created by e2e/cluster and removed at the end: GPUs are added to its node's capacity, images are
+built here and loaded onto it, the ingress controller is Traefik. There, processes may be killed from outside.
 
-A given one ($KUBECONFIG) has to have: images at $PENSTOCK_E2E_REGISTRY/penstock/NAME:dev (operator, router,
+A given one ($KUBECONFIG) needs: images at $PENSTOCK_E2E_REGISTRY/penstock/NAME:dev (operator, router,
 sidecar, simulator), an ingress controller of the class $PENSTOCK_E2E_INGRESS_CLASS that answers at
 $PENSTOCK_E2E_URL, and four `nvidia.com/gpu`. Steps that kill processes of nodes are left out there.
 """

@@ -1,4 +1,4 @@
-"""Runs the steps in order, says how each went in a line, and keeps what tells why where one failed."""
+"""Runs the steps in order, prints one line for each, and keeps the evidence if one fails."""
 
 import json
 import shutil

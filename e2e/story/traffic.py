@@ -1,8 +1,8 @@
-"""Clients that never stop asking: the official `openai` client, streaming, at a steady rate.
+"""Continuous traffic: the official `openai` client, streaming, at a constant rate.
 
-Open loop, on a thread of its own: a request begins when its time has come, whatever became of those before.
-Nothing is tried again (`max_retries=0`), so that nothing is hidden. A request is lost if it was not refused
-in OpenAI's words (429) and its answer did not end with a reason to finish.
+Open loop, on a thread of its own: a request begins at its time, whatever became of earlier ones. Nothing is
+retried (`max_retries=0`), so that no loss is hidden. A request is lost if it was not rejected in OpenAI's
+format (429) and its answer did not end with a finish reason.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a bound: never for a time."""
+"""Waits for a condition, with a time limit."""
 
 from collections.abc import Callable
 from time import monotonic, sleep

@@ -1,4 +1,4 @@
-"""What every step is given: the cluster, its tools, the traffic, and where figures go."""
+"""The shared state of all steps: the cluster, its tools, the traffic, and the figures."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""The end-to-end story on real vLLM: what a pool promises, shown in the engine that keeps it."""
+"""The end-to-end story on real vLLM: the SLOs of a pool, checked in the engine."""

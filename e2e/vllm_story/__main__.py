@@ -1,7 +1,7 @@
 """`make e2e-vllm`: a pool on real vLLM, from its start to its end, beside vLLM's own scheduler.
 
-Reads top-down: each line of STORY is one step, told in its own file of `steps/`. vLLM runs on this machine's
-CPU with a small random model; how fast that is on this machine sets the targets that the pool then promises.
+Each line of STORY is one step, defined in its own file of `steps/`. vLLM runs on this machine's CPU with a
+small random model; its measured speed sets the pool's targets.
 """
 
 import argparse

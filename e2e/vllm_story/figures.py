@@ -1,4 +1,4 @@
-"""What processes say of themselves at `/metrics`, as numbers."""
+"""Reads numbers from the `/metrics` of processes."""
 
 import urllib.request
 from collections import Counter

@@ -1,8 +1,8 @@
-"""vLLM's own server, several at once: `plain_vllm.py PORT=FLAGS [PORT=FLAGS…] -- FLAGS OF ALL`.
+"""Runs vLLM's own server, several at once: `plain_vllm.py PORT=FLAGS [PORT=FLAGS…] -- FLAGS OF ALL`.
 
-Run with vLLM's Python. Importing vLLM takes longer than loading a small model, twice for each server, which
-starts its engine as a process that imports everything again. Here it is imported once, then each server is a
-fork, and so is its engine. Nothing else of it is changed. Ends when told to, with all its servers.
+Run with vLLM's Python. Importing vLLM takes longer than loading a small model, and each server does it twice,
+because it starts its engine as a process that imports everything again. Here it is imported once; each server
+is a fork, and so is its engine. Nothing else is changed. Ends on SIGTERM, with all its servers.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""The pools of the story, as files that `penstock` reads.
+"""The pools of the story, as pool files.
 
-Targets come from this machine's own pace, so that the same promises can be kept on any. `chat` and `summary`
-are those of bench/unmodified; `stream` is judged by its longest
-gap, and a request says itself how long; `document` wants its first token only.
+Targets follow from this machine's measured speed, so that any machine can meet them. `chat` and `summary` are
+those of bench/unmodified; `stream` is judged by its longest gap, with targets sent in the request; `document`
+has a TTFT target only.
 """
 
 from pathlib import Path

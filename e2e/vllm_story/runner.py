@@ -1,4 +1,4 @@
-"""Runs the steps in order; says of each, in a line, that it held and by what evidence."""
+"""Runs the steps in order, and prints the evidence of each in one line."""
 
 import json
 import shutil

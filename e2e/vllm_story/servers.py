@@ -1,6 +1,6 @@
 """Processes of the story: vLLM's own servers, `penstock up`, and routers of its replicas.
 
-Everything listens on loopback. What a process says goes into a file of the results' folder.
+Everything listens on loopback. The output of each process goes into a file of the results' folder.
 """
 
 import json

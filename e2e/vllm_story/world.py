@@ -1,4 +1,4 @@
-"""What every step is given, and what the steps before it have made."""
+"""The shared state of all steps."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""The steps of the story, a file for each idea. Each takes the world, does one thing to it, and looks."""
+"""The steps of the story. Each does one thing to the cluster and checks the result."""

@@ -1,4 +1,4 @@
-"""A pool of which nothing is asked has no replicas; the first request wakes one, and waits for it."""
+"""An idle pool scales to zero; the first request starts a replica, and waits for it."""
 
 from time import monotonic
 
@@ -13,7 +13,7 @@ TO_ZERO = {"minReplicas": 0, "maxReplicas": REPLICAS, "idleTimeout": "10s", "wak
 
 
 def to_zero_and_back(world: World) -> None:
-    """Left alone, the pool scales to nothing; one request wakes it, held until it is answered."""
+    """An idle pool scales to zero; one request wakes it and waits until it is answered."""
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"autoscaling": TO_ZERO}})
     until(lambda: not world.pod_names("replica"), "no replicas left")
     asked_s = monotonic()

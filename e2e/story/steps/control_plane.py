@@ -1,4 +1,4 @@
-"""The control plane goes and comes back. Requests do not depend on it, and no change is forgotten."""
+"""The control plane fails and recovers. Requests do not depend on it, and no change is lost."""
 
 from time import monotonic
 
@@ -12,7 +12,7 @@ OPERATOR = "app.kubernetes.io/component=operator"
 
 
 def operator(world: World) -> None:
-    """The operator is killed while a change is under way, which its successor ends."""
+    """The operator is killed during a change, which its successor completes."""
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS - 1}})
     world.tools.kubectl(
         "delete", "pod", "--namespace", SYSTEM, "--selector", OPERATOR, "--grace-period=0", "--force"

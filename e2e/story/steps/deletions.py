@@ -1,4 +1,4 @@
-"""Pods that are deleted finish what they have, and routers hear of it at once."""
+"""Deleted pods finish their requests, and routers notice immediately."""
 
 from statistics import median
 from time import monotonic
@@ -18,7 +18,7 @@ GONE = {None, "terminating", "draining"}
 
 
 def replicas(world: World) -> None:
-    """Every replica's pod is deleted twice, one after another; a router knows within a second."""
+    """Every replica's pod is deleted twice, one after another; routers notice within a second."""
     heard_s: list[float] = []
     for name in world.pod_names("replica") * 2:
         if world.place.own:
@@ -37,7 +37,7 @@ def replicas(world: World) -> None:
 
 
 def _until_heard_s(world: World, name: str) -> float:
-    """Seconds from the API server's word that a pod goes to a router that knows."""
+    """Return the seconds from a pod's deletion at the API server until a router notices."""
     address = world.pods("router")[0]["status"]["podIP"]
     with httpx2.Client(base_url=f"http://{world.place.forward(f'{address}:{ADMIN_PORT}')}") as router:
         assert _state(router, name) == "ready"

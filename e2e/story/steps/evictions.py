@@ -1,4 +1,4 @@
-"""Draining a node evicts its pods; the pool's disruption budget says how many at a time."""
+"""Draining a node evicts its pods; the pool's disruption budget limits how many at a time."""
 
 import json
 
@@ -7,7 +7,7 @@ from story.world import World
 
 
 def against_the_budget(world: World) -> None:
-    """One replica is evicted, a second one at once is refused, and all heals."""
+    """One replica is evicted, a second eviction at the same time is refused, and the pool recovers."""
     first, second, *_ = world.pod_names("replica")
     _evict(world, first)
     said = world.tools.refused(*_command(second), stdin=_eviction(second))

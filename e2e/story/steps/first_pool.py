@@ -1,4 +1,4 @@
-"""The first pool, and how long one takes from `kubectl apply` to Ready."""
+"""The first pool, and its time from `kubectl apply` to Ready."""
 
 from statistics import median
 from time import monotonic

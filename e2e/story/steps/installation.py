@@ -1,4 +1,4 @@
-"""From nothing to an operator that waits for pools."""
+"""From no cluster to an installed operator."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ GPUS = 8
 
 
 def cluster(world: World) -> None:
-    """A cluster comes up, its node with GPUs."""
+    """A cluster starts, with GPUs on its node."""
     world.tools_or_none = Tools(binaries(), world.place.up())
     if isinstance(world.place, OwnCluster):
         _pretend_gpus(world.tools)
@@ -27,7 +27,7 @@ def cluster(world: World) -> None:
 
 
 def _pretend_gpus(tools: Tools) -> None:
-    """What a device plug-in would say."""
+    """Patch the node's capacity, as a device plug-in would."""
     capacity = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(GPUS)}]
     tools.kubectl(
         "patch", "node", "node1", "--subresource=status", "--type=json", "--patch", json.dumps(capacity)
@@ -58,7 +58,7 @@ def images(world: World) -> None:
 
 
 def ingress_controller(world: World) -> None:
-    """Traefik takes what comes from outside."""
+    """Traefik routes requests from outside the cluster."""
     if world.place.own:
         world.tools.kubectl("apply", "--filename", Path(__file__).parents[2] / "cluster" / "traefik.yaml")
         world.tools.kubectl(
@@ -68,7 +68,7 @@ def ingress_controller(world: World) -> None:
 
 
 def chart(world: World) -> None:
-    """Helm installs Penstock, and its own test says that it works."""
+    """Helm installs Penstock, and the chart's test passes."""
     images = f"images.registry={world.place.registry},images.tag=dev"
     where = ["--namespace", SYSTEM]
     world.tools.helm(

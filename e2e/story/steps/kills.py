@@ -1,4 +1,8 @@
-"""kill -9 of one process of a pool. Only what it had in hand may be lost; all others are answered."""
+"""kill -9 of one process of a pool.
+
+Streams of a killed engine or sidecar move to another replica; a router's own requests end with it. A request
+of the killed process that is lost is counted as such; any other lost request fails the step.
+"""
 
 from time import time
 from typing import Any
@@ -9,17 +13,17 @@ from story.world import World
 
 
 def engine(world: World) -> None:
-    """An engine is killed; streams that had begun on it are lost, and no others."""
+    """An engine is killed; its streams move to another replica, and no others are lost."""
     _kill_in_a_replica(world, "engine")
 
 
 def sidecar(world: World) -> None:
-    """A sidecar is killed; streams that had begun on it are lost, and no others."""
+    """A sidecar is killed; its streams move to another replica, and no others are lost."""
     _kill_in_a_replica(world, "sidecar")
 
 
 def router(world: World) -> None:
-    """A router is killed; requests in its hands are lost, and none that came later."""
+    """A router is killed; its open requests are lost, and no later ones."""
     killed_s = _kill(world, world.pods("router")[0], "router")
     world.traffic.excuse(lambda asked: asked.began_s <= killed_s)
     world.settled(REPLICAS)
@@ -34,7 +38,7 @@ def _kill_in_a_replica(world: World, container: str) -> None:
 
 
 def _kill(world: World, pod: Any, container: str) -> float:
-    """And wait until Kubernetes has started it again. Returns when it was dead."""
+    """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
     name = pod["metadata"]["name"]
     before = _restarts(pod, container)
     world.node.kill(name, container, NAMESPACE)

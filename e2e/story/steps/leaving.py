@@ -1,4 +1,4 @@
-"""The end: what the operator costs when nothing happens, and that nothing stays behind."""
+"""The end: the cost of an idle operator, and removal without leftovers."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ CLUSTER_WIDE = "clusterroles,clusterrolebindings,customresourcedefinitions"
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a container had used at a moment, as its node's kubelet tells it."""
+    """Return a container's CPU and memory at a moment, as reported by the node's kubelet."""
 
     at_s: float
     cpu_s: float
@@ -26,7 +26,7 @@ class Used:
 
 
 def idle_operator(world: World) -> None:
-    """The operator idles beside a pool that needs nothing."""
+    """The operator is idle while its pool needs no action."""
     first = _used(world)
     last = until(
         lambda: used if (used := _used(world)).at_s >= first.at_s + IDLE_S else None,
@@ -50,19 +50,19 @@ def _used(world: World) -> Used:
 
 
 def deleted_pool(world: World) -> None:
-    """The pool is deleted, and all that it had goes with it."""
+    """The pool is deleted, and all of its objects with it."""
     world.tools.kubectl("delete", "pool", NAME, "--namespace", NAMESPACE, "--timeout=60s")
     until(lambda: nothing_of_the_pool(world), "nothing left of the pool")
 
 
 def nothing_of_the_pool(world: World) -> bool:
-    """Whether its namespace holds no object of it."""
+    """Return whether its namespace has no object of it."""
     selector = f"penstock.dev/pool={NAME}"
     return not world.tools.exists(OWNED, "--namespace", NAMESPACE, "--selector", selector)
 
 
 def uninstalled(world: World) -> None:
-    """The chart is uninstalled and the definition deleted, and nothing remains."""
+    """The chart is uninstalled and the CRD deleted, and nothing remains."""
     world.tools.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout=2m")
     world.tools.kubectl("delete", "crd", "servingpools.penstock.dev", "--timeout=60s")
     mine = f"app.kubernetes.io/instance={RELEASE}"

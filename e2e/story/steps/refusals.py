@@ -1,4 +1,4 @@
-"""What is wrong is refused when it is applied, with the name of the field."""
+"""Invalid specs are refused by `kubectl apply`, with the name of the field."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 def bad_specs(world: World) -> None:
-    """Bad specs are refused, each with the field's name."""
+    """Invalid specs are refused, each with the name of the field."""
     for change, named in BAD:
         pool = document(world.place.ingress_class, "bad", **change)
         command = ["apply", "--namespace", NAMESPACE, "--validate=strict", "--filename=-"]

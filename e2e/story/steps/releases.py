@@ -1,4 +1,4 @@
-"""The chart is upgraded and rolled back: the operator is another one, and pools never notice."""
+"""The chart is upgraded and rolled back: the operator is replaced, and pools are not affected."""
 
 from story.pool import NAMESPACE, REPLICAS
 from story.steps.installation import CHART, RELEASE, SYSTEM

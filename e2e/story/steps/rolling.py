@@ -1,4 +1,4 @@
-"""A change of what pods read rolls them, one at a time, and only those that read it."""
+"""A change rolls the pods that read it, one at a time, and no others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ KV_TOKENS = 20_000
 
 
 def engine(world: World) -> None:
-    """The engines roll to another memory, with never more than one replica away."""
+    """The engines roll to another KV cache size, with at most one replica unavailable."""
     routers = _uids(world, "router")
     _roll_replicas(world, {"engine": {"kvCacheTokens": KV_TOKENS}})
     assert _uids(world, "router") == routers, "the routers rolled too"
 
 
 def policy(world: World) -> None:
-    """The pool rolls to another policy, with never more than one replica away."""
+    """The pool rolls to another policy, with at most one replica unavailable."""
     _roll_replicas(world, {"scheduling": {"policy": "sarathi"}})
     assert world.pool()["status"]["policy"] == "sarathi"
 

@@ -1,4 +1,4 @@
-"""`kubectl scale`: more replicas take work when they can, fewer finish theirs first."""
+"""`kubectl scale`: new replicas serve when they are ready, removed ones first finish their requests."""
 
 from story.pool import NAME, NAMESPACE, REPLICAS
 from story.world import World

@@ -1,1 +1,1 @@
-"""The steps, one subject a file."""
+"""The steps, one subject per file."""

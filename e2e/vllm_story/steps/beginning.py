@@ -1,4 +1,4 @@
-"""From nothing to a pool that serves: vLLM's own servers, the machine's pace, a measured engine, a pool."""
+"""Start: vLLM's own servers, the machine's speed, a measured engine, a pool."""
 
 import asyncio
 import re

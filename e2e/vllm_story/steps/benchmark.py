@@ -1,9 +1,9 @@
-"""vLLM's own benchmark client, unmodified, against the router: what it measures is what that one says.
+"""vLLM's own benchmark client, unmodified, against the router: both must measure the same.
 
-Both take a request's TPOT as (last token − first token) / (tokens − 1), the router where its tier is judged
-by the mean. TTFT the client counts from before it connects, the router from when it has read the request. The
-router's own figures are exact twice: sums and counts of its histograms give means, and its log at level debug
-has a line for every request, which gives percentiles.
+Both compute a request's TPOT as (last token − first token) / (tokens − 1), the router if its tier is judged
+by the mean. The client counts TTFT from before it connects, the router from when it has read the request. The
+router has exact figures in two places: sums and counts of its histograms give means, and its log at level
+debug has a line for every request, which gives percentiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A client that goes away: the engine stops computing for it, and has its memory back."""
+"""A client that disconnects: the engine stops its request and frees its memory."""
 
 from contextlib import ExitStack
 from time import monotonic

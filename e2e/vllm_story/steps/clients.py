@@ -1,4 +1,4 @@
-"""The official `openai` client, as it comes, against the router."""
+"""The official `openai` client, unmodified, against the router."""
 
 import openai
 from openai.types.chat import ChatCompletionUserMessageParam

@@ -1,4 +1,4 @@
-"""Ctrl-C: the pool ends in order and leaves nothing."""
+"""Ctrl-C: the pool stops in order and leaves nothing behind."""
 
 from time import monotonic
 

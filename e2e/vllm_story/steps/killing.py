@@ -1,4 +1,4 @@
-"""kill -9 of an engine, under traffic: only answers that it had begun may be lost."""
+"""kill -9 of an engine under traffic: its streams move to the other replica, no other request is lost."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ BEFORE, AFTER = 12, 24
 
 
 def engine(world: World) -> str:
-    """kill -9 of an engine: requests not yet begun succeed elsewhere, and `up` starts it again"""
+    """kill -9 of an engine: its requests continue on the other replica, and `up` starts it again"""
     victim, other = world.replicas
     process = world.up.engine(victim)
     with Traffic(world.up.router.url, MODEL, LOAD * world.capacity_rps) as traffic:
@@ -35,9 +35,9 @@ def engine(world: World) -> str:
     assert not toll.lost, "\n".join(["requests were lost:", *map(str, toll.lost)])
     back_s = _back(world, process, killed_at_s)
     return (
-        f"of {toll.asked} requests {toll.excused} that {victim.name} had begun were lost and no others, "
-        f"{failovers:.0f} walked on to {other.name}; "
-        f"up said so, and had {victim.name} in service again after {back_s:.0f} s"
+        f"of {toll.asked} requests {toll.excused} of {victim.name} were lost and no others, "
+        f"{failovers:.0f} were sent to {other.name} instead; "
+        f"up logged it, and had {victim.name} in service again after {back_s:.0f} s"
     )
 
 

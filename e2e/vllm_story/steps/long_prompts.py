@@ -1,9 +1,9 @@
-"""A stream that wants every token soon, while long prompts arrive: Penstock's steps beside vLLM's own.
+"""A stream with a tight TPOT target while long prompts arrive: Penstock's steps beside vLLM's own.
 
-One engine, one stream, prompts of 3,000 tokens at two thirds of what it can compute. vLLM is measured at its
-default budget of tokens a step and at smaller ones; its best is the one with the shortest gaps. The pool is
-asked through a router that knows one replica, so that it has the same load on one engine. Everybody is
-measured in turn, several times, and the median counts: what else this machine does hits all alike.
+One engine, one stream, prompts of 3,000 tokens at two thirds of its prefill capacity. vLLM is measured at its
+default token budget and at smaller ones; its best is the one with the shortest gaps. The pool is reached
+through a router that knows one replica, so that it has the same load on one engine. All are measured in turn,
+several times, and the median counts, because other load on this machine affects all alike.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Round(NamedTuple):
 
 
 def gaps_of_a_stream(world: World) -> str:
-    """A stream keeps its pace while 3,000-token prompts arrive"""
+    """A stream meets its TPOT target while 3,000-token prompts arrive"""
     log = world.file("router-of-one.log")
     with router_of(world.replicas[:1], world.file("pool-best-effort.yaml"), log) as router:
         urls: dict[str, str] = {"penstock": router.url}

@@ -1,7 +1,7 @@
-"""More than two replicas can do: who is admitted, where, and what becomes of the others.
+"""More load than two replicas can serve: admission, hops, and the rest.
 
-The load is that of bench/unmodified: chats, and summaries of long texts, at random moments. Everybody counts,
-by the client's own clock; the router's counters have to say the same of each verdict.
+The load is that of bench/unmodified: chats, and summaries of long texts, at random times. All requests count,
+by the client's own clock; the router's counters have to agree on every verdict.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ no model knows when others use the same cores."""
 
 
 def walks_on_then_best_effort(world: World) -> str:
-    """Overload: who does not fit walks on, then is served without a promise"""
+    """Overload: a rejected request hops to the next replica, then is served best effort"""
     seen, counted, off = _under_load(world, world.up.router)
     best_effort = [one for one in seen if verdict(one) == "best-effort"]
     said = f"{_said(world, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
@@ -39,7 +39,7 @@ def walks_on_then_best_effort(world: World) -> str:
 
 
 def walks_on_then_429(world: World) -> str:
-    """Overload where the pool says reject: who fits nowhere is told when to come back"""
+    """Overload with `backup: reject`: a request rejected by all replicas is answered 429 with Retry-After"""
     with router_of(
         world.replicas, pools.roomy(world, backup="reject"), world.file("router-reject.log")
     ) as router:

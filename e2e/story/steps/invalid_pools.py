@@ -1,4 +1,4 @@
-"""Pools that are valid and cannot run say why, within half a minute, and heal when the cause has gone."""
+"""Valid pools that cannot run report why within half a minute, and recover when the cause is removed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ NO_SUCH_IMAGE = "localhost/penstock/nothing:dev"
 
 
 def image_missing(world: World) -> None:
-    """A pool whose engine's image is missing says so, and heals once it is named right."""
+    """A pool whose engine image is missing reports it, and recovers once the image is corrected."""
     pool = document(world.place.ingress_class, NAME, replicas=1)
     del pool["spec"]["ingress"]
     pool["spec"]["engine"]["image"] = NO_SUCH_IMAGE
@@ -23,7 +23,7 @@ def image_missing(world: World) -> None:
 
 
 def gpus_missing(world: World) -> None:
-    """A pool that asks for more GPUs than there are says so, and heals once it asks for fewer."""
+    """A pool that needs more GPUs than there are reports it, and recovers once it needs fewer."""
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"engine": {"resources": _gpus("100")}}})
     _says(world, "GpuMissing", "nvidia.com/gpu")
     _heals(world, {"engine": {"resources": _gpus("1")}})
@@ -35,7 +35,7 @@ def _gpus(number: str) -> Mapping[str, Any]:
 
 
 def _says(world: World, reason: str, named: str) -> None:
-    """The condition has the reason and names the thing, and an Event says the same."""
+    """Check that the condition has the reason and names the object, and that an Event reports the same."""
 
     def said() -> bool:
         degraded = _condition(world, "Degraded")
