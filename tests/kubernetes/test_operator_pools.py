@@ -198,3 +198,32 @@ def test_change_of_the_spec_reaches_the_pods(world: World) -> None:
     world.ready()
     generation = world.pool()["metadata"]["generation"]
     assert world.pool()["status"]["observedGeneration"] == generation
+
+
+def test_a_pool_changes_its_gateway_and_comes_back(world: World) -> None:
+    world.make("ServingPool", pool_document())
+    world.ready()
+    service = world.get("Service", "chat")
+    assert service is not None
+    world.change("ServingPool", "chat", {"spec": {"gateway": "envoy"}})
+    eventually(lambda: containers(world, "router") == {"endpoints", "envoy", "picker"})
+    eventually(lambda: all("--http-port=7002" in each for each in sidecar_arguments(world)))
+    world.until("Ready", "True")
+    now = world.get("Service", "chat")
+    assert now is not None
+    assert now["metadata"]["uid"] == service["metadata"]["uid"]
+    assert names(world, "ConfigMap") == {"chat-envoy", "chat-replica", "chat-router"}
+    world.change("ServingPool", "chat", {"spec": {"gateway": "router"}})
+    eventually(lambda: containers(world, "router") == {"router"})
+    eventually(lambda: all("--http-port=7002" not in each for each in sidecar_arguments(world)))
+    world.until("Ready", "True")
+    assert names(world, "ConfigMap") == MADE["ConfigMap"]
+
+
+def containers(world: World, component: str) -> set[str]:
+    specs = [pod["spec"] for pod in world.pods(component)]
+    return {each["name"] for spec in specs for each in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+def sidecar_arguments(world: World) -> list[list[str]]:
+    return [pod["spec"]["containers"][0]["args"] for pod in world.pods("replica")]

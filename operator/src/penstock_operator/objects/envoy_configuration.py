@@ -54,7 +54,7 @@ def envoy_settings(context: RenderContext) -> EnvoySettings:
 
 def envoy_config_map(context: RenderContext) -> tuple[Manifest, ...]:
     """Return the ConfigMap that Envoys read; none where there are none."""
-    if context.pool.spec.gateway != "envoy":
+    if context.gateway.front != "envoy":
         return ()
     data = {name: text.decode() for name, text in configuration_files(envoy_settings(context)).items()}
     return (

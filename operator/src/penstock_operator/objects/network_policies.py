@@ -29,7 +29,7 @@ ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 def replica_network_policy(context: RenderContext) -> Manifest:
     """Allow this pool's routers or Envoys, and metrics from any pod, nothing else."""
-    ports = [REPLICA_PORT] if context.pool.spec.gateway == "router" else [REPLICA_PORT, REPLICA_HTTP_PORT]
+    ports = [REPLICA_PORT, REPLICA_HTTP_PORT] if context.gateway.http else [REPLICA_PORT]
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(
         context,
@@ -41,7 +41,7 @@ def replica_network_policy(context: RenderContext) -> Manifest:
 
 def router_network_policy(context: RenderContext) -> Manifest:
     """Allow the API from everywhere, the admin port and Envoy's metrics from any pod, nothing else."""
-    inside = [ADMIN_PORT] if context.pool.spec.gateway == "router" else [ADMIN_PORT, ENVOY_PORT]
+    inside = [ADMIN_PORT] if context.gateway.front == "router" else [ADMIN_PORT, ENVOY_PORT]
     return _policy(
         context,
         router_name(context.name),

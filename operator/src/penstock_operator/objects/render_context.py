@@ -1,8 +1,10 @@
 """The values that a pool's objects are rendered from: the pool, its owner reference, settings, and facts."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock_pool import Pool
+from penstock_pool.gateway_spec import GatewayName
 
 from penstock_operator.manifests.manifest import PoolOwner
 from penstock_operator.settings import OperatorSettings
@@ -13,6 +15,16 @@ class UnsupportedPool(Exception):
     """A valid pool that this operator cannot run. The message is for its status: field, cause, remedy."""
 
 
+class GatewayNow(NamedTuple):
+    """Where a pool is on the way to its gateway.
+
+    front: what runs in front of the replicas. http: whether their sidecars take HTTP.
+    """
+
+    front: GatewayName
+    http: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RenderFacts:
     """Facts for rendering that are not in the pool.
@@ -20,11 +32,13 @@ class RenderFacts:
     replicas: number of replicas to run now: `spec.replicas`, or autoscaling's decision.
     credentials: keys and certificates to publish; None if and only if TLS is off.
     capacity_rps: learned capacity of a replica in requests per second; None: not learned, or not scaled here.
+    gateway: None: what the pool says; otherwise a stage on the way there.
     """
 
     replicas: int
     credentials: Credentials | None
     capacity_rps: float | None = None
+    gateway: GatewayNow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +54,9 @@ class RenderContext:
     def name(self) -> str:
         """Return the pool's name."""
         return self.owner.name
+
+    @property
+    def gateway(self) -> GatewayNow:
+        """Return what is in front of the replicas now."""
+        wanted = self.pool.spec.gateway
+        return self.facts.gateway or GatewayNow(wanted, wanted != "router")

@@ -59,7 +59,7 @@ def router_deployment(context: RenderContext) -> Manifest:
 
 def _containers(context: RenderContext) -> Json:
     """Return the containers and volumes of the pod, by the pool's gateway."""
-    if context.pool.spec.gateway == "router":
+    if context.gateway.front == "router":
         return {
             "automountServiceAccountToken": True,
             "containers": [router(context)],

@@ -21,7 +21,7 @@ def service_monitor(context: RenderContext) -> tuple[Manifest, ...]:
     if not monitoring.service_monitor:
         return ()
     pages = {"admin": "/metrics", "metrics": "/metrics"}
-    if context.pool.spec.gateway == "envoy":
+    if context.gateway.front == "envoy":
         pages["envoy"] = "/stats/prometheus"
     spec = {
         "selector": {"matchLabels": {POOL_LABEL: context.name}},

@@ -52,7 +52,7 @@ def admin_service(context: RenderContext) -> Manifest:
     """
     ports = [
         ("admin", ADMIN_PORT),
-        *([] if context.pool.spec.gateway == "router" else [("envoy", ENVOY_PORT)]),
+        *([] if context.gateway.front == "router" else [("envoy", ENVOY_PORT)]),
     ]
     spec = {
         "clusterIP": "None",

@@ -54,7 +54,7 @@ def sidecar(context: RenderContext) -> Json:
         ports=[
             {"name": "replica", "containerPort": REPLICA_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
-            *([{"name": "http", "containerPort": REPLICA_HTTP_PORT}] if _takes_http(context) else []),
+            *([{"name": "http", "containerPort": REPLICA_HTTP_PORT}] if context.gateway.http else []),
         ],
         startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(context)),
         livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
@@ -82,13 +82,8 @@ def _arguments(context: RenderContext) -> list[str]:
         f"--metrics-port={METRICS_PORT}",
         f"--drain-s={replica_drain_s(context.pool):g}",
         "--log-json",
-        *([f"--http-port={REPLICA_HTTP_PORT}"] if _takes_http(context) else []),
+        *([f"--http-port={REPLICA_HTTP_PORT}"] if context.gateway.http else []),
     ]
-
-
-def _takes_http(context: RenderContext) -> bool:
-    """Return whether requests come from a gateway. Routers have a protocol of their own."""
-    return context.pool.spec.gateway != "router"
 
 
 _TLS = [

@@ -13,6 +13,7 @@ from penstock_operator.autoscaling.autoscaler import replicas_now
 from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
 from penstock_operator.objects.render_context import RenderFacts, UnsupportedPool
+from penstock_operator.reconcile.gateway_change import gateway_now
 from penstock_operator.reconcile.ingress_hosts import host_of, older_claimant
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.diagnosis import Cause, PoolProblem
@@ -21,11 +22,16 @@ from penstock_operator.tls.credentials import Credentials
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The desired state. wanted: the objects; None if they are left unchanged, for a reason in `problems`."""
+    """The desired state.
+
+    wanted: the objects; None if they are left unchanged, for a reason in `problems`.
+    gateway_pending: whether another gateway than the pool's still runs.
+    """
 
     wanted: tuple[Manifest, ...] | None
     problems: tuple[PoolProblem, ...]
     replicas: int
+    gateway_pending: bool = False
 
 
 def read(document: Manifest) -> Pool | PoolProblem:
@@ -50,11 +56,13 @@ def desired_state(
     settings: OperatorSettings,
     credentials: Credentials | None,
     *,
+    observed: Iterable[Manifest] = (),
     capacity_rps: float | None = None,
 ) -> DesiredState:
     """Return the desired state of a valid pool.
 
-    document: the pool as the API server has it; others: all other pools; capacity_rps: as in `RenderFacts`.
+    document: the pool as the API server has it; others: all other pools; observed: the pool's objects;
+    capacity_rps: as in `RenderFacts`.
     """
     status: Mapping[str, Any] = document.get("status", {})
     replicas = replicas_now(pool, status)
@@ -62,11 +70,13 @@ def desired_state(
     if (older := older_claimant(document, others)) is not None:
         problems = (_host_taken(document, older),)
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
+    gateway = gateway_now(pool.spec.gateway, observed)
+    facts = RenderFacts(replicas, credentials, capacity_rps, gateway)
     try:
-        wanted = desired(pool, owner_of(document), settings, RenderFacts(replicas, credentials, capacity_rps))
+        wanted = desired(pool, owner_of(document), settings, facts)
     except UnsupportedPool as unfit:
         return DesiredState(None, (*problems, PoolProblem(Cause.CANNOT_RUN, str(unfit))), replicas)
-    return DesiredState(wanted, problems, replicas)
+    return DesiredState(wanted, problems, replicas, gateway.front != pool.spec.gateway)
 
 
 def _host_taken(document: Manifest, older: Manifest) -> PoolProblem:

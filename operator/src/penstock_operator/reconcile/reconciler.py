@@ -134,7 +134,9 @@ class Reconciler:
         capacity_rps = (
             autoscaler.capacity_rps(learned_capacity_rps(key.name, there)) if scales(pool) else None
         )
-        planned = desired_state(pool, document, others, self.settings, credentials, capacity_rps=capacity_rps)
+        planned = desired_state(
+            pool, document, others, self.settings, credentials, observed=there, capacity_rps=capacity_rps
+        )
         if planned.wanted is None:
             return planned, (), ()
         actions = await self._decide(planned.wanted, there, owner)
@@ -235,6 +237,7 @@ def _view(
         routers_wanted=pool.spec.router.replicas,
         children=reconciled.children,
         problems=problems,
+        gateway_pending=reconciled.planned.gateway_pending,
         starts_on_request=spec is not None and spec.by != "hpa",
         scaled_by_others=spec is not None and spec.by != "penstock",
         attainment=counts_of(reconciled.readings) if reconciled.readings else None,

@@ -51,6 +51,7 @@ class ConditionReason(StrEnum):
 class View:
     """Inputs of a status.
 
+    gateway_pending: whether another gateway than the pool's still runs.
     starts_on_request: whether a pool without replicas starts one at the first request.
     attainment: None if no router answered; the status then keeps the last values.
     autoscaling: the new `status.autoscaling`.
@@ -63,6 +64,7 @@ class View:
     routers_wanted: int
     children: Sequence[Manifest]
     problems: Sequence[PoolProblem] = ()
+    gateway_pending: bool = False
     starts_on_request: bool = False
     scaled_by_others: bool = False
     attainment: Mapping[str, TierCounts] | None = None
@@ -142,7 +144,7 @@ def _conditions(view: View, replicas: Pods, routers: Pods) -> list[ConditionValu
         _available(view, replicas, routers),
         _component_ready("ReplicasReady", "replica", replicas),
         _component_ready("RouterReady", "router", routers),
-        _progressing(replicas, routers),
+        _progressing(view, replicas, routers),
         _degraded(view.problems),
     ]
     if view.scaled_by_others:
@@ -161,7 +163,7 @@ def _ready(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
     for pods in (replicas, routers):
         if not pods.all_ready:
             return ("Ready", False, _why(pods), _with(counts, pods.problem))
-    _, progressing, reason, message = _progressing(replicas, routers)
+    _, progressing, reason, message = _progressing(view, replicas, routers)
     if progressing:
         return ("Ready", False, reason, message)
     if (pending := pending_route(view.children)) is not None:
@@ -196,7 +198,7 @@ def _component_ready(type_: str, word: str, pods: Pods) -> ConditionValues:
     return (type_, False, _why(pods), _with(counts, pods.problem))
 
 
-def _progressing(replicas: Pods, routers: Pods) -> ConditionValues:
+def _progressing(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
     for word, pods in (("replica", replicas), ("router", routers)):
         if pods.settled and pods.there != pods.wanted:
             return (
@@ -210,6 +212,8 @@ def _progressing(replicas: Pods, routers: Pods) -> ConditionValues:
             return ("Progressing", True, ConditionReason.ROLLING_OUT, message)
         if pods.ready < pods.wanted:
             return ("Progressing", True, ConditionReason.STARTING, f"{_count(pods, word)} ready")
+    if view.gateway_pending:
+        return ("Progressing", True, ConditionReason.ROLLING_OUT, "the gateway changes after the replicas")
     return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
 
 

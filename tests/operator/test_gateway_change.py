@@ -1,0 +1,69 @@
+"""The order in which a running pool changes its gateway, stage by stage."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from penstock_operator.manifests.manifest import Manifest, PoolOwner
+from penstock_operator.objects.pool_objects import desired
+from penstock_operator.objects.render_context import GatewayNow, RenderFacts
+from penstock_operator.reconcile.gateway_change import gateway_now
+from penstock_operator.settings import OperatorSettings
+from penstock_pool import Pool
+
+Workloads = Callable[..., list[Manifest]]
+ROUTERS, OPENED = GatewayNow("router", False), GatewayNow("router", True)
+ENVOYS = GatewayNow("envoy", True)
+
+
+@pytest.fixture
+def workloads(make_pool: Callable[..., Pool], owner: PoolOwner, settings: OperatorSettings) -> Workloads:
+    """The StatefulSet and the Deployment of a stage. old: pods of each that are of an older template."""
+
+    def observed(stage: GatewayNow, old_replicas: int = 0, old_fronts: int = 0) -> list[Manifest]:
+        facts = RenderFacts(3, None, gateway=stage)
+        made = desired(make_pool(), owner, replace(settings, tls=False), facts)
+        old = {"StatefulSet": old_replicas, "Deployment": old_fronts}
+        return [with_status(each, old[each["kind"]]) for each in made if each["kind"] in old]
+
+    return observed
+
+
+def with_status(workload: Manifest, old: int, **status: Any) -> Manifest:
+    told = {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 3 - old, **status}
+    return {**workload, "metadata": {**workload["metadata"], "generation": 2}, "status": told}
+
+
+@pytest.mark.parametrize(("wanted", "stage"), [("router", ROUTERS), ("envoy", ENVOYS)])
+def test_a_new_pool_begins_with_the_gateway_that_it_wants(wanted: Any, stage: GatewayNow) -> None:
+    assert gateway_now(wanted, ()) == stage
+
+
+@pytest.mark.parametrize("stage", [ROUTERS, ENVOYS])
+def test_a_pool_stays_with_its_gateway_whatever_rolls(workloads: Workloads, stage: GatewayNow) -> None:
+    assert gateway_now(stage.front, workloads(stage)) == stage
+    assert gateway_now(stage.front, workloads(stage, old_replicas=1, old_fronts=1)) == stage
+
+
+def test_envoys_come_after_all_replicas_take_http(workloads: Workloads) -> None:
+    assert gateway_now("envoy", workloads(ROUTERS)) == OPENED
+    assert gateway_now("envoy", workloads(OPENED, old_replicas=1)) == OPENED
+    assert gateway_now("envoy", workloads(OPENED)) == ENVOYS
+
+
+def test_replicas_close_their_port_after_the_last_envoy_is_gone(workloads: Workloads) -> None:
+    assert gateway_now("router", workloads(ENVOYS)) == OPENED
+    assert gateway_now("router", workloads(OPENED, old_fronts=1)) == OPENED
+    assert gateway_now("router", workloads(OPENED)) == ROUTERS
+
+
+def test_a_status_of_an_older_generation_does_not_count(workloads: Workloads) -> None:
+    replicas, fronts = workloads(OPENED)
+    assert gateway_now("envoy", [with_status(replicas, 0, observedGeneration=1), fronts]) == OPENED
+    assert gateway_now("router", [replicas, with_status(fronts, 0, observedGeneration=1)]) == OPENED
+
+
+def test_a_pool_that_is_asleep_changes_at_once(workloads: Workloads) -> None:
+    replicas, fronts = workloads(OPENED)
+    assert gateway_now("envoy", [with_status(replicas, 0, replicas=0, updatedReplicas=0), fronts]) == ENVOYS
