@@ -64,7 +64,7 @@ class Part(NamedTuple):
 def _only(cost: price.Cost) -> Callable[..., bool]:
     """The price by this cost alone."""
     affordable = price.affordable
-    return lambda admitted, asked, *rest: asked is not cost or affordable(admitted, asked, *rest)
+    return lambda admitted, requested, *rest: requested is not cost or affordable(admitted, requested, *rest)
 
 
 def _speculating(view: ReplicaView, jobs: Sequence[Job], rejected: int) -> list[BatchingRule]:
@@ -79,7 +79,7 @@ def _in_both(modules: Sequence[Any], name: str, instead: Any) -> list[Part]:
 
 PARTS: Mapping[str, Sequence[Part]] = {
     "dynamic program (greedy instead)": _in_both(
-        (admission, promotion), "propose", lambda *asked, **more: []
+        (admission, promotion), "propose", lambda *requested, **more: []
     ),
     "candidates tried beside its set": [Part(admission, "MOST_TRIED", 0)],
     "longer batches": [Part(batch_plan, "LENGTHS", (1.0,))],
@@ -92,7 +92,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
     "decodes that wait": [Part(batch_plan, "_may_wait", lambda view, jobs: False)],
     "price of memory": [Part(price, "affordable", _only(price.work))],
     "price of time": [Part(price, "affordable", _only(price.memory))],
-    "both prices": [Part(price, "affordable", lambda *asked: True)],
+    "both prices": [Part(price, "affordable", lambda *requested: True)],
     "prices from the first request": [Part(price, "FEW_REQUESTS", 1)],
     "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
     "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],

@@ -154,8 +154,8 @@ def profile(random: Random) -> dict[bool, Gaussian]:
     """Gaussians of answer lengths, of code and of chat, after 200 that have finished."""
     kinds = {True: Gaussian(), False: Gaussian()}
     for _ in range(200):
-        asked = code_or_chat(random)
-        kinds[asked.e2e_s < inf] = kinds[asked.e2e_s < inf].observe(asked.decode_tokens)
+        requested = code_or_chat(random)
+        kinds[requested.e2e_s < inf] = kinds[requested.e2e_s < inf].observe(requested.decode_tokens)
     return kinds
 
 

@@ -145,11 +145,11 @@ def main() -> None:
     parser.add_argument("--relief", type=names, default=list(RELIEFS), help="comma separated (default all)")
     parser.add_argument("--predicted", action="store_true", help="slos-serve predicts lengths and measures")
     options = parser.parse_args()
-    asked = [(bound_share, BOUND_WITHIN), (predicted if options.predicted else foreknown, OURS_WITHIN)]
+    requested = [(bound_share, BOUND_WITHIN), (predicted if options.predicted else foreknown, OURS_WITHIN)]
     with ProcessPoolExecutor() as pool:
         rows = [(here, relief) for here in options.scenarios for relief in options.relief]
         searches = [
-            [pool.submit(capacity_rps, share, within, here, RELIEFS[relief]) for share, within in asked]
+            [pool.submit(capacity_rps, share, within, here, RELIEFS[relief]) for share, within in requested]
             for here, relief in rows
         ]
         print(f"{'scenario':<12}{'relief':<20}{'bound req/s':>12}{'slos-serve':>12}{'share':>8}", flush=True)

@@ -105,10 +105,10 @@ def with_distserve(found: Sequence[Versus]) -> str:
 
 def still_open(rows: Rows) -> Lines:
     """Return a line where rivals were not searched yet: then the lead can only shrink."""
-    asked = [question for name in LEADING for question in PARTS[name].questions()]
-    missing = sum(rows.answer(question) is None for question in asked)
+    requested = [question for name in LEADING for question in PARTS[name].questions()]
+    missing = sum(rows.answer(question) is None for question in requested)
     return [
-        f"- {missing} of these {len(asked)} searches are still to be made: "
+        f"- {missing} of these {len(requested)} searches are still to be made: "
         "until then the first three are upper bounds"
     ] * bool(missing)
 

@@ -54,14 +54,14 @@ def page_of(parts: Mapping[str, Part], rows: Rows) -> str:
 
 def section(part: Part, rows: Rows) -> str:
     """Return one table: ratios first where the part has them, then every row, then what is missing."""
-    asked = part.questions()
-    answers = [answer for question in asked if (answer := rows.answer(question))]
+    requested = part.questions()
+    answers = [answer for question in requested if (answer := rows.answer(question))]
     lines = [f"## {part.title}\n"]
     if part.versus_best:
         lines += [*in_markdown(versus(part, rows)), ""]
     if answers:
         lines.append(f"```\n{printed(answers, part.conditions)}\n```\n")
-    if missing := [question for question in asked if rows.answer(question) is None]:
+    if missing := [question for question in requested if rows.answer(question) is None]:
         lines.append(f"Not searched yet: {in_words(missing)}.\n")
     return "\n".join(lines)
 

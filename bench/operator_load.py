@@ -228,14 +228,14 @@ def count(api: httpx2.Client, type_: str, status: str) -> int:
     """Pools of which a condition is so."""
     return sum(
         (condition["type"], condition["status"]) == (type_, status)
-        for told in statuses(api)
-        for condition in told.get("conditions", ())
+        for reported in statuses(api)
+        for condition in reported.get("conditions", ())
     )
 
 
 def policies(api: httpx2.Client) -> set[str]:
     """What pools say that they run."""
-    return {told.get("policy", "") for told in statuses(api)}
+    return {reported.get("policy", "") for reported in statuses(api)}
 
 
 def until(holds: Any) -> None:

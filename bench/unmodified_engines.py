@@ -64,14 +64,14 @@ def main() -> None:
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the start"
     head = f"# Unmodified engines, {datetime.now(UTC):%Y-%m-%d}\n\n{machine}.\n"
     print(head, flush=True)
-    told = [head]
+    reported = [head]
     with tempfile.TemporaryDirectory(prefix="penstock-unmodified-") as name:
         model = servers.make_model(Path(name))
         for engine in options.engines.split(","):
-            told.append(measured(servers.ENGINES[engine], model, options))
-            print(told[-1], flush=True)
+            reported.append(measured(servers.ENGINES[engine], model, options))
+            print(reported[-1], flush=True)
     if options.out:
-        options.out.write_text("\n".join(told))
+        options.out.write_text("\n".join(reported))
 
 
 def parsed() -> argparse.Namespace:

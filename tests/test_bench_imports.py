@@ -30,10 +30,10 @@ print(json.dumps(failed))
 
 def test_every_script_of_bench_can_be_imported() -> None:
     files = sorted((ROOT / "bench").rglob("*.py"))
-    asked = json.dumps([(str(file), str(file.parent)) for file in files])
+    requested = json.dumps([(str(file), str(file.parent)) for file in files])
     path = ":".join(str(ROOT / folder) for folder in ON_PATH)
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, asked],
+        [sys.executable, "-c", IMPORT_ALL, requested],
         cwd=ROOT,
         check=True,
         capture_output=True,

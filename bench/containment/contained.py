@@ -34,16 +34,16 @@ def measured(folder: Path, seed: int) -> list[Row]:
 
 async def whole_answers(pool: LivePool) -> Row:
     """Twenty answers that take longer than their TTFT, none streamed."""
-    asked = {"prompt": "hello", "max_tokens": ANSWER_TOKENS, "extra_body": {"ignore_eos": True}}
+    requested = {"prompt": "hello", "max_tokens": ANSWER_TOKENS, "extra_body": {"ignore_eos": True}}
     async with pool.async_client() as client:
-        calls = [client.completions.create(model=MODEL, **asked) for _ in range(ANSWERS)]  # type: ignore[call-overload]
+        calls = [client.completions.create(model=MODEL, **requested) for _ in range(ANSWERS)]  # type: ignore[call-overload]
         await asyncio.gather(*calls)
     kept, judged = (pool.router_value(f"penstock_router_slo_{word}_total") for word in ("met", "judged"))
-    said = f"{kept:.0f} of {judged:.0f}"
+    output = f"{kept:.0f} of {judged:.0f}"
     return row(
         f"unstreamed answers on an idle pool that kept their SLO, of {ANSWERS}",
         f"{ANSWERS}",
-        said,
+        output,
         kept == judged == ANSWERS,
     )
 

@@ -77,11 +77,11 @@ def _cost(seen: Mapping[str, Seen], field: str, parts: tuple[str, ...] = ("route
 
 
 def _row(what: str, cost: Cost) -> Row:
-    said = (
+    output = (
         f"{cost.ratio:.3f} ({min(cost.ratios):.3f} to {max(cost.ratios):.3f} in {len(cost.ratios)} rounds; "
         f"{median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
     )
-    return row(f"CPU per {what}, as a ratio", f"≤ {GOAL}", said, cost.ratio <= GOAL)
+    return row(f"CPU per {what}, as a ratio", f"≤ {GOAL}", output, cost.ratio <= GOAL)
 
 
 def _parts(seen: Mapping[str, Seen]) -> list[Row]:
@@ -90,6 +90,6 @@ def _parts(seen: Mapping[str, Seen]) -> list[Row]:
     for what, field in KINDS.items():
         for part in ("router", "sidecar"):
             cost = _cost(seen, field, (part,))
-            said = f"{cost.ratio:.3f} ({median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
-            rows.append(row(f"of it the {part}, {what}", "", said, None))
+            output = f"{cost.ratio:.3f} ({median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
+            rows.append(row(f"of it the {part}, {what}", "", output, None))
     return rows

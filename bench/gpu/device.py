@@ -8,7 +8,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format
 def gpus() -> list[str]:
     """Name, memory and driver of each; none where there is no driver or it finds none."""
     try:
-        told = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True)
+        reported = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [" ".join(line.split()) for line in told.stdout.splitlines() if line.strip()]
+    return [" ".join(line.split()) for line in reported.stdout.splitlines() if line.strip()]

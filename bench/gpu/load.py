@@ -69,9 +69,9 @@ def write_trace(path: Path, asked: list[Arrival]) -> None:
 
 def replay(penstock: Path, folder: Path, url: str, seed: int, timeout_s: float) -> Report:
     """Send the folder's trace to a server, judged by the folder's pool file. Raises CalledProcessError."""
-    told = folder / "replay.json"
+    reported = folder / "replay.json"
     command = [penstock, "replay", "--trace", folder / "trace.csv", "--url", url, "-f", folder / "pool.yaml"]
-    command += ["--seed", str(seed), "--timeout", f"{timeout_s:g}", "--json", told]
+    command += ["--seed", str(seed), "--timeout", f"{timeout_s:g}", "--json", reported]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    report: Report = json.loads(told.read_text())
+    report: Report = json.loads(reported.read_text())
     return report

@@ -74,10 +74,10 @@ def as_page(head: str, tiers: Mapping[str, Tier], found: Sequence[Found]) -> str
 
 
 def _slo(tier: Tier) -> str:
-    told = slo_document(tier.slo)
-    ttft = told.get("ttft")
+    reported = slo_document(tier.slo)
+    ttft = reported.get("ttft")
     first = f"{ttft['slowdown']:g} times an idle engine's" if isinstance(ttft, dict) else str(ttft)
-    return f"first token {first}, pace {told.get('tpot', 'any')}"
+    return f"first token {first}, pace {reported.get('tpot', 'any')}"
 
 
 def as_json(conditions: Mapping[str, object], found: Sequence[Found]) -> dict[str, Any]:

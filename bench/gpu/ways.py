@@ -84,8 +84,8 @@ def pool_document(target: Target, way: Way, tiers: Mapping[str, Tier], time_mode
 def slo_document(slo: Slo) -> dict[str, Any]:
     """Targets as a pool file has them."""
     ttft = {"slowdown": slo.ttft_slowdown} if slo.ttft_slowdown else milliseconds(slo.ttft_s)
-    told = {"ttft": ttft, "tpot": milliseconds(slo.tpot_s), "answerTpot": milliseconds(slo.answer_tpot_s)}
-    return {name: value for name, value in told.items() if value is not None} | {"judge": slo.judge.value}
+    reported = {"ttft": ttft, "tpot": milliseconds(slo.tpot_s), "answerTpot": milliseconds(slo.answer_tpot_s)}
+    return {name: value for name, value in reported.items() if value is not None} | {"judge": slo.judge.value}
 
 
 def milliseconds(seconds: float | None) -> str | None:

@@ -26,9 +26,9 @@ def of_package(root: Path, package: str, exclude: Sequence[str] = ()) -> list[Mu
 def changed_lines(root: Path, since: str) -> Mapping[str, set[int]]:
     """Path -> lines of the working tree that are not as they were at this revision."""
     command = ["git", "diff", "--unified=0", "--no-color", "--no-ext-diff", since, "--", "*/src/*.py"]
-    told = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    reported = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     changed: dict[str, set[int]] = {}
-    for line in told.splitlines():
+    for line in reported.splitlines():
         if line.startswith("+++ b/"):
             lines = changed.setdefault(line.removeprefix("+++ b/"), set())
         elif found := HUNK.match(line):

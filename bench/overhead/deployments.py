@@ -112,10 +112,10 @@ def ways(folder: Path, step_ms: float, *, peer: bool) -> Iterator[dict[str, Way]
         try:
             yield running
         except BadAnswer as error:
-            said = [
+            output = [
                 f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in folder.glob("*.log")
             ]
-            raise SystemExit("\n".join([*said, f"a request failed: {error}"])) from None
+            raise SystemExit("\n".join([*output, f"a request failed: {error}"])) from None
 
 
 def _direct(machine: Machine, step_ms: float) -> Way:

@@ -39,9 +39,9 @@ async def _sampled(pid: int, window_s: float, out: Path) -> list[str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await sampler.communicate()
+    output, _ = await sampler.communicate()
     if sampler.returncode != 0:
-        raise SystemExit(f"py-spy: {said.decode(errors='replace')}")
+        raise SystemExit(f"py-spy: {output.decode(errors='replace')}")
     return largest_costs(await asyncio.to_thread(out.read_text))
 
 

@@ -189,8 +189,8 @@ def until_healthy(url: str, process: "subprocess.Popen[bytes]", log: Path) -> No
 def completed(url: str) -> int:
     """Tokens of an answer."""
     body = {"model": "tiny", "prompt": "a penstock", "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
-    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as reply:
+    requested = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(requested, timeout=120) as reply:
         return int(json.load(reply)["usage"]["completion_tokens"])
 
 

@@ -90,7 +90,7 @@ def _keep_logs(tools: Tools, folder: Path, pod: Any, container: str) -> None:
 
 def _keep(tools: Tools, path: Path, *arguments: str) -> None:
     try:
-        said = tools.kubectl(*arguments)
+        output = tools.kubectl(*arguments)
     except CommandFailed as failed:
-        said = f"{failed}\n"
-    path.write_text(said)
+        output = f"{failed}\n"
+    path.write_text(output)

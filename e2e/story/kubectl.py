@@ -33,10 +33,10 @@ class Tools:
     def refused(self, *arguments: object, stdin: str = "") -> str:
         """What kubectl says where it has to fail."""
         try:
-            said = self.kubectl(*arguments, stdin=stdin)
+            output = self.kubectl(*arguments, stdin=stdin)
         except CommandFailed as failed:
             return str(failed)
-        raise AssertionError(f"kubectl {' '.join(map(str, arguments))} was not refused: {said}")
+        raise AssertionError(f"kubectl {' '.join(map(str, arguments))} was not refused: {output}")
 
     def get(self, *arguments: object) -> Any:
         """An object or a list of them. Raises CommandFailed."""

@@ -44,7 +44,7 @@ class Lost(AssertionError):
     """Requests were lost that had not to be."""
 
     def __init__(self, toll: Toll) -> None:
-        lines = [f"  {asked}" for asked in toll.lost]
+        lines = [f"  {requested}" for requested in toll.lost]
         super().__init__("\n".join([f"{len(toll.lost)} of {toll.asked} requests were lost:", *lines]))
 
 
@@ -127,9 +127,9 @@ def _record(world: World, step: Step, seconds: float, toll: Toll) -> None:
             "refused": toll.refused,
         }
     world.figures.setdefault("steps", []).append(line)
-    said = f", {toll.asked} requests, {len(toll.lost)} lost" if step.traffic else ""
-    said += f", {toll.excused} killed with their process" if toll.excused else ""
-    print(f"{step.title}: {seconds:.0f} s{said}", flush=True)
+    output = f", {toll.asked} requests, {len(toll.lost)} lost" if step.traffic else ""
+    output += f", {toll.excused} killed with their process" if toll.excused else ""
+    print(f"{step.title}: {seconds:.0f} s{output}", flush=True)
 
 
 def _failed(world: World, step: Step, error: BaseException) -> None:

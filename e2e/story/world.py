@@ -78,9 +78,9 @@ def settled(pool: Any, replicas: int) -> bool:
     status = pool.get("status", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
     seen = pool["metadata"]["generation"]
-    said = {name: conditions.get(name, {}).get("status") for name in ("Ready", "Progressing", "Degraded")}
+    output = {name: conditions.get(name, {}).get("status") for name in ("Ready", "Progressing", "Degraded")}
     return (
         status.get("observedGeneration") == seen
-        and said == {"Ready": "True", "Progressing": "False", "Degraded": "False"}
+        and output == {"Ready": "True", "Progressing": "False", "Degraded": "False"}
         and status.get("replicas") == status.get("readyReplicas") == status.get("updatedReplicas") == replicas
     )

@@ -81,14 +81,14 @@ def test_a_row_is_on_the_disk_as_soon_as_it_is_found(rows: Rows, tmp_path: Path)
 
 
 def test_a_row_of_other_code_is_searched_again(rows: Rows, tmp_path: Path) -> None:
-    asked = Question("chatbot", "vllm", ONE_SAMPLE)
-    assert rows.current(asked)
+    requested = Question("chatbot", "vllm", ONE_SAMPLE)
+    assert rows.current(requested)
     assert not rows.current(Question("coder", "vllm", ONE_SAMPLE))
     path = tmp_path / "capacity.json"
     path.write_text(path.read_text().replace('"code": "', '"code": "other'))
     again = Rows(path)
-    assert again.answer(asked) is not None
-    assert not again.current(asked)
+    assert again.answer(requested) is not None
+    assert not again.current(requested)
 
 
 def test_the_committed_page_is_the_committed_tables() -> None:

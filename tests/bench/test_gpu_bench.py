@@ -25,12 +25,12 @@ TARGET = Target(VllmEngine(Path("python"), "m"), "served", ("--enforce-eager",),
 
 def tried(capacity_rps: float, guess_rps: float, bar_rps: float = 0.0) -> dict[float, bool]:
     """What a search tries where every rate up to the capacity attains."""
-    asked, seen = rates(guess_rps, bar_rps), dict[float, bool]()
-    rate_rps = next(asked)
+    requested, seen = rates(guess_rps, bar_rps), dict[float, bool]()
+    rate_rps = next(requested)
     try:
         while True:
             seen[rate_rps] = rate_rps <= capacity_rps
-            rate_rps = asked.send(seen[rate_rps])
+            rate_rps = requested.send(seen[rate_rps])
     except StopIteration:
         return seen
 
@@ -61,10 +61,10 @@ def test_a_lucky_rate_above_one_that_failed_counts_for_nothing() -> None:
 
 
 def test_requests_come_at_their_rate_and_no_longer_than_a_trial() -> None:
-    asked = requests(SCENARIOS["coder"], 30.0, LOAD)
-    assert asked[-1].arrival_s < LOAD.seconds
-    assert len(asked) == pytest.approx(30.0 * LOAD.seconds, rel=0.4)
-    assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(asked))
+    requested = requests(SCENARIOS["coder"], 30.0, LOAD)
+    assert requested[-1].arrival_s < LOAD.seconds
+    assert len(requested) == pytest.approx(30.0 * LOAD.seconds, rel=0.4)
+    assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(requested))
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_a_search_begins_where_an_engine_could_serve(name: str) -> None:
 
 
 def test_a_trace_is_read_by_replay(tmp_path: Path) -> None:
-    asked = requests(SCENARIOS["chatbot"], 5.0, LOAD)
-    write_trace(tmp_path / "trace.csv", asked)
+    requested = requests(SCENARIOS["chatbot"], 5.0, LOAD)
+    write_trace(tmp_path / "trace.csv", requested)
     assert [(r.prompt_tokens, r.output_tokens, r.tier) for r in read_trace(tmp_path / "trace.csv")] == [
-        (a.prompt_tokens, a.output_tokens, a.tier) for a in asked
+        (a.prompt_tokens, a.output_tokens, a.tier) for a in requested
     ]
 
 
@@ -150,9 +150,9 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
 
 
 def test_gpus_are_those_that_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06\n"
-    monkeypatch.setattr(device, "QUERY", ["printf", "%s", told])
-    assert device.gpus() == [told.strip()]
+    reported = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06\n"
+    monkeypatch.setattr(device, "QUERY", ["printf", "%s", reported])
+    assert device.gpus() == [reported.strip()]
 
 
 def report(attainment: float) -> dict[str, Any]:

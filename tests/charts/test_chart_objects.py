@@ -58,10 +58,12 @@ def test_the_operator_understands_what_it_is_told() -> None:
 
 def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:
     manifests = rendered("ha")
-    lease, told = the(manifests, "Lease")["metadata"], read_options(environment(manifests)).lease
-    assert told is not None
+    lease, reported = the(manifests, "Lease")["metadata"], read_options(environment(manifests)).lease
+    assert reported is not None
     assert (
-        (told.namespace, told.name) == (lease["namespace"], lease["name"]) == (lease["namespace"], LEASE_NAME)
+        (reported.namespace, reported.name)
+        == (lease["namespace"], lease["name"])
+        == (lease["namespace"], LEASE_NAME)
     )
 
 

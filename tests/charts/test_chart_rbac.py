@@ -74,8 +74,8 @@ def test_the_page_tells_what_people_may_do() -> None:
         name for name, labels in roles.items() if any("/aggregate-to-" in label for label in labels)
     }
     assert set(found) == aggregated != set()
-    for name, said in found.items():
-        assert said == rights(role(rendered(), "ClusterRole", name))
+    for name, output in found.items():
+        assert output == rights(role(rendered(), "ClusterRole", name))
 
 
 def test_every_rule_says_what_it_is_for() -> None:

@@ -92,7 +92,7 @@ def test_the_picture_is_made(penstock: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (
             ["--scenario", "chat", "--policy", "vllm"],
@@ -115,11 +115,11 @@ def test_the_picture_is_made(penstock: Call) -> None:
     ids=["scenario", "policy", "order", "plot", "nothing"],
 )
 def test_bad_input_is_one_clear_line(
-    penstock: Call, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+    penstock: Call, capfd: pytest.CaptureFixture[str], arguments: list[str], output: str
 ) -> None:
     assert penstock(*arguments) == 2
     error = capfd.readouterr().err
-    assert error.startswith(said)
+    assert error.startswith(output)
     assert error.count("\n") == 1
 
 
@@ -157,7 +157,7 @@ def test_beside_a_file_the_table_and_what_its_figures_are_stay_on_standard_outpu
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "output"),
     [
         (StuckPolicy("no batch"), 1, "no batch"),
         (VllmMissing(), 2, "policy vllm-real needs vLLM in"),
@@ -171,14 +171,14 @@ def test_a_simulation_that_cannot_be_run_is_one_line(
     capfd: pytest.CaptureFixture[str],
     error: Exception,
     code: int,
-    said: str,
+    output: str,
 ) -> None:
     def failing(trial: Trial) -> TrialResult:
         raise error
 
     monkeypatch.setattr("penstock_cli.commands.capacity.run_trial", failing)
     assert penstock("--scenario", "coder", "--policy", "sola") == code
-    assert capfd.readouterr().err.splitlines()[-1].startswith(said)
+    assert capfd.readouterr().err.splitlines()[-1].startswith(output)
 
 
 def test_a_policy_that_attains_at_every_rate_is_a_failure(
@@ -193,17 +193,17 @@ def test_a_policy_that_attains_at_every_rate_is_a_failure(
 def test_a_search_takes_all_cores_or_as_many_as_it_is_given(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, jobs: int | None, used: int
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def run_all(searches: object, work: object, jobs: int, *_: object, **__: object) -> list[CapacityResult]:
-        asked.append(jobs)
+        requested.append(jobs)
         raise StuckPolicy
 
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("penstock_cli.commands.capacity.run_all", run_all)
     flags = ["capacity", "--scenario", "coder", "--policy", "sola"]
     assert run(lambda: app([*flags, *(["--jobs", str(jobs)] if jobs else [])])) == 1
-    assert asked == [used]
+    assert requested == [used]
 
 
 def test_how_far_a_search_is_is_told_on_standard_error(

@@ -50,19 +50,21 @@ def test_where_nothing_attains_there_is_no_best() -> None:
 
 def test_the_title_says_what_was_asked_of_how_many() -> None:
     def title(replicas: int) -> str:
-        asked = SearchConditions(replicas, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
-        return str(table(ANSWERS, asked).title)
+        requested = SearchConditions(replicas, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
+        return str(table(ANSWERS, requested).title)
 
-    said = "Highest rates at which 90 % of requests keep every target: {}, known lengths, exact timing"
-    assert title(1) == said.format("1 replica")
-    assert title(2) == said.format("2 replicas")
+    output = "Highest rates at which 90 % of requests keep every target: {}, known lengths, exact timing"
+    assert title(1) == output.format("1 replica")
+    assert title(2) == output.format("2 replicas")
 
 
 def test_the_summary_says_how_many_samples_confirmed_a_rate() -> None:
     def samples(seeds: int) -> str:
-        asked = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
+        requested = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
         return (
-            summary_line(asked).removeprefix("Each rate was confirmed on ").partition(" of its scenario")[0]
+            summary_line(requested)
+            .removeprefix("Each rate was confirmed on ")
+            .partition(" of its scenario")[0]
         )
 
     assert [samples(1), samples(2)] == ["1 sample", "2 samples"]
@@ -102,18 +104,18 @@ def test_a_row_has_the_split_and_the_slots_of_settings_that_have_some() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         answer("sola", 4.0, 4.08, missed=77, promoted=25),
         answer("distserve", 2.0, 2.04, setting=TUNED),
         answer("vllm", 0.0, 0.02, missed=0),
         answer("oracle", 7.9, 8.0, missed=0, promoted=0),
     ],
-    ids=lambda asked: asked.question.policy,
+    ids=lambda requested: requested.question.policy,
 )
-def test_a_row_holds_the_whole_result(asked: CapacityResult) -> None:
-    (row,) = as_json([asked])
-    assert answer_of(row) == asked
+def test_a_row_holds_the_whole_result(requested: CapacityResult) -> None:
+    (row,) = as_json([requested])
+    assert answer_of(row) == requested
 
 
 def test_a_row_of_no_capacity_has_no_shares() -> None:

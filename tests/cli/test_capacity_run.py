@@ -171,10 +171,10 @@ def found(policy: str = "vllm", low_rps: float = 2.0) -> CapacityResult:
 
 def swept(answer: CapacityResult, tallies: Sequence[TrialResult]) -> tuple[list[Trial], Any]:
     search = sweep(answer)
-    asked = list(next(search))
+    requested = list(next(search))
     with pytest.raises(StopIteration) as end:
         search.send(tallies)
-    return asked, end.value.value
+    return requested, end.value.value
 
 
 def test_a_curve_is_the_first_sample_at_rates_around_the_capacity() -> None:
@@ -182,9 +182,9 @@ def test_a_curve_is_the_first_sample_at_rates_around_the_capacity() -> None:
         TrialResult(100, missed, True, (("coder", missed / 10, missed / 20),))
         for missed in range(len(SHARES_OF_CAPACITY))
     ]
-    asked, drawn = swept(found(), tallies)
+    requested, drawn = swept(found(), tallies)
     rates_rps = (1.0, 1.5, 1.8, 2.0, 2.2, 2.5, 3.0)
-    assert asked == [trial(rate_rps) for rate_rps in rates_rps]
+    assert requested == [trial(rate_rps) for rate_rps in rates_rps]
     attained = pytest.approx((1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.94))
     assert drawn.curve == Curve("coder", "vllm", rates_rps, attained)  # type: ignore[arg-type]
     assert drawn.paths == {"coder": tuple(Spot(missed / 10, missed / 20) for missed in range(7))}

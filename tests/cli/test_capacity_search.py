@@ -62,11 +62,11 @@ class Engine:
 
 
 def found(
-    asked: Question, world: World, path: Path | None = None, before: RateProbe | None = None
+    requested: Question, world: World, path: Path | None = None, before: RateProbe | None = None
 ) -> tuple[CapacityResult, Sequence[Trial]]:
     engine = Engine(world)
     with TrialLog(path) as memory:
-        (answer,) = run_all([capacity(asked, before)], engine, 1, memory, SearchProgress())
+        (answer,) = run_all([capacity(requested, before)], engine, 1, memory, SearchProgress())
     return answer, engine.ran
 
 
@@ -271,14 +271,14 @@ def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> 
 
 
 def test_a_longer_trial_answers_for_a_shorter_one() -> None:
-    asked = Trial("coder", "vllm", 512, 0, 1, "round-robin", "known", "exact", 1.0, 0, most_misses=100)
-    shorter, longer = replace(asked, most_misses=50), replace(asked, most_misses=150)
+    requested = Trial("coder", "vllm", 512, 0, 1, "round-robin", "known", "exact", 1.0, 0, most_misses=100)
+    shorter, longer = replace(requested, most_misses=50), replace(requested, most_misses=150)
     with TrialLog(None) as memory:
-        memory.record(asked, TrialResult(REQUESTS, 101, complete=False))
+        memory.record(requested, TrialResult(REQUESTS, 101, complete=False))
         assert memory.lookup(shorter) == TrialResult(REQUESTS, 51, complete=False)
         assert memory.lookup(longer) is None
         memory.record(longer, TrialResult(REQUESTS, 120, complete=True))
-        assert memory.lookup(asked) == TrialResult(REQUESTS, 101, complete=False)
+        assert memory.lookup(requested) == TrialResult(REQUESTS, 101, complete=False)
         assert memory.lookup(longer) == TrialResult(REQUESTS, 120, complete=True)
 
 

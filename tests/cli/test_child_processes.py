@@ -56,8 +56,8 @@ class Heard:
         return await asyncio.wait_for(self.notes.get(), PATIENCE_S)
 
 
-def child(code: str, heard: Heard) -> ChildProcess:
-    return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), heard)
+def child(code: str, received: Heard) -> ChildProcess:
+    return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), received)
 
 
 def is_running(pid: int) -> bool:
@@ -70,14 +70,14 @@ def is_running(pid: int) -> bool:
 
 
 async def test_a_killed_process_comes_back() -> None:
-    heard = Heard()
-    one = child(PRINT_PID, heard)
-    first = int(await heard.next_line())
+    received = Heard()
+    one = child(PRINT_PID, received)
+    first = int(await received.next_line())
     os.kill(first, signal.SIGKILL)
-    told = await heard.next_note()
-    assert told.startswith("sidecar-r0: ended (signal 9; ")
-    assert told.endswith("starting it again in 0.2 s")
-    second = int(await heard.next_line())
+    reported = await received.next_note()
+    assert reported.startswith("sidecar-r0: ended (signal 9; ")
+    assert reported.endswith("starting it again in 0.2 s")
+    second = int(await received.next_line())
     assert second != first
     await one.stop(PATIENCE_S)
     assert not is_running(second)
@@ -85,32 +85,33 @@ async def test_a_killed_process_comes_back() -> None:
 
 
 async def test_the_pause_grows_while_it_keeps_dying() -> None:
-    heard = Heard()
-    one = child("raise SystemExit(3)", heard)
-    notes = [await heard.next_note() for _ in range(3)]
+    received = Heard()
+    one = child("raise SystemExit(3)", received)
+    notes = [await received.next_note() for _ in range(3)]
     assert [note.rpartition(" in ")[2] for note in notes] == ["0.2 s", "0.4 s", "0.8 s"]
     assert "exit code 3" in notes[0]
     await one.stop(PATIENCE_S)  # while it pauses
 
 
 async def test_one_that_does_not_listen_is_killed() -> None:
-    heard = Heard()
-    one = child(DEAF, heard)
-    pid = int(await heard.next_line())
+    received = Heard()
+    one = child(DEAF, received)
+    pid = int(await received.next_line())
     await one.stop(0.1)
-    assert await heard.next_note() == "sidecar-r0: did not stop within 0.1 s; killing it"
+    assert await received.next_note() == "sidecar-r0: did not stop within 0.1 s; killing it"
     assert not is_running(pid)
 
 
 async def test_what_a_killed_process_had_started_goes_with_it() -> None:
-    heard = Heard()
+    received = Heard()
     one = child(
-        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}", heard
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}",
+        received,
     )
-    pids = {int(await heard.next_line()), int(await heard.next_line())}
+    pids = {int(await received.next_line()), int(await received.next_line())}
     assert one.last_pid in pids
     os.kill(one.last_pid, signal.SIGKILL)
-    assert "starting it again" in await heard.next_note()
+    assert "starting it again" in await received.next_note()
     async with asyncio.timeout(PATIENCE_S):
         while any(map(is_running, pids)):  # noqa: ASYNC110  # nobody is told of a stranger's end
             await asyncio.sleep(0.01)
@@ -118,11 +119,11 @@ async def test_what_a_killed_process_had_started_goes_with_it() -> None:
 
 
 async def test_a_long_line_is_passed_on_and_does_not_block() -> None:
-    heard = Heard()
-    one = child(f"print('x' * {3 * LONGEST_LINE_BYTES}); print('after', flush=True); " + PRINT_PID, heard)
+    received = Heard()
+    one = child(f"print('x' * {3 * LONGEST_LINE_BYTES}); print('after', flush=True); " + PRINT_PID, received)
     seen = ""
     while not seen.endswith("after"):
-        seen += await heard.next_line()
+        seen += await received.next_line()
     assert seen.count("x") == 3 * LONGEST_LINE_BYTES
     await one.stop(PATIENCE_S)
 
@@ -247,20 +248,20 @@ def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
 
 async def why(code: str) -> str:
     """What is said of a process that ends by itself."""
-    heard = Heard()
-    one = child(code, heard)
-    said = await heard.next_note()
+    received = Heard()
+    one = child(code, received)
+    output = await received.next_note()
     await one.stop(PATIENCE_S)
-    return said.removeprefix("sidecar-r0: ended (").partition("); starting it again in")[0]
+    return output.removeprefix("sidecar-r0: ended (").partition("); starting it again in")[0]
 
 
 async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> None:
-    heard, before = Heard(), tmp_path / "before"
+    received, before = Heard(), tmp_path / "before"
     first = f"import pathlib; before = pathlib.Path({str(before)!r})"
     fails = "if not before.exists(): before.touch(); raise OSError('gone')"
-    one = child(f"{first}\n{fails}\n{PRINT_PID}", heard)
-    await heard.next_note()
-    while not (await heard.next_line()).isdigit():
+    one = child(f"{first}\n{fails}\n{PRINT_PID}", received)
+    await received.next_note()
+    while not (await received.next_line()).isdigit():
         pass
     assert one.exit_reason == "exit code 1: OSError: gone"
     await one.stop(PATIENCE_S)
@@ -298,11 +299,13 @@ async def test_a_pool_is_ready_when_every_part_answers_200(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_pool, "POLL_S", 0.001)
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def part(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.Response(status=503 if request.path == "/ready" and asked.count("/ready") == 1 else 200)
+        requested.append(request.path)
+        return web.Response(
+            status=503 if request.path == "/ready" and requested.count("/ready") == 1 else 200
+        )
 
     app = web.Application()
     app.router.add_get("/{part}", part)
@@ -311,7 +314,7 @@ async def test_a_pool_is_ready_when_every_part_answers_200(
         options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0)
         layout = plan_layout(options, tmp_path, load_pool(DEMO))
         layout = replace(layout, engines=(url,), metrics=(f"{url}/metrics",), ready=(f"{url}/ready",))
-        told: list[tuple[int, int]] = []
-        await until_ready(layout, [], lambda *progress: told.append(progress))
-    assert told == [(2, 3), (3, 3)]
-    assert sorted(asked) == ["/health", "/health", "/metrics", "/metrics", "/ready", "/ready"]
+        reported: list[tuple[int, int]] = []
+        await until_ready(layout, [], lambda *progress: reported.append(progress))
+    assert reported == [(2, 3), (3, 3)]
+    assert sorted(requested) == ["/health", "/health", "/metrics", "/metrics", "/ready", "/ready"]

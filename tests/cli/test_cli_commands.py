@@ -44,8 +44,8 @@ def test_the_installed_command_teaches_by_examples() -> None:
     command = Path(sys.executable).parent / "penstock"
     done = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0
-    for said in ("penstock demo", "penstock up -f examples/demo-pool.yaml", "Exit codes"):
-        assert said in done.stdout
+    for output in ("penstock demo", "penstock up -f examples/demo-pool.yaml", "Exit codes"):
+        assert output in done.stdout
 
 
 def test_an_interrupt_is_a_failure_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,8 +127,8 @@ def test_a_pool_scaled_to_nothing_is_for_a_cluster(penstock: Penstock, tmp_path:
     path.write_text(DEMO.read_text().replace("replicas: 2", "replicas: 0"))
     assert "on 0 replicas" in penstock("validate", "-f", path).out
     done = penstock("up", "-f", path)
-    said = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
-    assert (done.code, done.err) == (2, f"{path}: {said}\n")
+    output = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+    assert (done.code, done.err) == (2, f"{path}: {output}\n")
 
 
 def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "output"),
     [
         (("replay", "--trace", "none.csv", "--url", "http://x"), 2, "none.csv: No such file or directory"),
         (
@@ -193,10 +193,10 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    penstock: Penstock, arguments: tuple[object, ...], code: int, said: str
+    penstock: Penstock, arguments: tuple[object, ...], code: int, output: str
 ) -> None:
     done = penstock(*arguments)
-    assert (done.code, done.err) == (code, said + "\n")
+    assert (done.code, done.err) == (code, output + "\n")
 
 
 def test_an_unknown_policy_names_those_there_are(penstock: Penstock) -> None:

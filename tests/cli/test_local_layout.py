@@ -249,7 +249,7 @@ def answering(status: int) -> tuple[HTTPServer, list[str | None]]:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "output"),
     [
         (200, None),
         (401, f"rejects the API key; set {VARIABLE} to the engine's key"),
@@ -257,19 +257,19 @@ def answering(status: int) -> tuple[HTTPServer, list[str | None]]:
     ],
 )
 def test_engines_that_run_are_asked_whether_they_do(
-    monkeypatch: pytest.MonkeyPatch, status: int, said: str | None
+    monkeypatch: pytest.MonkeyPatch, status: int, output: str | None
 ) -> None:
     monkeypatch.setitem(os.environ, VARIABLE, "sk-engine")
     server, keys = answering(status)
-    asked = threading.Thread(target=server.handle_request)
-    asked.start()
+    requested = threading.Thread(target=server.handle_request)
+    requested.start()
     url = f"http://{HERE}:{server.server_port}"
     try:
         check_engines(pool(), POOL, (url,), None)
-        assert said is None
+        assert output is None
     except Failure as failure:
-        assert failure.lines == (f"--engine {url}: {said}",)
-    asked.join()
+        assert failure.lines == (f"--engine {url}: {output}",)
+    requested.join()
     server.server_close()
     assert keys == ["Bearer sk-engine"]
 

@@ -92,8 +92,8 @@ def test_a_simulation_figure_parts_kept_from_broken(tmp_path: Path) -> None:
     tiers = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)), "batch": Tier("batch", best_effort=True)}
     fleet = Fleet("vllm", time_model("llama-3-8b-a100"), 4096, tiers, "chat")
     seen = RequestPlot(fleet)
-    asked = [outcome("a", 0.5), outcome("b", 0.7), outcome("c", 4.0), outcome("d", 0.1, tier="batch")]
-    assert list(seen.observe(iter(asked))) == asked
+    requested = [outcome("a", 0.5), outcome("b", 0.7), outcome("c", 4.0), outcome("d", 0.1, tier="batch")]
+    assert list(seen.observe(iter(requested))) == requested
     seen.draw(tmp_path / "plane.svg")
     drawn_ids = ids(tmp_path / "plane.svg")
     assert uses(drawn_ids["plane-chat-every target met"]) == 2

@@ -199,7 +199,7 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("chat", '--slo: "chat" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
         ("chat:ttft=5", '--slo chat: "5" has no unit; write 5s or 5000ms'),
@@ -207,10 +207,10 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
         ("chat:tpot=1s,judge=best", "--slo chat: 'best' is not a valid Judge"),
     ],
 )
-def test_targets_that_are_none(text: str, said: str) -> None:
+def test_targets_that_are_none(text: str, output: str) -> None:
     with pytest.raises(Failure) as error:
         slos_from_options(None, [text])
-    assert error.value.lines == (said,)
+    assert error.value.lines == (output,)
     assert error.value.exit_code == 2
 
 

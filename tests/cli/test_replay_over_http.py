@@ -55,9 +55,9 @@ class Server:
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        told = {"admin_url": str(request.url.origin())} if self.tells else {}
+        reported = {"admin_url": str(request.url.origin())} if self.tells else {}
         return web.json_response(
-            {"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192, **told}]}
+            {"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192, **reported}]}
         )
 
     async def _pool(self, request: web.Request) -> web.Response:
@@ -84,8 +84,8 @@ async def stream(
 
 async def answered(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     tier = request.headers.get("X-Penstock-Tier", "chat")
-    said = {"x-penstock-tier": tier, "x-penstock-verdict": "admitted", "x-penstock-replica": "r1"}
-    return await stream(request, body["max_tokens"], said | {"x-penstock-hops": "2"})
+    output = {"x-penstock-tier": tier, "x-penstock-verdict": "admitted", "x-penstock-replica": "r1"}
+    return await stream(request, body["max_tokens"], output | {"x-penstock-hops": "2"})
 
 
 @pytest.fixture

@@ -52,24 +52,24 @@ def body(endpoint: ReplayEndpoint, simulated: bool, prompt_tokens: int = 100) ->
 
 
 def test_a_real_engine_is_told_the_length() -> None:
-    told = body(ReplayEndpoint.COMPLETIONS, simulated=False)
-    assert (told["max_tokens"], told["ignore_eos"]) == (20, True)
-    assert told["stream_options"] == {"include_usage": True}
-    assert told["stream"] is True
-    assert "vllm_xargs" not in told
+    reported = body(ReplayEndpoint.COMPLETIONS, simulated=False)
+    assert (reported["max_tokens"], reported["ignore_eos"]) == (20, True)
+    assert reported["stream_options"] == {"include_usage": True}
+    assert reported["stream"] is True
+    assert "vllm_xargs" not in reported
 
 
 def test_a_simulated_engine_is_told_where_the_planner_does_not_look() -> None:
-    told = body(ReplayEndpoint.COMPLETIONS, simulated=True)
-    assert told["max_tokens"] == 4096
-    assert told["vllm_xargs"] == {"simulated_output_tokens": 20}
+    reported = body(ReplayEndpoint.COMPLETIONS, simulated=True)
+    assert reported["max_tokens"] == 4096
+    assert reported["vllm_xargs"] == {"simulated_output_tokens": 20}
     assert body(ReplayEndpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
 
 
 def test_a_simulated_engine_is_told_how_much_of_the_answer_is_thinking() -> None:
     bodies = RequestBodies(ReplayEndpoint.CHAT, "m", True, 8192, PROMPTS)
-    told = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
-    assert told["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}
+    reported = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
+    assert reported["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}
 
 
 def test_chat_counts_the_templates_tokens() -> None:

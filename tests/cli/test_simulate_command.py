@@ -146,7 +146,7 @@ def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "flags", "said"),
+    ("before", "after", "flags", "output"),
     [
         ("", "", ["--policy", "slo-serve"], 'pool.yaml: spec.scheduling.policy: "slo-serve" is no policy'),
         (
@@ -167,12 +167,12 @@ def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
     ids=["policy", "auto", "offload", "pool's replicas", "none", "replicas", "rate", "trace", "rows", "tier"],
 )
 def test_bad_input_exits_2_and_says_what(
-    simulate: Simulate, before: str, after: str, flags: list[str], said: str
+    simulate: Simulate, before: str, after: str, flags: list[str], output: str
 ) -> None:
     Path("pool.yaml").write_text(POOL.replace(before, after) if before else POOL)
     done = simulate(*flags)
     assert done.code == 2
-    assert said in done.err
+    assert output in done.err
 
 
 def test_a_tier_of_the_trace_can_be_renamed(simulate: Simulate) -> None:

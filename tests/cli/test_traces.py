@@ -83,7 +83,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         (HEAD + "0,1,1,a\n1,x,1,a\n", 'line 3, column 2 (prompt_tokens): "x" is not a whole number'),
         (HEAD + "0,1,-1,a\n", 'line 2, column 3 (output_tokens): "-1" is not a whole number'),
@@ -124,13 +124,13 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         (HEAD.encode() + b"0,1,1,\xff\xfe\n", "line 2, column 7: not UTF-8 text"),
     ],
 )
-def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | bytes, output: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
         summarise(path)
     message = str(error.value)
     assert message.startswith(f"{path}: line ")
-    assert said in message
+    assert output in message
     assert "\n" not in message
 
 

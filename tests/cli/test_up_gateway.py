@@ -95,8 +95,8 @@ def test_answers_streams_and_errors_are_the_routers(up: Up) -> None:
     with client(up) as http:
         answer = http.post("/v1/completions", json=BODY, headers={"x-request-id": "mine"})
         assert answer.json()["usage"]["completion_tokens"] == 3
-        told = {name: answer.headers[f"x-penstock-{name}"] for name in ("tier", "verdict", "hops")}
-        assert told == {"tier": "chat", "verdict": "admitted", "hops": "1"}
+        reported = {name: answer.headers[f"x-penstock-{name}"] for name in ("tier", "verdict", "hops")}
+        assert reported == {"tier": "chat", "verdict": "admitted", "hops": "1"}
         assert answer.headers["x-request-id"] == "mine"
 
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as stream:

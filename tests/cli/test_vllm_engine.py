@@ -118,23 +118,23 @@ def test_flags_are_the_pools_and_its_own_come_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "flags"),
+    ("output", "flags"),
     [
         ({}, []),
         ({"prefixCaching": True}, ["--enable-prefix-caching"]),
         ({"prefixCaching": False}, ["--no-enable-prefix-caching"]),
     ],
 )
-def test_its_prefix_cache_is_as_the_pool_says(said: dict[str, bool], flags: list[str]) -> None:
-    words = argv(VllmEngine(Path("/venv/python"), "org/model"), pool_with(**said), "::1", "7000")
+def test_its_prefix_cache_is_as_the_pool_says(output: dict[str, bool], flags: list[str]) -> None:
+    words = argv(VllmEngine(Path("/venv/python"), "org/model"), pool_with(**output), "::1", "7000")
     assert [word for word in words if word.endswith("prefix-caching")] == flags
 
 
 def test_the_plug_in_is_told_of_the_pool_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    told = environment(pool_with(), "/run/telemetry")
-    assert told["PENSTOCK_TELEMETRY"] == "/run/telemetry"
-    assert told["PENSTOCK_TIME_MODEL"] == "llama-3-8b-a100"
-    assert "PENSTOCK_ACCEPTANCE" not in told and "VLLM_API_KEY" not in told
+    reported = environment(pool_with(), "/run/telemetry")
+    assert reported["PENSTOCK_TELEMETRY"] == "/run/telemetry"
+    assert reported["PENSTOCK_TIME_MODEL"] == "llama-3-8b-a100"
+    assert "PENSTOCK_ACCEPTANCE" not in reported and "VLLM_API_KEY" not in reported
     monkeypatch.setenv(VARIABLE, "hush")
     assert environment(pool_with(), "x")["VLLM_API_KEY"] == "hush"

@@ -24,9 +24,9 @@ def test_the_same_lines_pass(file: Path) -> None:
 @pytest.mark.parametrize("number", [0, TOGETHER, 2 * TOGETHER])
 def test_a_changed_line_is_told_with_those_beside_it(file: Path, number: int) -> None:
     changed = [*LINES[:number], "changed", *LINES[number + 1 :]]
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as reported:
         assert_recorded(file, "a", changed)
-    assert str(told.value).splitlines()[:2] == ["a, from here on:", "changed"]
+    assert str(reported.value).splitlines()[:2] == ["a, from here on:", "changed"]
 
 
 def test_lines_more_and_lines_fewer_are_told(file: Path) -> None:

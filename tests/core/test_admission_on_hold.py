@@ -18,11 +18,13 @@ def job(name: str, tokens: int, tpot_s: float | None = 0.5, left: int = 20) -> J
     return new_job(Request(name, "tier", 0.0, tokens, 500, Targets(60.0, tpot_s)), left, best_effort=False)
 
 
-def started(tpot_s: float | None, newcomers: list[Job], *, drafts: int = 0, generated: int = 1) -> set[str]:
+def started(tpot_s: float | None, candidates: list[Job], *, drafts: int = 0, generated: int = 1) -> set[str]:
     """The held requests that start beside a decode of 17 tokens with this pace."""
     running = advance(job("d", 18 - generated, tpot_s), 17, generated, 0.0)._replace(due_s=5.0)
-    told = Speculation(drafts, 0.5) if drafts else None
-    view = ReplicaView(0.0, 0.0, (running,), tuple(newcomers), KvCache(500, 490, 16), Limits(), MODEL, told)
+    reported = Speculation(drafts, 0.5) if drafts else None
+    view = ReplicaView(
+        0.0, 0.0, (running,), tuple(candidates), KvCache(500, 490, 16), Limits(), MODEL, reported
+    )
     return set(FluidServe().step(view, frozenset())[0].tokens) - {"d"}
 
 

@@ -37,9 +37,9 @@ def pool_of(
     ready: int, share: float = 0.0, *, starting: int = 0, running: int = 1
 ) -> tuple[ReplicaDemand, ...]:
     """Replicas, the ready ones so full."""
-    said = Snapshot(running=running, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
+    output = Snapshot(running=running, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
     return (
-        *(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(ready)),
+        *(ReplicaDemand(f"r{i}", ReplicaState.READY, output) for i in range(ready)),
         *(ReplicaDemand(f"s{i}", ReplicaState.STARTING) for i in range(starting)),
     )
 
@@ -57,8 +57,9 @@ def seen(
 
 def remembering(ready: int, *, desired: int | None = None, **more: object) -> AutoscalerState:
     """A pool that has long had so many replicas and was busy at the last look."""
-    asked = (ScalingDecision(NOW_S - 1000, ready if desired is None else desired),)
-    return replace(AutoscalerState(up=asked, down=asked, ready=ready, busy_s=NOW_S - PERIOD_S), **more)  # type: ignore[arg-type]
+    last = (ScalingDecision(NOW_S - 1000, ready if desired is None else desired),)
+    state = AutoscalerState(up=last, down=last, ready=ready, busy_s=NOW_S - PERIOD_S)
+    return replace(state, **more)  # type: ignore[arg-type]
 
 
 def decided(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState) -> Decision:
@@ -307,7 +308,7 @@ def test_a_replica_that_came_meanwhile_has_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "share"),
+    ("output", "share"),
     [
         (Snapshot(), 0.0),
         (Snapshot(kv_tokens_total=100, kv_tokens_headroom=25), 0.75),
@@ -322,8 +323,8 @@ def test_a_replica_that_came_meanwhile_has_not_refused() -> None:
         (Snapshot(kv_tokens_total=4, kv_tokens_headroom=2, prefill_wait_s=0.3, prefill_slack_s=0.1), 0.75),
     ],
 )
-def test_a_replica_is_as_full_as_its_scarcer_half(said: Snapshot, share: float) -> None:
-    assert filling(said) == pytest.approx(share)
+def test_a_replica_is_as_full_as_its_scarcer_half(output: Snapshot, share: float) -> None:
+    assert filling(output) == pytest.approx(share)
 
 
 # Memory.
@@ -374,4 +375,4 @@ def test_a_memory_from_the_future_is_dropped() -> None:
     decision, after = decide_replicas(POOL, seen(chat(60), HALF), memory, NOW_S)
     assert decision.replicas == 2
     assert [period.ended_s for period in after.periods] == [NOW_S]
-    assert [asked.at_s for asked in after.down] == [NOW_S - PERIOD_S, NOW_S]
+    assert [requested.at_s for requested in after.down] == [NOW_S - PERIOD_S, NOW_S]

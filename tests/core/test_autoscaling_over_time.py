@@ -54,12 +54,12 @@ class Pool:
         arrived = round(rate_rps * self.period_s)
         admitted = min(arrived, round(ready * self.takes_rps * self.period_s))
         filled = self.told * admitted / max(ready * self.takes_rps * self.period_s, 1)
-        said = Snapshot(
+        output = Snapshot(
             running=min(admitted, 1), kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - filled))
         )
         tier = TierDemand(arrived, admitted, arrived - admitted, 0, arrived, admitted, admitted)
         replicas = [
-            ReplicaDemand(f"r{i}", ReplicaState.READY, said)
+            ReplicaDemand(f"r{i}", ReplicaState.READY, output)
             if ready_s <= now_s
             else ReplicaDemand(f"r{i}", ReplicaState.STARTING)
             for i, ready_s in enumerate(self.ready_s)
@@ -142,8 +142,8 @@ def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.Da
     few = data.draw(st.integers(0, arrived))
     many = data.draw(st.integers(few, arrived))
     memory = Pool(POOL, takes_rps=4.0, replicas=ready).memory
-    said = Snapshot(running=1, kv_tokens_total=100, kv_tokens_headroom=50)
-    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(ready))
+    output = Snapshot(running=1, kv_tokens_total=100, kv_tokens_headroom=50)
+    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, output) for i in range(ready))
 
     def asked(refused: int) -> int:
         tier = TierDemand(arrived, arrived - refused, refused, 0, arrived)
@@ -156,8 +156,8 @@ def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.Da
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
 def test_never_below_what_the_promises_already_made_fill(shares: list[float]) -> None:
     hasty = replace(POOL, scale_down_window_s=0.0)
-    said = [Snapshot(1, kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - s))) for s in shares]
-    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, one) for i, one in enumerate(said))
+    output = [Snapshot(1, kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - s))) for s in shares]
+    replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, one) for i, one in enumerate(output))
     demand = DemandObservation(15.0, len(replicas), {}, 0, replicas)
     decision, _ = decide_replicas(hasty, demand, AutoscalerState(), 1000.0)
     assert decision.replicas >= min(sum(shares), POOL.max_replicas) - 0.01

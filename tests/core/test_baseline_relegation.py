@@ -53,8 +53,8 @@ def replica(
 ) -> ReplicaView:
     held = sum(-(-job.computed_tokens // 16) for job in running)
     kv = KvCache(held + free_blocks, free_blocks, 16)
-    told = Speculation(drafts, 0.7) if drafts else None
-    return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL, told)
+    reported = Speculation(drafts, 0.7) if drafts else None
+    return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL, reported)
 
 
 def step_of(policy: Policy[Lost], view: ReplicaView, lost: Lost = frozenset()) -> Step:
@@ -194,9 +194,9 @@ def test_fluidserve_holds_what_would_not_fit_to_its_end() -> None:
 def test_fluidserve_counts_memory_when_others_have_ended() -> None:
     """The decode ends after two more tokens; only then does the newcomer's answer grow."""
     ends, stays = decode("d", 800, left=2), decode("d", 800, left=400)
-    newcomer = prompt("p", 600, answer=300)
-    assert "p" in step_of(FluidServe(), replica([ends], [newcomer], free_blocks=45)).tokens
-    assert "p" not in step_of(FluidServe(), replica([stays], [newcomer], free_blocks=45)).tokens
+    candidate = prompt("p", 600, answer=300)
+    assert "p" in step_of(FluidServe(), replica([ends], [candidate], free_blocks=45)).tokens
+    assert "p" not in step_of(FluidServe(), replica([stays], [candidate], free_blocks=45)).tokens
 
 
 def test_fluidserve_holds_what_would_break_a_pace() -> None:

@@ -88,20 +88,20 @@ def foreseen(
 
 
 def test_nothing_to_do_is_kept() -> None:
-    told = foreseen([], [])
-    assert told._replace(rows=None) == BatchPlan(ORDINARY, None, True, True, 0.1, frozenset(), [], [])  # type: ignore[arg-type]
+    reported = foreseen([], [])
+    assert reported._replace(rows=None) == BatchPlan(ORDINARY, None, True, True, 0.1, frozenset(), [], [])  # type: ignore[arg-type]
 
 
 def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
-    told = foreseen([], [prompt("p", 500, 1.0)])
-    assert told.in_time
-    assert told.first_token_s[0] == pytest.approx(NOW_S + OPT.prefill_seconds(500))
-    assert told.batches == [1]
+    reported = foreseen([], [prompt("p", 500, 1.0)])
+    assert reported.in_time
+    assert reported.first_token_s[0] == pytest.approx(NOW_S + OPT.prefill_seconds(500))
+    assert reported.batches == [1]
 
 
 def test_it_starts_when_the_batch_under_way_ends() -> None:
-    told = foreseen([], [prompt("p", 500, 1.0)], view=replica(busy_s=0.03))
-    assert told.first_token_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
+    reported = foreseen([], [prompt("p", 500, 1.0)], view=replica(busy_s=0.03))
+    assert reported.first_token_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
 
 
 def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
@@ -131,9 +131,9 @@ def test_who_is_late_whatever_is_done_is_not_waited_for() -> None:
 
 def test_a_prompt_due_shortens_the_batch_that_finishes_it() -> None:
     due_s = OPT.prefill_seconds(200) + 0.001
-    told = foreseen([], [prompt("a", 200, due_s), prompt("b", 2000, 5.0)])
-    assert told.in_time
-    assert told.first_token_s[0] <= NOW_S + due_s + 1e-9
+    reported = foreseen([], [prompt("a", 200, due_s), prompt("b", 2000, 5.0)])
+    assert reported.in_time
+    assert reported.first_token_s[0] <= NOW_S + due_s + 1e-9
 
 
 def test_batches_last_until_the_first_token_due() -> None:
@@ -141,15 +141,15 @@ def test_batches_last_until_the_first_token_due() -> None:
 
 
 def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
-    told = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
-    assert told.in_time
-    assert told.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
+    reported = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
+    assert reported.in_time
+    assert reported.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
 
 
 def test_a_pace_that_no_batch_keeps_binds_nobody() -> None:
-    told = foreseen([decode("d", tpot_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
-    assert told.in_time
-    assert told.sustainable
+    reported = foreseen([decode("d", tpot_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
+    assert reported.in_time
+    assert reported.sustainable
 
 
 def test_windows_lend_what_surely_comes() -> None:
@@ -188,9 +188,9 @@ def test_a_margin_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
 def test_no_margin_makes_decodes_late_by_itself() -> None:
     """Their own batch takes all of their slack: it may, and a course in which it does keeps them."""
     due = decode("d", came=10, due_in_s=STEP_S + 1e-3, judge=Judge.WINDOW, output=5000)
-    told = foreseen([due], [], BatchingRule(1.0, margin=0.25))
-    assert told.in_time
-    assert STEP_S <= told.limit_s <= STEP_S + 1e-3
+    reported = foreseen([due], [], BatchingRule(1.0, margin=0.25))
+    assert reported.in_time
+    assert STEP_S <= reported.limit_s <= STEP_S + 1e-3
 
 
 def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
@@ -219,9 +219,9 @@ def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
     decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), decode("loose", tpot_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
     assert foreseen(decodes, prompts).skipped == frozenset()
-    told = foreseen(decodes, prompts, BatchingRule(0.1, skips=True))
-    assert told.skipped == {1}
-    assert told.in_time
+    reported = foreseen(decodes, prompts, BatchingRule(0.1, skips=True))
+    assert reported.skipped == {1}
+    assert reported.in_time
 
 
 def test_more_decodes_than_a_pace_has_room_for_are_not_steady() -> None:
@@ -249,8 +249,8 @@ def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
 
 
 def test_an_answer_of_one_token_never_decodes() -> None:
-    told = foreseen([], [prompt("a", 200, 1.0, output=1, tpot_s=0.0249), prompt("b", 5000, 9.0)])
-    assert told.in_time
+    reported = foreseen([], [prompt("a", 200, 1.0, output=1, tpot_s=0.0249), prompt("b", 5000, 9.0)])
+    assert reported.in_time
 
 
 def test_what_would_take_for_ever_keeps_nothing() -> None:
@@ -324,8 +324,8 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
         for i in range(count)
     ]
     grown = BatchWork(count, count * (context + 1 + WINDOW_TOKENS))
-    told = foreseen(running, [], BatchingRule(9.0), replica(LLAMA))
-    assert told.limit_s == pytest.approx(
+    reported = foreseen(running, [], BatchingRule(9.0), replica(LLAMA))
+    assert reported.limit_s == pytest.approx(
         tpot_s + (WINDOW_TOKENS - 1) * (tpot_s - LLAMA.seconds(grown)), abs=1e-9
     )
 
@@ -354,10 +354,10 @@ def test_first_tokens_of_a_feasible_plan_are_in_time(seed: int) -> None:
     random = Random(seed)
     view, decodes, prompts = any_replica(random)
     state = InitialState.of(view, decodes, prompts)
-    told = plan(state, random.choice(RULES))
+    reported = plan(state, random.choice(RULES))
     due_s = state.prompts.due_s.tolist()
-    assert not told.in_time or all(
-        done <= due + 1e-6 for done, due in zip(told.first_token_s, due_s, strict=True)
+    assert not reported.in_time or all(
+        done <= due + 1e-6 for done, due in zip(reported.first_token_s, due_s, strict=True)
     )
 
 
@@ -367,8 +367,8 @@ def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
     """Who leaves only leaves room."""
     random = Random(seed)
     view, _, prompts = any_replica(random)
-    told = foreseen([], prompts, BatchingRule(9.0), replace(view, model=OPT))
-    if told.in_time and max(told.batches, default=1) == 1 and prompts:
+    reported = foreseen([], prompts, BatchingRule(9.0), replace(view, model=OPT))
+    if reported.in_time and max(reported.batches, default=1) == 1 and prompts:
         left = [*prompts]
         left.remove(random.choice(prompts))
         assert foreseen([], left, BatchingRule(9.0), replace(view, model=OPT)).in_time
@@ -421,23 +421,23 @@ def test_the_first_feasible_plan_is_taken() -> None:
 def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def never(_: ReplicaView, jobs: list[Job]) -> bool:
-        asked.append(len(jobs))
+        requested.append(len(jobs))
         return False
 
     monkeypatch.setattr(batch_plan, "_may_wait", never)
     assert best(replica(), [TIGHT, LOOSE], [prompt("p", 900, 3.0)]).feasible
-    assert not asked
+    assert not requested
     assert not best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)]).feasible
-    assert asked == [4]
+    assert requested == [4]
 
 
 def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> None:
-    told = best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)])
-    assert not told.feasible
-    assert (told.rule.longest_s, told.rule.skips) == (LENGTHS[-1] * ordinary_batch_s(OPT), False)
+    reported = best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)])
+    assert not reported.feasible
+    assert (reported.rule.longest_s, reported.rule.skips) == (LENGTHS[-1] * ordinary_batch_s(OPT), False)
 
 
 def test_rules_have_a_margin_while_more_were_rejected_than_admitted() -> None:
@@ -453,6 +453,6 @@ def test_what_was_admitted_without_the_margin_the_engine_plans_without_it() -> N
     assert best(replica(), [ahead], [hurried]).feasible
     overloaded = AdmittedSet([ahead], [hurried], rejected=3)
     assert not best_plan(replica(), overloaded).feasible
-    told = best_plan(replica(), overloaded, either_margin=True)
-    assert told.feasible
-    assert told.rule.margin == 0.0
+    reported = best_plan(replica(), overloaded, either_margin=True)
+    assert reported.feasible
+    assert reported.rule.margin == 0.0

@@ -76,10 +76,10 @@ def test_best_effort_has_its_share_of_slots_and_memory_and_one_request_in_any_ca
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_prompt_of_one_iteration_waits_until_it_ends_before_a_token_is_due(offline: bool) -> None:
-    newcomer, done_s = prompt(offline=offline), batch_s(100)
-    assert refusal(view(), EngineJobs((decode(due_s=done_s),)), newcomer, WINDOW) is None
+    candidate, done_s = prompt(offline=offline), batch_s(100)
+    assert refusal(view(), EngineJobs((decode(due_s=done_s),)), candidate, WINDOW) is None
     late = EngineJobs((decode(due_s=done_s - LESS_S),))
-    assert refusal(view(), late, newcomer, WINDOW) == (PASSED_OVER if offline else WAITED_FOR)
+    assert refusal(view(), late, candidate, WINDOW) == (PASSED_OVER if offline else WAITED_FOR)
 
 
 def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time() -> None:
@@ -128,8 +128,8 @@ def test_whoever_has_to_go_now_goes_whatever_it_costs_others() -> None:
 @pytest.mark.parametrize(("waited_s", "refused"), [(9.999, True), (10.0, False)])
 def test_whoever_has_waited_for_its_patience_goes(waited_s: float, refused: bool) -> None:
     pressed = EngineJobs((decode(due_s=5.0 + waited_s + 0.05),))
-    newcomer = prompt(arrived_s=5.0)
-    assert (refusal(view(now_s=5.0 + waited_s), pressed, newcomer, WINDOW) is not None) is refused
+    candidate = prompt(arrived_s=5.0)
+    assert (refusal(view(now_s=5.0 + waited_s), pressed, candidate, WINDOW) is not None) is refused
 
 
 def test_a_course_is_as_long_as_its_prompts_less_what_has_passed() -> None:
@@ -154,10 +154,10 @@ def test_once_the_prompts_are_done_all_decode_and_hold_what_they_have_come_to() 
     ahead = planning_view(view(tokens=51, blocks=20), inside)
     done_s = 2 * MODEL.seconds(BatchWork(51, 82))
     assert ahead.busy_until_s == done_s
-    one, other, newcomer = ahead.running
+    one, other, candidate = ahead.running
     assert (one.computed_tokens, one.generated_tokens) == (42, 3)
     assert (other.best_effort, other.due_s, other.tpot_s) == (False, inf, None)
-    assert newcomer.decoding and newcomer.anchor == (done_s, 1)
+    assert candidate.decoding and candidate.anchor == (done_s, 1)
     assert ahead.kv == KvCache(20, 20 - 3 - 3 - 7, 16)
     assert planning_view(view(blocks=5), inside).kv.free_blocks == 0
 

@@ -49,8 +49,8 @@ def test_nobody_is_sure_when_thinking_ends() -> None:
     predictor = learned([400] * 1000)
     for answer_tpot_s, sure in ((None, 400), (0.1, 0)):
         targets = Targets(1.0, 0.05, None, Judge.WINDOW, answer_tpot_s)
-        told = predictor.sure(Request("r", "chat", 0.0, PROMPT, 4096, targets))
-        assert told == pytest.approx(sure, rel=0.1)
+        reported = predictor.sure(Request("r", "chat", 0.0, PROMPT, 4096, targets))
+        assert reported == pytest.approx(sure, rel=0.1)
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9, 0.99])
@@ -111,12 +111,12 @@ def test_an_answer_of_one_token_is_counted_as_one() -> None:
 
 
 def test_asking_between_answers_changes_nothing() -> None:
-    asked, silent = LengthPredictor(), LengthPredictor()
+    requested, silent = LengthPredictor(), LengthPredictor()
     for length in normal(300, 60, 50):
-        asked.observe("chat", PROMPT, length)
+        requested.observe("chat", PROMPT, length)
         silent.observe("chat", PROMPT, length)
-        asked.predict("chat", PROMPT, 0)
-    assert asked.predict("chat", PROMPT, 10) == silent.predict("chat", PROMPT, 10)
+        requested.predict("chat", PROMPT, 0)
+    assert requested.predict("chat", PROMPT, 10) == silent.predict("chat", PROMPT, 10)
 
 
 def test_an_answer_cut_short_tells_that_it_was_longer() -> None:

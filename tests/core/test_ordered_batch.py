@@ -41,8 +41,8 @@ def replica(
 ) -> ReplicaView:
     held = sum(-(-job.computed_tokens // 16) for job in running)
     kv = KvCache(held + free_blocks, free_blocks, 16)
-    told = Speculation(drafts, 0.7) if drafts else None
-    return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, slots), MODEL, told)
+    reported = Speculation(drafts, 0.7) if drafts else None
+    return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, slots), MODEL, reported)
 
 
 def blocks(tokens: int) -> int:
@@ -172,11 +172,11 @@ def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool,
 
 
 def test_best_effort_gives_way_first_what_was_started_last_first() -> None:
-    newcomer = prompt("need", due_s=2.0)
-    assert giving_way(newcomer, 0, 0) == (True, [])
-    assert giving_way(newcomer, 1, 0, free=1) == (True, [])
-    assert giving_way(newcomer, 1, 1) == (True, ["new"])
-    assert giving_way(newcomer, 2, 1) == (True, ["new", "old"])
+    candidate = prompt("need", due_s=2.0)
+    assert giving_way(candidate, 0, 0) == (True, [])
+    assert giving_way(candidate, 1, 0, free=1) == (True, [])
+    assert giving_way(candidate, 1, 1) == (True, ["new"])
+    assert giving_way(candidate, 2, 1) == (True, ["new", "old"])
 
 
 def test_to_a_newcomer_nobody_with_a_promise_gives_way_and_to_one_that_runs_those_due_later() -> None:

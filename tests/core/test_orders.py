@@ -18,7 +18,7 @@ IDLE = Snapshot(
 
 
 def replicas(*snapshots: Snapshot) -> list[ReplicaLoad]:
-    return [ReplicaLoad(f"r{i}", told) for i, told in enumerate(snapshots)]
+    return [ReplicaLoad(f"r{i}", reported) for i, reported in enumerate(snapshots)]
 
 
 every_order = pytest.mark.parametrize("order", [pytest.param(ORDERS[name], id=name) for name in ORDERS])
@@ -40,10 +40,10 @@ snapshots = st.builds(
     kv_tokens_headroom=st.integers(0, 10**6),
 )
 some_replicas = st.lists(snapshots, max_size=6).flatmap(
-    lambda told: st.permutations(
+    lambda reported: st.permutations(
         [
             ReplicaLoad(f"r{i}", one, snapshot_s=-i / 10, sent=i % 3, sent_tokens=i % 3 * 700)
-            for i, one in enumerate(told)
+            for i, one in enumerate(reported)
         ]
     )
 )
@@ -59,23 +59,23 @@ requests = st.builds(
 
 
 @every_order
-@given(there=some_replicas, asked=requests)
-def test_everyone_stands_in_it_once(order: Order, there: list[ReplicaLoad], asked: Asked) -> None:
-    assert sorted(order(there, asked)) == sorted(load.name for load in there)
+@given(there=some_replicas, requested=requests)
+def test_everyone_stands_in_it_once(order: Order, there: list[ReplicaLoad], requested: Asked) -> None:
+    assert sorted(order(there, requested)) == sorted(load.name for load in there)
 
 
 @every_order
-@given(there=some_replicas, asked=requests)
+@given(there=some_replicas, requested=requests)
 def test_it_does_not_depend_on_how_replicas_are_listed(
-    order: Order, there: list[ReplicaLoad], asked: Asked
+    order: Order, there: list[ReplicaLoad], requested: Asked
 ) -> None:
-    assert order(there, asked) == order(there[::-1], asked)
+    assert order(there, requested) == order(there[::-1], requested)
 
 
 @every_order
-@given(told=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
-def test_equals_take_turns(order: Order, told: Snapshot, count: int, turn: int) -> None:
-    there = replicas(*[told] * count)
+@given(reported=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
+def test_equals_take_turns(order: Order, reported: Snapshot, count: int, turn: int) -> None:
+    there = replicas(*[reported] * count)
     firsts = [order(there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
     assert sorted(firsts) == [load.name for load in there]
 
@@ -141,7 +141,7 @@ CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "asked"),
+    ("tpot_s", "requested"),
     [
         (0.05, ("r0", "r2", "r1")),  # coders, nobody's, then the chats that it would slow down
         (0.1, ("r1", "r2", "r0")),  # chats, nobody's, then the coders, whom it does not hurt
@@ -150,8 +150,8 @@ CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot
         (inf, ("r2", "r0", "r1")),
     ],
 )
-def test_like_paces_gather(tpot_s: float, asked: tuple[str, ...]) -> None:
-    assert AFFINITY(replicas(CODERS, CHATS, IDLE), ASKED._replace(tpot_s=tpot_s)) == asked
+def test_like_paces_gather(tpot_s: float, requested: tuple[str, ...]) -> None:
+    assert AFFINITY(replicas(CODERS, CHATS, IDLE), ASKED._replace(tpot_s=tpot_s)) == requested
 
 
 def test_a_request_that_would_slow_others_comes_to_them_last() -> None:
@@ -183,7 +183,8 @@ def test_paces_within_a_quarter_are_of_one_kind(tpot_s: float, first: str) -> No
 
 def test_where_all_are_busy_kinds_do_not_matter() -> None:
     there = [
-        replace(told, prefill_wait_s=wait_s) for told, wait_s in ((CHATS, 0.9), (CODERS, 0.6), (IDLE, 0.7))
+        replace(reported, prefill_wait_s=wait_s)
+        for reported, wait_s in ((CHATS, 0.9), (CODERS, 0.6), (IDLE, 0.7))
     ]
     assert (
         AFFINITY(replicas(*there), ASKED) == ORDERS["best-fit"](replicas(*there), ASKED) == ("r1", "r2", "r0")
@@ -201,8 +202,8 @@ def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
 
 
 def test_an_old_snapshot_is_read_as_of_now() -> None:
-    told = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
-    load = ReplicaLoad("r0", told, snapshot_s=-0.4)
+    reported = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
+    load = ReplicaLoad("r0", reported, snapshot_s=-0.4)
     assert (load.work_s(0.0), load.prefill_wait_s(0.0)) == pytest.approx((2.6, 0.6))
     assert replace(load, snapshot_s=-9.0).prefill_wait_s(0.0) == 0.0
 
@@ -239,8 +240,8 @@ def test_without_a_cached_prefix_it_is_the_least_loaded() -> None:
 
 def test_holders_of_equal_prefixes_take_turns() -> None:
     there = replicas(IDLE, IDLE, IDLE)
-    asked = cached(r0=500, r1=500, r2=500)
-    assert [ORDERS["prefix"](there, asked._replace(turn=turn))[0] for turn in range(4)] == [
+    requested = cached(r0=500, r1=500, r2=500)
+    assert [ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(4)] == [
         "r0",
         "r1",
         "r2",
@@ -250,8 +251,10 @@ def test_holders_of_equal_prefixes_take_turns() -> None:
 
 def test_in_a_large_pool_a_holder_is_found_whoever_has_the_turn() -> None:
     there = [ReplicaLoad(f"r{i:03d}", IDLE) for i in range(3 * MOST_COMPARED)]
-    asked = cached(r150=16)
-    assert {ORDERS["prefix"](there, asked._replace(turn=turn))[0] for turn in range(len(there))} == {"r150"}
+    requested = cached(r150=16)
+    assert {ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(len(there))} == {
+        "r150"
+    }
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "lmetric", "best-fit", "class-affinity"])

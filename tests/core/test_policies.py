@@ -52,10 +52,10 @@ def test_a_pool_says_how_long_best_effort_waits() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UnknownPolicy) as told:
+    with pytest.raises(UnknownPolicy) as reported:
         build("vlm")
-    assert str(told.value) == f"no policy is called 'vlm'; there are: {', '.join(POLICIES)}"
-    assert (told.value.name, told.value.known) == ("vlm", tuple(POLICIES))
+    assert str(reported.value) == f"no policy is called 'vlm'; there are: {', '.join(POLICIES)}"
+    assert (reported.value.name, reported.value.known) == ("vlm", tuple(POLICIES))
 
 
 VLLM_ORDER = {

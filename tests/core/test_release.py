@@ -160,8 +160,8 @@ def test_best_effort_comes_last() -> None:
 
 
 def test_whom_the_policy_promises_something_after_all_counts_from_then_on() -> None:
-    def promoting(seen: ReplicaView, asked: int) -> tuple[Step, int]:
-        if asked == 0:
+    def promoting(seen: ReplicaView, requested: int) -> tuple[Step, int]:
+        if requested == 0:
             return Step({"a": 1}, promote=("b",)), 1
         assert [job.best_effort for job in seen.waiting] == [False]
         return Step({"b": 1}), 2

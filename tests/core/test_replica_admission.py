@@ -42,8 +42,8 @@ def jobs(names: str) -> list[Job]:
     return [new_job(Request(name, "chat", 0.0, 10, 10), 10, name.isupper()) for name in names]
 
 
-def verdicts(names: str, standing: AdmissionState = FREE) -> list[Verdict]:
-    return decide(OneInTwo(), VIEW, jobs(names), standing, BOUNDS)
+def verdicts(names: str, state: AdmissionState = FREE) -> list[Verdict]:
+    return decide(OneInTwo(), VIEW, jobs(names), state, BOUNDS)
 
 
 def test_newcomers_are_decided_together_and_in_order() -> None:

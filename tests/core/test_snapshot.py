@@ -43,15 +43,15 @@ def test_nobody_is_there() -> None:
 
 
 def test_counts() -> None:
-    said = snapshot(view(decode("a"), waiting=(prefill("b"), prefill("c", 40, best_effort=True))))
-    assert (said.running, said.waiting, said.best_effort) == (1, 2, 1)
-    assert said.prefill_tokens_left == 440
-    assert said.kv_tokens_free == said.kv_tokens_total - 7 * 16
+    output = snapshot(view(decode("a"), waiting=(prefill("b"), prefill("c", 40, best_effort=True))))
+    assert (output.running, output.waiting, output.best_effort) == (1, 2, 1)
+    assert output.prefill_tokens_left == 440
+    assert output.kv_tokens_free == output.kv_tokens_total - 7 * 16
 
 
 def test_a_newcomer_waits_for_the_batch_under_way_and_for_the_queue() -> None:
-    said = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
-    assert said.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * 0.060 / 398)
+    output = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
+    assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * 0.060 / 398)
 
 
 def test_slack_is_what_the_most_urgent_can_spare() -> None:
@@ -85,9 +85,9 @@ def test_a_tight_pace_bounds_the_batch() -> None:
 
 def test_decodes_that_leave_nothing() -> None:
     crowd = [decode(f"d{i}", tpot_s=0.025) for i in range(60)]
-    said = snapshot(view(*crowd, waiting=(prefill("a"),)))
-    assert (said.prefill_tokens_s, said.prefill_wait_s, said.prefill_slack_s) == (0.0, inf, 0.0)
-    assert said.kv_tokens_headroom > 0
+    output = snapshot(view(*crowd, waiting=(prefill("a"),)))
+    assert (output.prefill_tokens_s, output.prefill_wait_s, output.prefill_slack_s) == (0.0, inf, 0.0)
+    assert output.kv_tokens_headroom > 0
 
 
 def test_speculation_lets_batches_be_longer() -> None:
@@ -100,9 +100,9 @@ def test_speculation_lets_batches_be_longer() -> None:
 
 def test_headroom_is_at_the_future_peak() -> None:
     """One ends soon and frees its blocks before the other has grown."""
-    said = snapshot(view(decode("a", tokens=160, left=8), decode("b", tokens=160, left=320)))
+    output = snapshot(view(decode("a", tokens=160, left=8), decode("b", tokens=160, left=320)))
     peak_now, peak_then = 11 + 11, 30
-    assert said.kv_tokens_headroom == (1000 - max(peak_now, peak_then)) * 16
+    assert output.kv_tokens_headroom == (1000 - max(peak_now, peak_then)) * 16
 
 
 def test_a_full_cache_has_no_headroom() -> None:
@@ -112,8 +112,8 @@ def test_a_full_cache_has_no_headroom() -> None:
 def test_long_prompts_pay_for_their_attention() -> None:
     attending = replace(MODEL, prefill_work_s=1e-8)
     plain = view(waiting=(prefill("a", 4000),))
-    said = snapshot(replace(plain, model=attending))
-    assert said.prefill_wait_s == pytest.approx(snapshot(plain).prefill_wait_s + 1e-8 * 4000 * 2000)
+    output = snapshot(replace(plain, model=attending))
+    assert output.prefill_wait_s == pytest.approx(snapshot(plain).prefill_wait_s + 1e-8 * 4000 * 2000)
 
 
 jobs = st.builds(
@@ -157,8 +157,8 @@ def test_what_is_said_does_not_depend_on_the_clock(there: list[Job], busy_s: flo
 
 def test_work_is_every_token_to_come_at_what_one_more_costs() -> None:
     """A decode with 50 to come, one of them under way, and a prompt of 400 with its answer of 50."""
-    said = snapshot(view(decode("a", left=50), waiting=(prefill("b", 400),), busy_s=0.5))
-    assert said.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))
+    output = snapshot(view(decode("a", left=50), waiting=(prefill("b", 400),), busy_s=0.5))
+    assert output.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))
 
 
 def test_a_pace_counts_that_an_engine_can_just_keep() -> None:
@@ -169,17 +169,17 @@ def test_a_pace_counts_that_an_engine_can_just_keep() -> None:
 
 def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
     """It starts within 50 periods and has 50 tokens to come: its 13 blocks may stand beside the 17 others."""
-    said = snapshot(view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=3.0))
-    assert 50 <= said.prefill_wait_s / 0.060 < 53
-    assert said.kv_tokens_headroom == (1000 - 17 - 13) * 16
+    output = snapshot(view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=3.0))
+    assert 50 <= output.prefill_wait_s / 0.060 < 53
+    assert output.kv_tokens_headroom == (1000 - 17 - 13) * 16
 
 
 def test_what_has_said_nothing_is_taken_for_idle() -> None:
-    said = Snapshot()
-    assert (said.running, said.waiting, said.best_effort, said.prefill_tokens_left) == (0, 0, 0, 0)
-    assert (said.kv_tokens_free, said.kv_tokens_total, said.kv_tokens_headroom) == (0, 0, 0)
-    assert (said.work_s, said.prefill_wait_s, said.step_s) == (0.0, 0.0, 0.0)
-    assert (said.prefill_slack_s, said.prefill_tokens_s, said.tightest_tpot_s) == (inf, inf, inf)
+    output = Snapshot()
+    assert (output.running, output.waiting, output.best_effort, output.prefill_tokens_left) == (0, 0, 0, 0)
+    assert (output.kv_tokens_free, output.kv_tokens_total, output.kv_tokens_headroom) == (0, 0, 0)
+    assert (output.work_s, output.prefill_wait_s, output.step_s) == (0.0, 0.0, 0.0)
+    assert (output.prefill_slack_s, output.prefill_tokens_s, output.tightest_tpot_s) == (inf, inf, inf)
 
 
 DURATIONS_AND_RATES = (

@@ -114,8 +114,8 @@ def test_a_model_of_a_later_version_is_read_by_what_is_known_of_it(
 
 
 def test_a_model_of_an_earlier_version_has_defaults_for_what_it_does_not_say() -> None:
-    said = {"name": "first", "terms": [{"token_s": 0.3, "fixed_s": -0.2}]}
-    assert from_json(said) == TimeModel("first", (Term(0.3, -0.2),))
+    output = {"name": "first", "terms": [{"token_s": 0.3, "fixed_s": -0.2}]}
+    assert from_json(output) == TimeModel("first", (Term(0.3, -0.2),))
 
 
 NO_DURATIONS: tuple[Any, ...] = (None, "1", [], -1.0, math.nan, math.inf)
@@ -123,7 +123,7 @@ SOUND = {"name": "m", "terms": [{"token_s": 0.1, "fixed_s": 0.2, "spec_step_s": 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         {},
         {"name": "m"},
@@ -142,6 +142,6 @@ SOUND = {"name": "m", "terms": [{"token_s": 0.1, "fixed_s": 0.2, "spec_step_s": 
     ],
     ids=repr,
 )
-def test_what_is_no_model_is_refused_by_one_kind_of_error(said: Any) -> None:
+def test_what_is_no_model_is_refused_by_one_kind_of_error(output: Any) -> None:
     with pytest.raises(ValueError, match=r"missing|wrong type|negative or no number|no time"):
-        from_json(said)
+        from_json(output)

@@ -25,14 +25,14 @@ def test_a_refusal_is_no_loss() -> None:
 
 def test_what_was_on_a_killed_process_is_excused_and_nothing_else() -> None:
     other = Asked(3, began_s=1.0, replica="r0", ended_s=1.5, problem="the stream ended")
-    toll = count_toll([CUT_SHORT, other], [lambda asked: asked.replica == "r1"])
+    toll = count_toll([CUT_SHORT, other], [lambda requested: requested.replica == "r1"])
     assert (toll.excused, toll.lost) == (1, [other])
 
 
 def pool(**status: Any) -> dict[str, Any]:
     conditions = [
-        {"type": name, "status": said}
-        for name, said in {"Ready": "True", "Progressing": "False", "Degraded": "False"}.items()
+        {"type": name, "status": output}
+        for name, output in {"Ready": "True", "Progressing": "False", "Degraded": "False"}.items()
     ]
     of_all = {"replicas": 3, "readyReplicas": 3, "updatedReplicas": 3}
     return {
@@ -74,5 +74,5 @@ def test_a_pod_on_its_way_out_is_not_counted() -> None:
 def test_a_story_says_which_steps_it_has_left_out() -> None:
     assert verdict(STORY, {}) == f"all {len(STORY)} steps held"
     name = STORY[0].name
-    said = verdict(STORY, {"left_out": [name]})
-    assert said == f"{len(STORY) - 1} of {len(STORY)} steps held, left out: {name}"
+    output = verdict(STORY, {"left_out": [name]})
+    assert output == f"{len(STORY) - 1} of {len(STORY)} steps held, left out: {name}"

@@ -102,12 +102,12 @@ def test_every_object_is_taken_by_the_api_server(value_set: str, kubectl: Kubect
     manifests = known(rendered(value_set, watched, namespace))
     accounts = [m for m in manifests if m["kind"] == "ServiceAccount"]
     kubectl.out("apply", "--filename=-", stdin=yaml.safe_dump_all(accounts))
-    said = kubectl(
+    output = kubectl(
         "apply", "--dry-run=server", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(manifests)
     )
-    assert said.code == 0, said.err
-    assert len(said.out.splitlines()) == len(manifests)
-    assert "Warning" not in said.err
+    assert output.code == 0, output.err
+    assert len(output.out.splitlines()) == len(manifests)
+    assert "Warning" not in output.err
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
@@ -175,13 +175,13 @@ def test_a_namespaces_administrator_can_install_the_locked_down_chart(
     manifests = rendered("locked-down", ["--set", f"watchNamespaces={{{namespace}}}"], namespace)
     granted = [rule for m in manifests if m["kind"] == "Role" for rule in m["rules"]]
     kubectl.out("apply", "--filename=-", stdin=yaml.safe_dump_all(maintainer(granted)))
-    said = kubectl(
+    output = kubectl(
         "apply",
         "--as=maintainer",
         "--filename=-",
         stdin=yaml.safe_dump_all([m for m in manifests if not is_test(m)]),
     )
-    assert said.code == 0, said.err
+    assert output.code == 0, output.err
 
 
 def maintainer(granted: list[Manifest]) -> list[Manifest]:

@@ -287,8 +287,8 @@ TABLE: list[tuple[str, object, list[str]]] = [
 
 @pytest.mark.parametrize(("path", "value", "lines"), TABLE)
 def test_a_wrong_pool_is_refused_in_words(pools: Pools, path: str, value: object, lines: list[str]) -> None:
-    told = pools.refusals(with_change(path, value))
-    assert [line[: len(said)] for line, said in zip(told, lines, strict=True)] == lines
+    reported = pools.refusals(with_change(path, value))
+    assert [line[: len(output)] for line, output in zip(reported, lines, strict=True)] == lines
 
 
 def test_the_good_pool_is_accepted(pools: Pools) -> None:
@@ -358,6 +358,8 @@ def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def test_every_rule_is_broken_once_above() -> None:
     schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    said = "\n".join(line for _, _, lines in TABLE for line in lines)
-    silent = {rule["message"] for rule in rules(schema) if "message" in rule and rule["message"] not in said}
+    output = "\n".join(line for _, _, lines in TABLE for line in lines)
+    silent = {
+        rule["message"] for rule in rules(schema) if "message" in rule and rule["message"] not in output
+    }
     assert silent == set()

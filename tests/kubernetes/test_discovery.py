@@ -251,7 +251,7 @@ async def tell_status(namespace: Namespace, *, ready: bool) -> None:
 
 async def test_while_the_api_server_is_away_the_last_set_stands(server: Server, namespace: Namespace) -> None:
     await namespace.write_slice("a", endpoint("p-0", 1))
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with followed(watch_of(namespace, server.kubeconfig)) as seen:
             await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
             await until(lambda: seen.watch.connected)
@@ -263,9 +263,9 @@ async def test_while_the_api_server_is_away_the_last_set_stands(server: Server, 
             async with server.client() as http:
                 await Namespace(namespace.name, http).write_slice("a", endpoint("p-0", 2))
             await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
-    news = [line["changes"] for line in said if line["event"] == "replicas"]
+    news = [line["changes"] for line in output if line["event"] == "replicas"]
     assert news == ["p-0=10.0.0.1:7000/in_service", "p-0=10.0.0.2:7000/in_service"]
-    assert "cluster watched again" in [line["event"] for line in said]
+    assert "cluster watched again" in [line["event"] for line in output]
 
 
 async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
@@ -301,11 +301,11 @@ async def test_what_was_missed_too_long_ago_to_be_told_is_listed_anew(
         await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
     await namespace.delete_slice("a")
     watch._version = "1"
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with followed(watch) as seen:
             await seen.until_it_is()
             await until(lambda: watch.connected)
-    assert any("410" in line.get("why", "") for line in said)
+    assert any("410" in line.get("why", "") for line in output)
 
 
 async def test_an_account_needs_to_get_list_and_watch_slices_and_nothing_else(
@@ -313,15 +313,15 @@ async def test_an_account_needs_to_get_list_and_watch_slices_and_nothing_else(
 ) -> None:
     kubeconfig = await account(namespace, server, tmp_path, ["list"])
     await namespace.write_slice("a", endpoint("p-0", 1))
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with followed(watch_of(namespace, kubeconfig)) as seen:
             await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
-            await until(lambda: any(line["event"] == "cluster not watched" for line in said))
+            await until(lambda: any(line["event"] == "cluster not watched" for line in output))
             await allow(namespace, ALLOWED)
             await until(lambda: seen.watch.connected)
             await namespace.write_slice("a", endpoint("p-0", 2))
             await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
-    [refused] = [line["why"] for line in said if line["event"] == "cluster not watched"]
+    [refused] = [line["why"] for line in output if line["event"] == "cluster not watched"]
     assert 'cannot watch resource "endpointslices"' in refused
 
 
@@ -331,9 +331,9 @@ async def test_a_token_that_was_rotated_is_read_again(
     kubeconfig = await account(namespace, server, tmp_path, ALLOWED)
     good = (tmp_path / "token").read_text()
     (tmp_path / "token").write_text("an old one")
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with followed(watch_of(namespace, kubeconfig)) as seen:
-            await until(lambda: any("401" in line.get("why", "") for line in said))
+            await until(lambda: any("401" in line.get("why", "") for line in output))
             (tmp_path / "token").write_text(good)
             await seen.until_it_is()
 

@@ -65,8 +65,8 @@ def test_what_a_mutating_webhook_changes_is_no_drift(
         assert world.events("DriftMended") == []
         world.change("StatefulSet", "chat-replica", {"spec": {"replicas": 5}})
         eventually(lambda: world.get("StatefulSet", "chat-replica")["spec"]["replicas"] == 2)  # type: ignore[index]
-        (told,) = eventually(lambda: world.events("DriftMended"))
-        assert told == 'StatefulSet "chat-replica": spec.replicas put back as the pool wants'
+        (reported,) = eventually(lambda: world.events("DriftMended"))
+        assert reported == 'StatefulSet "chat-replica": spec.replicas put back as the pool wants'
 
 
 @pytest.mark.parametrize("field", ["replicas", "image"])

@@ -91,7 +91,7 @@ def test_drift_is_mended(world: World, kind: str, name: str, harm: dict[str, Any
         return now is not None and now[part] == before[part]
 
     eventually(mended)
-    eventually(lambda: [said for said in world.events("DriftMended") if f'{kind} "{name}"' in said])
+    eventually(lambda: [output for output in world.events("DriftMended") if f'{kind} "{name}"' in output])
 
 
 def test_what_is_deleted_comes_back(world: World) -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_longer_wanted_goes_and_what_is_not_the_pool_s_stays(world: W
     world.change("ServingPool", "chat", {"spec": {"ingress": None}})
     world.gone(lambda: world.get("Ingress", "chat"))
     assert world.get("ConfigMap", "stranger") is not None
-    eventually(lambda: [said for said in world.events("Removed") if "Ingress" in said])
+    eventually(lambda: [output for output in world.events("Removed") if "Ingress" in output])
 
 
 def _labels() -> dict[str, str]:

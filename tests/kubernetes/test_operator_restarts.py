@@ -193,10 +193,10 @@ def test_definition_of_another_release_is_said_in_one_line(
         assert "kubectl apply --server-side -f crds/servingpools.yaml" in operator.said()
         patch = [{"op": "remove", "path": SCHEMA + "/status/properties/autoscaling"}]
         changed(kubectl, patch)
-        mute = start(ready=False)
-        assert mute.process.wait(60) == 1
-        assert "which could not report status.autoscaling" in mute.said()
-        assert "Traceback" not in mute.said()
+        silent = start(ready=False)
+        assert silent.process.wait(60) == 1
+        assert "which could not report status.autoscaling" in silent.said()
+        assert "Traceback" not in silent.said()
     finally:
         kubectl.out("apply", "--server-side", "--force-conflicts", "--filename", DEFINITION)
 

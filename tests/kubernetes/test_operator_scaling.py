@@ -96,9 +96,9 @@ def answers_for(world: World) -> None:
 
 def look_again(world: World, router: Router) -> None:
     """Makes the operator look at the pool, and waits until it has."""
-    asked = router.asked
-    world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(asked)}}})
-    eventually(lambda: router.asked > asked)
+    requested = router.asked
+    world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(requested)}}})
+    eventually(lambda: router.asked > requested)
 
 
 def scaled(world: World) -> dict[str, Any]:

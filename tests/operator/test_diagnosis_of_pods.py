@@ -25,8 +25,8 @@ def container(name: str = "engine", image: str = "vllm:v1", **rest: Any) -> dict
 
 
 def unscheduled(message: str) -> Manifest:
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return pod(phase="Pending", conditions=[said])
+    output = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(phase="Pending", conditions=[output])
 
 
 def event(about: str, reason: str, message: str, at: str = "2026-01-02T03:04:00Z") -> Manifest:
@@ -72,7 +72,7 @@ def test_image_that_cannot_be_pulled(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("output", "cause"),
     [
         ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", Cause.GPU_MISSING),
         ("0/3 nodes are available: 3 Insufficient memory.", Cause.UNSCHEDULABLE),
@@ -82,11 +82,11 @@ def test_image_that_cannot_be_pulled(reason: str) -> None:
         ("0/2 nodes: pod has unbound immediate PersistentVolumeClaims. not found", Cause.CLAIM_PENDING),
     ],
 )
-def test_pod_that_fits_no_node(said: str, cause: Cause) -> None:
-    problem = the_problem(unscheduled(said))
+def test_pod_that_fits_no_node(output: str, cause: Cause) -> None:
+    problem = the_problem(unscheduled(output))
     assert problem.cause is cause
     assert problem.message.startswith("chat-replica-0: ")
-    assert problem.message.endswith(said)
+    assert problem.message.endswith(output)
 
 
 def test_crash_loop_says_exit_code_and_last_line() -> None:
@@ -152,10 +152,12 @@ def test_missing_secret_is_named_by_the_kubelet() -> None:
 
 
 def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
-    told = event("chat-replica-0", "FailedMount", 'MountVolume.SetUp failed: configmap "models" not found')
-    problem = the_problem(pod(phase="Pending"), events=[told])
+    reported = event(
+        "chat-replica-0", "FailedMount", 'MountVolume.SetUp failed: configmap "models" not found'
+    )
+    problem = the_problem(pod(phase="Pending"), events=[reported])
     assert problem.cause is Cause.CONFIG_MAP_MISSING
-    assert problems(pod(phase="Running"), events=[told]) == []
+    assert problems(pod(phase="Running"), events=[reported]) == []
 
 
 @pytest.mark.parametrize(
@@ -171,26 +173,26 @@ def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
 def test_a_mount_that_went_well_the_second_time_hides_nothing_else(
     engine: Any, sidecar: Any, causes: list[Cause]
 ) -> None:
-    def state(said: Any) -> Any:
-        return {"waiting": {"reason": said, "message": "no"}} if isinstance(said, str) else said
+    def state(output: Any) -> Any:
+        return {"waiting": {"reason": output, "message": "no"}} if isinstance(output, str) else output
 
     now = pod(
         phase="Pending",
         initContainerStatuses=[container(state=state(engine), started=True)],
         containerStatuses=[container("sidecar", state=state(sidecar))],
     )
-    told = event("chat-replica-0", "FailedMount", "failed to sync configmap cache: timed out")
-    assert [problem.cause for problem in problems(now, events=[told])] == causes
+    reported = event("chat-replica-0", "FailedMount", "failed to sync configmap cache: timed out")
+    assert [problem.cause for problem in problems(now, events=[reported])] == causes
 
 
 def test_an_event_about_the_pod_that_had_the_name_before_says_nothing() -> None:
-    told = event("chat-replica-0", "FailedMount", "volume not there yet")
-    told["involvedObject"]["uid"] = "before"
+    reported = event("chat-replica-0", "FailedMount", "volume not there yet")
+    reported["involvedObject"]["uid"] = "before"
     now = pod(phase="Pending")
     now["metadata"]["uid"] = "now"
-    assert problems(now, events=[told]) == []
+    assert problems(now, events=[reported]) == []
     now["metadata"]["uid"] = "before"
-    assert [problem.cause for problem in problems(now, events=[told])] == [Cause.VOLUME_NOT_MOUNTED]
+    assert [problem.cause for problem in problems(now, events=[reported])] == [Cause.VOLUME_NOT_MOUNTED]
 
 
 def test_newest_event_counts() -> None:
@@ -200,25 +202,25 @@ def test_newest_event_counts() -> None:
 
 
 def test_quota_is_read_from_the_statefulset_s_events_while_pods_are_missing() -> None:
-    told = event(
+    reported = event(
         "chat-replica",
         "FailedCreate",
         'create Pod chat-replica-1 failed error: pods "chat-replica-1" is forbidden: exceeded quota: gpus',
     )
-    problem = the_problem(replicas(wanted=2, made=1), events=[told])
+    problem = the_problem(replicas(wanted=2, made=1), events=[reported])
     assert problem.cause is Cause.QUOTA_EXCEEDED
     assert problem.component is Component.REPLICA
-    assert problems(replicas(wanted=2, made=2), events=[told]) == []
+    assert problems(replicas(wanted=2, made=2), events=[reported]) == []
 
 
 def test_deployment_says_itself_that_its_pods_are_refused() -> None:
-    said = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity: restricted"}
+    output = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity: restricted"}
     deployment = {
         "kind": "Deployment",
         "metadata": {"name": "chat-router", "labels": {"app.kubernetes.io/component": "router"}},
-        "status": {"conditions": [said]},
+        "status": {"conditions": [output]},
     }
-    assert the_problem(deployment) == PoolProblem(Cause.PODS_REFUSED, said["message"], Component.ROUTER)
+    assert the_problem(deployment) == PoolProblem(Cause.PODS_REFUSED, output["message"], Component.ROUTER)
 
 
 def test_evicted_pod() -> None:
@@ -275,8 +277,8 @@ def test_an_engine_without_room_for_its_model_or_its_cache(words: str) -> None:
 
 def test_the_process_that_failed_is_quoted_and_not_the_one_that_waited_for_it() -> None:
     waited = "RuntimeError: Engine core initialization failed. See root cause above."
-    said = f"penstock_vllm.versions.UnsupportedVllm: penstock: vLLM 0.30.0 is not supported\n{waited}\n"
-    assert the_problem(crashed(message=said)).message.endswith("vLLM 0.30.0 is not supported")
+    output = f"penstock_vllm.versions.UnsupportedVllm: penstock: vLLM 0.30.0 is not supported\n{waited}\n"
+    assert the_problem(crashed(message=output)).message.endswith("vLLM 0.30.0 is not supported")
 
 
 @pytest.mark.parametrize(("exit_code", "words"), [(137, "no memory left"), (3, "no message")])

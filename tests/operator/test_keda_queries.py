@@ -133,10 +133,10 @@ def wanted(
     """How many replicas KEDA wants of a pool with that past, where there are so many."""
 
     def replicas(past: str, now: int, **autoscaling: Any) -> int:
-        told = {"minReplicas": 1, "maxReplicas": 16, "targetAttainment": 0.95} | autoscaling
-        told |= {"by": "keda", "prometheusUrl": keda.prometheus}
+        reported = {"minReplicas": 1, "maxReplicas": 16, "targetAttainment": 0.95} | autoscaling
+        reported |= {"by": "keda", "prometheusUrl": keda.prometheus}
         made = desired(
-            make_pool(tiers=TIERS, autoscaling=told),
+            make_pool(tiers=TIERS, autoscaling=reported),
             PoolOwner("llama", past, "uid"),
             settings,
             RenderFacts(now, credentials),

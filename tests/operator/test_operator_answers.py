@@ -16,11 +16,11 @@ WEIGHTS = {
 
 
 def test_a_field_that_the_server_drops_is_named_by_its_path(want: Want) -> None:
-    asked = want(**WEIGHTS)["StatefulSet/llama-replica"]
-    made = deepcopy(asked)  # as a server without image volumes has it
+    requested = want(**WEIGHTS)["StatefulSet/llama-replica"]
+    made = deepcopy(requested)  # as a server without image volumes has it
     for volume in made["spec"]["template"]["spec"]["volumes"]:
         volume.pop("image", None)
-    problem = fields_left_out(asked, made)
+    problem = fields_left_out(requested, made)
     assert problem is not None
     assert (problem.cause, problem.component) == (Cause.API_REFUSED, Component.REPLICA)
     assert "spec.template.spec.volumes[model].image" in problem.message

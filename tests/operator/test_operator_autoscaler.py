@@ -23,7 +23,7 @@ from examples import examples
 
 
 def pool(replicas: int = 2, **autoscaling: Any) -> Pool:
-    told = {"minReplicas": 1, "maxReplicas": 8, "scaleUp": {"stabilizationWindow": "0s"}} | autoscaling
+    reported = {"minReplicas": 1, "maxReplicas": 8, "scaleUp": {"stabilizationWindow": "0s"}} | autoscaling
     document = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
@@ -33,7 +33,7 @@ def pool(replicas: int = 2, **autoscaling: Any) -> Pool:
             "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
             "replicas": replicas,
             "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
-            "autoscaling": told,
+            "autoscaling": reported,
         },
     }
     return parse_pool(document, "pool")
@@ -53,8 +53,8 @@ def quiet(desired: int) -> DemandObservation:
 
 def filled(desired: int, share: float) -> DemandObservation:
     """So full that one fewer is not enough."""
-    said = Snapshot(running=1, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
-    ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, said) for i in range(desired))
+    output = Snapshot(running=1, kv_tokens_total=1000, kv_tokens_headroom=round(1000 * (1 - share)))
+    ready = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, output) for i in range(desired))
     return DemandObservation(10.0, desired, {"chat": TierDemand()}, replicas=ready)
 
 
@@ -85,11 +85,11 @@ def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
     scaler = Autoscaler()
     first = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=0.0)
     assert "lastScaleTime" not in first
-    told = scaler.decide_scaling(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
-    assert told["replicas"] > 2
-    assert told["startedFrom"] == 2
-    assert told["reason"] == ScalingReason.REFUSED
-    assert told["lastScaleTime"] == "1970-01-01T00:00:10Z"
+    reported = scaler.decide_scaling(pool(), {"autoscaling": dict(first)}, refused(desired=2), now_s=10.0)
+    assert reported["replicas"] > 2
+    assert reported["startedFrom"] == 2
+    assert reported["reason"] == ScalingReason.REFUSED
+    assert reported["lastScaleTime"] == "1970-01-01T00:00:10Z"
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,16 @@ def test_no_step_is_larger_than_the_pool_allows(
 def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None:
     first = Autoscaler()
     first.decide_scaling(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
-    told = first.decide_scaling(pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0)
+    reported = first.decide_scaling(
+        pool(), {"autoscaling": {"startedFrom": 2}}, refused(desired=2), now_s=1000.0
+    )
     learned = first.capacity_rps(None)
     assert learned is not None
     second = Autoscaler()
     assert second.capacity_rps(learned) == learned
-    second.decide_scaling(pool(), {"autoscaling": dict(told)}, quiet(told["replicas"]), 1010.0, learned)
+    second.decide_scaling(
+        pool(), {"autoscaling": dict(reported)}, quiet(reported["replicas"]), 1010.0, learned
+    )
     assert second.memory is not None
     assert second.memory.capacity_rps == pytest.approx(learned, rel=0.01)
 
@@ -148,8 +152,8 @@ def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
     before = status["autoscaling"]
     busy = filled(2, 0.7)
     for decide_scaling in range(1, 6):
-        told = scaler.decide_scaling(pool(), status, busy, now_s=1000.0 + decide_scaling)
-        assert told == before
+        reported = scaler.decide_scaling(pool(), status, busy, now_s=1000.0 + decide_scaling)
+        assert reported == before
     later = scaler.decide_scaling(pool(), status, busy, now_s=1000.0 + REASON_PERIOD_S)
     assert later["replicas"] == before["replicas"]
     assert later["reason"] != before["reason"]
@@ -172,20 +176,20 @@ def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
 def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]], window: str) -> None:
     scaled = pool(scaleUp={"stabilizationWindow": window}, scaleDown={"stabilizationWindow": window})
     scaler, now_s = Autoscaler(), 0.0
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for elapsed_s, more, ready in looks:
         now_s += elapsed_s
         tier = TierDemand(arrived=2 * more, admitted=more, rejected=more, hops=2 * more)
         replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY) for i in range(ready))
         demand = DemandObservation(elapsed_s, ready, {"chat": tier}, replicas=replicas)
-        told = dict(scaler.decide_scaling(scaled, {"autoscaling": told}, demand, now_s))
-        assert len(json.dumps(told)) < 1024
-    assert "memory" not in told
+        reported = dict(scaler.decide_scaling(scaled, {"autoscaling": reported}, demand, now_s))
+        assert len(json.dumps(reported)) < 1024
+    assert "memory" not in reported
 
 
 def test_other_number_in_the_spec_begins_anew() -> None:
     scaler = Autoscaler()
-    told = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=1000.0)
-    anew = scaler.decide_scaling(pool(replicas=3), {"autoscaling": dict(told)}, quiet(3), now_s=1010.0)
+    reported = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=1000.0)
+    anew = scaler.decide_scaling(pool(replicas=3), {"autoscaling": dict(reported)}, quiet(3), now_s=1010.0)
     assert anew["startedFrom"] == 3
     assert anew["replicas"] == 3

@@ -61,9 +61,9 @@ def test_namesake_made_since_is_not_forgotten_with_its_predecessor() -> None:
 def test_list_tells_what_a_watch_has_lost() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "gone", 1))
-    asked = cache.mark(CONFIG_MAP)
+    requested = cache.mark(CONFIG_MAP)
     cache.update(made(CONFIG_MAP, "newer-than-the-list", 9))
-    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "there", 3)], 5, asked)
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "there", 3)], 5, requested)
     assert names(cache) == ["newer-than-the-list", "there"]
 
 
@@ -71,10 +71,12 @@ def test_what_was_heard_while_a_list_was_under_way_stays() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "changes", 3))
     cache.update(made(CONFIG_MAP, "goes", 4))
-    asked = cache.mark(CONFIG_MAP)
+    requested = cache.mark(CONFIG_MAP)
     cache.update(made(CONFIG_MAP, "changes", 7))
     cache.remove(made(CONFIG_MAP, "goes", 8))
-    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "changes", 3), made(CONFIG_MAP, "goes", 4)], 6, asked)
+    cache.replace(
+        CONFIG_MAP, None, [made(CONFIG_MAP, "changes", 3), made(CONFIG_MAP, "goes", 4)], 6, requested
+    )
     assert names(cache) == ["changes"]
     assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "7"
     assert not cache.behind
@@ -95,8 +97,8 @@ def test_list_of_a_restored_server_is_believed() -> None:
     cache = restored()
     listed = [made(CONFIG_MAP, "changed-since", 600), made(CONFIG_MAP, "deleted-since", 500)]
     cache.replace(CONFIG_MAP, None, listed, 650, cache.mark(CONFIG_MAP))
-    told = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cache.children(KEY)}
-    assert told == {"changed-since": "600", "deleted-since": "500"}
+    reported = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cache.children(KEY)}
+    assert reported == {"changed-since": "600", "deleted-since": "500"}
     assert cache.update(made(CONFIG_MAP, "changed-since", 651))
     assert cache.update(made(CONFIG_MAP, "deleted-since", 652))
 
@@ -130,9 +132,9 @@ def test_list_of_one_namespace_says_nothing_of_others() -> None:
 def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "goes", 4))
-    asked = cache.mark(CONFIG_MAP)
+    requested = cache.mark(CONFIG_MAP)
     cache.remove(made(CONFIG_MAP, "goes", 8))
-    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "goes", 4)], 6, asked)
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "goes", 4)], 6, requested)
     assert names(cache) == []
 
 

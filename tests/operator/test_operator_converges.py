@@ -68,9 +68,9 @@ class Cluster:
 
     async def resync(self) -> None:
         for kind in (POOL, *WATCHED):
-            asked = self.cache.mark(kind)
+            requested = self.cache.mark(kind)
             listed, version = await self.api.list(kind)
-            self.cache.replace(kind, None, listed, version, asked)
+            self.cache.replace(kind, None, listed, version, requested)
 
     async def operate(self) -> None:
         """Reconcile again and again; what fails is tried again a little later."""

@@ -83,10 +83,10 @@ def test_attainment_counts_all_requests_of_all_routers() -> None:
 
 def test_demand_says_what_routers_and_pods_say() -> None:
     row = {"name": "chat-replica-0", "state": "ready", "age_s": 0.1, "running": 3, "prefill_wait_s": None}
-    told = reading_of("a", page(held=2, replicas=[row]))
+    reported = reading_of("a", page(held=2, replicas=[row]))
     pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}
     demand = demand_of(
-        DemandTally(), readings=[told], replicas=pods, desired=2, has_slo={"chat": False}, now_s=1.0
+        DemandTally(), readings=[reported], replicas=pods, desired=2, has_slo={"chat": False}, now_s=1.0
     )
     assert demand.held == 2
     assert demand.desired == 2
@@ -99,8 +99,8 @@ def test_demand_says_what_routers_and_pods_say() -> None:
 def test_what_json_cannot_say_is_endless() -> None:
     """A replica whose decodes leave no time for prefills is full, not idle."""
     rows = [{"name": "chat-replica-0", "prefill_wait_s": None, "prefill_slack_s": 0.0}]
-    told, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
-    demand = demand_of(DemandTally(), readings=[told], replicas=pods, desired=1, has_slo={}, now_s=1.0)
+    reported, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
+    demand = demand_of(DemandTally(), readings=[reported], replicas=pods, desired=1, has_slo={}, now_s=1.0)
     assert demand.replicas[0].snapshot.prefill_wait_s == float("inf")
 
 

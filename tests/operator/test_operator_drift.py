@@ -179,23 +179,25 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "told"), CHANGES)
-def test_field_that_is_still_the_operators_was_changed_by_admission(path: str, value: Any, told: str) -> None:
+@pytest.mark.parametrize(("path", "value", "reported"), CHANGES)
+def test_field_that_is_still_the_operators_was_changed_by_admission(
+    path: str, value: Any, reported: str
+) -> None:
     seen = owned(WANTED)
     change(seen, path, value)
     assert drift(WANTED, seen) == ()
     assert differences(WANTED, seen) == (
-        Difference(told, absent="ports" in path or value is None, owned=True),
+        Difference(reported, absent="ports" in path or value is None, owned=True),
     )
 
 
-@pytest.mark.parametrize(("path", "value", "told"), CHANGES)
-def test_field_that_another_manager_has_taken_drifts(path: str, value: Any, told: str) -> None:
+@pytest.mark.parametrize(("path", "value", "reported"), CHANGES)
+def test_field_that_another_manager_has_taken_drifts(path: str, value: Any, reported: str) -> None:
     left = deepcopy(WANTED)
     change(left, path.removesuffix("/limits/memory").removesuffix("/a"), None)
     seen = owned(left)
     change(seen, path, value)
-    assert drift(WANTED, seen) == (told,)
+    assert drift(WANTED, seen) == (reported,)
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,12 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
         scheduling={"policy": "sola", "maxBatchTokens": 512, "maxRunning": 64, "agingTimeout": "10s"},
     )
     engine = engine_of(objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"])
-    told = {
+    reported = {
         flag: after(engine, f"--{flag}")
         for flag in ("served-model-name", "tensor-parallel-size", "max-model-len", "max-num-seqs", "port")
     }
     assert (engine["args"][0], engine["args"][-1]) == ("org/model", "--swap-space=8")
-    assert told == {
+    assert reported == {
         "served-model-name": "served",
         "tensor-parallel-size": "4",
         "max-model-len": "4096",
@@ -168,9 +168,9 @@ def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: Po
 
 
 def test_vllm_is_told_to_wait_for_a_time_model_that_is_to_be_measured(pod_of: PodOf) -> None:
-    told = variables(engine_of(pod_of("vllm", image="vllm:1", timeModel="auto")))
-    assert told["PENSTOCK_TIME_MODEL"] == "auto"
-    assert told["PENSTOCK_TELEMETRY"]
+    reported = variables(engine_of(pod_of("vllm", image="vllm:1", timeModel="auto")))
+    assert reported["PENSTOCK_TIME_MODEL"] == "auto"
+    assert reported["PENSTOCK_TELEMETRY"]
 
 
 def test_a_measured_time_model_is_mounted_for_all_who_read_it(want: Want) -> None:
@@ -263,8 +263,8 @@ def test_engines_that_are_not_told_their_gpus_get_none(pod_of: PodOf, kind: str)
 def test_replicas_with_gpus_have_the_runtime_class_of_the_installation(
     want: Want, settings: OperatorSettings, engine: dict[str, Any], runtime_class: str | None
 ) -> None:
-    told = dataclasses.replace(settings, gpu_runtime_class="nvidia")
-    objects = want(settings=told, engine={**TIME, **engine})
+    reported = dataclasses.replace(settings, gpu_runtime_class="nvidia")
+    objects = want(settings=reported, engine={**TIME, **engine})
     pod = objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"]
     assert pod.get("runtimeClassName") == runtime_class
     assert "runtimeClassName" not in objects["Deployment/llama-router"]["spec"]["template"]["spec"]
@@ -322,8 +322,8 @@ def shared(pod: Any, path: str) -> str:
 
 
 def test_vllm_writes_its_termination_message_where_kubernetes_reads_it(pod_of: PodOf) -> None:
-    told = {entry["name"]: entry["value"] for entry in engine_of(pod_of("vllm", image="e:1"))["env"]}
-    assert told["PENSTOCK_TERMINATION_LOG"] == "/dev/termination-log"
+    reported = {entry["name"]: entry["value"] for entry in engine_of(pod_of("vllm", image="e:1"))["env"]}
+    assert reported["PENSTOCK_TERMINATION_LOG"] == "/dev/termination-log"
 
 
 @pytest.mark.parametrize(("catches", "ends"), [("signal.SIGTERM", True), ("signal.SIGUSR2", False)])
@@ -336,8 +336,8 @@ def test_vllm_is_told_to_stop_once_it_listens(pod_of: PodOf, catches: str, ends:
     ) as first:
         assert first.stdout is not None
         first.stdout.readline()
-        asked = waits.replace("/proc/1/", f"/proc/{first.pid}/").replace("sleep 0.2", "exit 1")
-        assert (subprocess.run([shell, flag, asked], check=False).returncode == 0) is ends
+        requested = waits.replace("/proc/1/", f"/proc/{first.pid}/").replace("sleep 0.2", "exit 1")
+        assert (subprocess.run([shell, flag, requested], check=False).returncode == 0) is ends
 
 
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
@@ -354,8 +354,8 @@ def test_engine_and_sidecar_get_the_key_between_them_from_its_secret(pod_of: Pod
         (engine_of(pod), {"PENSTOCK_ENGINE_API_KEY", "VLLM_API_KEY"}),
         (sidecar, {"PENSTOCK_ENGINE_API_KEY"}),
     ):
-        told = {one["name"] for one in container["env"] if one.get("valueFrom") == key}
-        assert told == variables
+        reported = {one["name"] for one in container["env"] if one.get("valueFrom") == key}
+        assert reported == variables
 
 
 @pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])

@@ -35,9 +35,9 @@ class Cluster:
         return "" if self.lease is None else str(self.lease["spec"]["holderIdentity"])
 
     def store(self, lease: Manifest) -> None:
-        told = lease["metadata"].get("resourceVersion")
+        reported = lease["metadata"].get("resourceVersion")
         there = None if self.lease is None else self.lease["metadata"]["resourceVersion"]
-        if told != there:
+        if reported != there:
             raise ApiRefused(409, "Conflict", "somebody was faster")
         self.version += 1
         metadata = lease["metadata"] | {"resourceVersion": str(self.version)}

@@ -114,8 +114,8 @@ def test_an_hpa_has_the_pools_bounds_and_haste(want: Want) -> None:
 
 def test_others_autoscalers_read_what_is_exported(want: Want) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
-    told = {**SCALING, "minReplicas": 0, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
-    triggers = want(autoscaling=told)["ScaledObject/llama"]["spec"]["triggers"]
+    reported = {**SCALING, "minReplicas": 0, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
+    triggers = want(autoscaling=reported)["ScaledObject/llama"]["spec"]["triggers"]
     metrics = want(autoscaling={**SCALING, "by": "hpa"})["HorizontalPodAutoscaler/llama"]["spec"]["metrics"]
     read = [trigger["metadata"]["query"] for trigger in triggers]
     read += [metric["pods"]["metric"]["name"] for metric in metrics]
@@ -124,11 +124,11 @@ def test_others_autoscalers_read_what_is_exported(want: Want) -> None:
 
 @pytest.mark.parametrize(("least", "questions"), [(1, 2), (0, 3)])
 def test_keda_asks_prometheus_about_this_pool_alone(want: Want, least: int, questions: int) -> None:
-    told = {**SCALING, "minReplicas": least, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
-    spec = want(autoscaling=told)["ScaledObject/llama"]["spec"]
-    asked = [trigger["metadata"] for trigger in spec["triggers"]]
-    assert (spec["minReplicaCount"], len(asked)) == (least, questions)
-    for each in asked:
+    reported = {**SCALING, "minReplicas": least, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
+    spec = want(autoscaling=reported)["ScaledObject/llama"]["spec"]
+    requested = [trigger["metadata"] for trigger in spec["triggers"]]
+    assert (spec["minReplicaCount"], len(requested)) == (least, questions)
+    for each in requested:
         assert each["serverAddress"] == "http://prometheus:9090"
         assert each["ignoreNullValues"] == "false"
         assert each["query"].count("{") == each["query"].count('namespace="apps",service="llama')

@@ -68,9 +68,9 @@ def test_keys_are_named_by_their_mounted_file_and_never_written(read: Read) -> N
 @pytest.mark.parametrize(("least", "held"), [(0, 0), (1, 1), (3, 1)])
 def test_routers_know_whether_to_hold_and_how_long(read: Read, least: int, held: int) -> None:
     scaling = {"minReplicas": least, "maxReplicas": 8, "wakeTimeout": "45s"}
-    told = read("router", **SPEC, replicas=4, autoscaling=scaling).spec.autoscaling
-    assert told is not None
-    assert (told.min_replicas, told.wake_timeout_s) == (held, 45)
+    reported = read("router", **SPEC, replicas=4, autoscaling=scaling).spec.autoscaling
+    assert reported is not None
+    assert (reported.min_replicas, reported.wake_timeout_s) == (held, 45)
     assert read("replica", **SPEC, replicas=4, autoscaling=scaling).spec.autoscaling is None
 
 

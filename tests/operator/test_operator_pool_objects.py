@@ -244,8 +244,8 @@ def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
 
 
 def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: OperatorSettings) -> None:
-    told = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
-    for pod in pods(want(settings=told)):
+    reported = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
+    for pod in pods(want(settings=reported)):
         assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
         assert {container["imagePullPolicy"] for container in containers(pod)} == {"Never"}
     assert all("imagePullSecrets" not in pod for pod in pods(want()))

@@ -88,5 +88,5 @@ def without_keys(manifest: Manifest) -> Manifest:
     """The object without what is another in every run."""
     if manifest["kind"] != "Secret":
         return manifest
-    told = {name: "" for name in manifest["data"]}
-    return {**manifest, "metadata": {**manifest["metadata"], "annotations": {}}, "data": told}
+    reported = {name: "" for name in manifest["data"]}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": {}}, "data": reported}

@@ -251,6 +251,8 @@ def test_the_kubelet_waits_longer_than_the_processes_do(want: Want) -> None:
     objects = want(tiers=[{"name": "a", "slo": {"e2e": "100s"}}])
     for template in templates(objects).values():
         grace_s = template["spec"]["terminationGracePeriodSeconds"]
-        told = [word for each in template["spec"]["containers"] for word in each["args"]]
-        waits_s = [float(word.partition("=")[2]) for word in told if word.startswith(("--drain", "--lame"))]
+        reported = [word for each in template["spec"]["containers"] for word in each["args"]]
+        waits_s = [
+            float(word.partition("=")[2]) for word in reported if word.startswith(("--drain", "--lame"))
+        ]
         assert grace_s > sum(waits_s) >= 100

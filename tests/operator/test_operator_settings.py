@@ -21,7 +21,7 @@ def test_images_are_enough() -> None:
 
 
 def test_everything_can_be_said() -> None:
-    told = read_settings(
+    reported = read_settings(
         {
             **LEAST,
             "PENSTOCK_IMAGE_PULL_POLICY": "Never",
@@ -31,9 +31,9 @@ def test_everything_can_be_said() -> None:
             "PENSTOCK_GPU_RUNTIME_CLASS": "nvidia",
         }
     )
-    assert (told.image_pull_policy, told.tls) == ("Never", False)
-    assert (told.image_pull_secrets, told.redis_url_secret) == (("one", "two"), "redis")
-    assert told.gpu_runtime_class == "nvidia"
+    assert (reported.image_pull_policy, reported.tls) == ("Never", False)
+    assert (reported.image_pull_secrets, reported.redis_url_secret) == (("one", "two"), "redis")
+    assert reported.gpu_runtime_class == "nvidia"
 
 
 def test_empty_variables_are_no_variables() -> None:

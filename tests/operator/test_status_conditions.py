@@ -14,13 +14,13 @@ NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:00Z"
 
 
 def workload(kind: str, name: str, wanted: int, **status: Any) -> Manifest:
-    told = {"observedGeneration": 1, "replicas": wanted, "updatedReplicas": wanted} | status
+    reported = {"observedGeneration": 1, "replicas": wanted, "updatedReplicas": wanted} | status
     return {
         "apiVersion": "apps/v1",
         "kind": kind,
         "metadata": {"name": name, "generation": 1},
         "spec": {"replicas": wanted},
-        "status": told,
+        "status": reported,
     }
 
 
@@ -63,10 +63,10 @@ def test_a_pool_whose_gateway_has_not_changed_yet_is_not_ready() -> None:
 
 
 def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None:
-    told = conditions(status_of(view(replicas(ready=1), routers()), {}, NOW))
-    assert told["Available"] == ("True", "Serving")
-    assert told["Ready"] == told["ReplicasReady"] == ("False", "Starting")
-    assert told["Progressing"] == ("True", "Starting")
+    reported = conditions(status_of(view(replicas(ready=1), routers()), {}, NOW))
+    assert reported["Available"] == ("True", "Serving")
+    assert reported["Ready"] == reported["ReplicasReady"] == ("False", "Starting")
+    assert reported["Progressing"] == ("True", "Starting")
 
 
 @pytest.mark.parametrize(
@@ -83,35 +83,39 @@ def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None
 def test_a_pool_is_ready_only_once_all_its_pods_are_those_that_are_wanted(
     pods: list[Manifest], reason: str
 ) -> None:
-    told = conditions(status_of(view(*pods), {}, NOW))
-    assert told["Ready"] == ("False", reason)
-    assert told["Available"] == ("True", "Serving")
+    reported = conditions(status_of(view(*pods), {}, NOW))
+    assert reported["Ready"] == ("False", reason)
+    assert reported["Available"] == ("True", "Serving")
 
 
 @pytest.mark.parametrize("cause", sorted(NOT_AS_WRITTEN))
 def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cause: Cause) -> None:
-    told = conditions(status_of(view(replicas(), routers(), problems=[PoolProblem(cause, "no")]), {}, NOW))
-    assert told["Ready"] == ("False", cause)
-    assert told["Available"] == ("True", "Serving")
+    reported = conditions(
+        status_of(view(replicas(), routers(), problems=[PoolProblem(cause, "no")]), {}, NOW)
+    )
+    assert reported["Ready"] == ("False", cause)
+    assert reported["Available"] == ("True", "Serving")
 
 
 def test_nothing_made_yet_is_rolling_out() -> None:
-    told = conditions(status_of(view(), {}, NOW))
-    assert told["Ready"] == told["Available"] == ("False", "Starting")
-    assert told["Progressing"] == ("True", "RollingOut")
+    reported = conditions(status_of(view(), {}, NOW))
+    assert reported["Ready"] == reported["Available"] == ("False", "Starting")
+    assert reported["Progressing"] == ("True", "RollingOut")
 
 
 def test_what_the_statefulset_has_not_seen_yet_is_rolling_out() -> None:
     stale = replicas()
     stale["metadata"]["generation"] = 2
-    told = conditions(status_of(view(stale, routers()), {}, NOW))
-    assert told["Progressing"] == ("True", "RollingOut")
-    assert told["ReplicasReady"] == ("False", "Starting")
+    reported = conditions(status_of(view(stale, routers()), {}, NOW))
+    assert reported["Progressing"] == ("True", "RollingOut")
+    assert reported["ReplicasReady"] == ("False", "Starting")
 
 
 def test_more_pods_than_wanted_are_scaling() -> None:
-    told = conditions(status_of(view(replicas(wanted=1, ready=1, replicas=2), routers(), wanted=1), {}, NOW))
-    assert told["Progressing"] == ("True", "Scaling")
+    reported = conditions(
+        status_of(view(replicas(wanted=1, ready=1, replicas=2), routers(), wanted=1), {}, NOW)
+    )
+    assert reported["Progressing"] == ("True", "Scaling")
 
 
 def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
@@ -127,10 +131,12 @@ def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
 def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() -> None:
     problem = PoolProblem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
     status = status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW)
-    told = conditions(status)
-    assert told["Ready"] == told["Available"] == told["ReplicasReady"] == ("False", "ImageMissing")
-    assert told["Degraded"] == ("True", "ImageMissing")
-    assert told["RouterReady"] == ("True", "AllReady")
+    reported = conditions(status)
+    assert (
+        reported["Ready"] == reported["Available"] == reported["ReplicasReady"] == ("False", "ImageMissing")
+    )
+    assert reported["Degraded"] == ("True", "ImageMissing")
+    assert reported["RouterReady"] == ("True", "AllReady")
     ready = condition(status, "Ready")
     assert ready is not None
     assert ready["message"] == "0 of 3 replicas and 2 of 2 routers ready; chat-replica-0: no such image"
@@ -138,22 +144,22 @@ def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() ->
 
 def test_a_problem_of_no_component_names_itself_where_either_is_not_ready() -> None:
     problem = PoolProblem(Cause.QUOTA_EXCEEDED, "exceeded quota: pods")
-    told = conditions(status_of(view(replicas(ready=0), routers(ready=0), problems=[problem]), {}, NOW))
+    reported = conditions(status_of(view(replicas(ready=0), routers(ready=0), problems=[problem]), {}, NOW))
     names = ("Ready", "Available", "ReplicasReady", "RouterReady")
-    assert {told[name] for name in names} == {("False", "QuotaExceeded")}
+    assert {reported[name] for name in names} == {("False", "QuotaExceeded")}
 
 
 def test_a_way_in_that_is_refused_keeps_no_pod_from_starting() -> None:
     problem = PoolProblem(Cause.ROUTE_REJECTED, "no listener")
-    told = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
-    assert told["Ready"] == ("False", "RouteRejected")
-    assert told["ReplicasReady"] == told["Available"] == ("False", "Starting")
+    reported = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
+    assert reported["Ready"] == ("False", "RouteRejected")
+    assert reported["ReplicasReady"] == reported["Available"] == ("False", "Starting")
 
 
 def test_without_routers_nothing_is_ready() -> None:
-    told = conditions(status_of(view(replicas(), routers(ready=0)), {}, NOW))
-    assert told["Ready"] == told["Available"] == ("False", "Starting")
-    assert told["RouterReady"] == ("False", "Starting")
+    reported = conditions(status_of(view(replicas(), routers(ready=0)), {}, NOW))
+    assert reported["Ready"] == reported["Available"] == ("False", "Starting")
+    assert reported["RouterReady"] == ("False", "Starting")
 
 
 @pytest.mark.parametrize(("ready", "answers"), [(0, "False"), (1, "True")])
@@ -186,9 +192,9 @@ def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:
         "metadata": {"name": "chat", "namespace": "team"},
         "spec": {"parentRefs": [{"name": "public"}]},
     }
-    told = conditions(status_of(view(replicas(), routers(), route), {}, NOW))
-    assert told["Ready"] == ("False", "RoutePending")
-    assert told["Available"] == ("True", "Serving")
+    reported = conditions(status_of(view(replicas(), routers(), route), {}, NOW))
+    assert reported["Ready"] == ("False", "RoutePending")
+    assert reported["Available"] == ("True", "Serving")
 
 
 def test_several_problems_are_told_together_the_first_as_the_reason() -> None:
@@ -252,7 +258,7 @@ def test_autoscaling_says_its_reason() -> None:
 
 @pytest.mark.parametrize("ready", [0, 3])
 def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
-    told = status_of(
+    reported = status_of(
         view(
             replicas(ready=ready),
             routers(),
@@ -263,5 +269,5 @@ def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
         {},
         NOW,
     )
-    read = PoolStatus.model_validate(told)
+    read = PoolStatus.model_validate(reported)
     assert read.ready_replicas == ready

@@ -197,12 +197,12 @@ async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_ope
 async def test_a_slow_picker_is_given_up(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with picker_of((r0,)) as picker:
-        mute = listen("127.0.0.1", 0)
+        silent = listen("127.0.0.1", 0)
         for fail_open in front.failures:
-            asks = front.asks(address_of(mute), fail_open=fail_open, timeout=0.05)
+            asks = front.asks(address_of(silent), fail_open=fail_open, timeout=0.05)
             async with gateway(tmp_path, asks, [r0.endpoint]) as envoy:
                 assert (await envoy.chat(BODY)).status_code == (200 if fail_open else front.too_slow)
-        mute.close()
+        silent.close()
         assert picker.metrics.registry.get_sample_value("penstock_picker_faults_total") == 0
 
 

@@ -61,8 +61,8 @@ class Front:
         await stream.write(request_headers())
         await stream.write(request_body())
         first, *_ = [answer async for answer in stream]
-        told: str = first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
-        return told
+        reported: str = first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
+        return reported
 
     async def health(self, service: str) -> int:
         request = health_pb2.HealthCheckRequest(service=service)
@@ -227,8 +227,8 @@ async def test_renewed_certificates_are_shown_and_unreadable_ones_change_nothing
         identity.cert.unlink()
         with capture_logs() as logs:
             assert await shown(front.address) == renewed
-        told = [(line["event"], line["file"], line["why"]) for line in logs]
-        assert told == [("certificate unreadable", str(identity.cert), "No such file or directory")]
+        reported = [(line["event"], line["file"], line["why"]) for line in logs]
+        assert reported == [("certificate unreadable", str(identity.cert), "No such file or directory")]
 
 
 async def test_a_certificate_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path) -> None:

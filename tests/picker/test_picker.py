@@ -42,9 +42,9 @@ def value(picker: Picker, name: str, **labels: str) -> float | None:
     return picker.metrics.registry.get_sample_value(f"penstock_picker_{name}", labels)
 
 
-def refused(picker: Picker, asked: Call) -> ApiError:
+def refused(picker: Picker, requested: Call) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        picker.pick(asked)
+        picker.pick(requested)
     return caught.value
 
 
@@ -131,10 +131,10 @@ async def test_a_fault_costs_its_own_request_only() -> None:
     found = settings_of(pool)
     faults = [ZeroDivisionError("1 / 0")]
 
-    def order(loads: Any, asked: Asked) -> tuple[str, ...]:
+    def order(loads: Any, requested: Asked) -> tuple[str, ...]:
         if faults:
             raise faults.pop()
-        return found.order(loads, asked)
+        return found.order(loads, requested)
 
     async with picker_of(replicas(), pool, settings=replace(found, order=order)) as picker:
         with capture_logs() as logs:
@@ -150,9 +150,9 @@ async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() 
     found = settings_of(pool)
     seen: list[Asked] = []
 
-    def order(loads: Any, asked: Asked) -> tuple[str, ...]:
-        seen.append(asked)
-        return found.order(loads, asked)
+    def order(loads: Any, requested: Asked) -> tuple[str, ...]:
+        seen.append(requested)
+        return found.order(loads, requested)
 
     tokens = tokens_about(len(BODY))
     r0 = HttpReplica("r0")
@@ -178,8 +178,8 @@ async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool)
     async with picker_of(replicas(), pool, keys) as picker:
 
         async def pick() -> Picked:
-            asked = call(**IDE)
-            return await picker.pick_sharing(asked) if shares else picker.pick(asked)
+            requested = call(**IDE)
+            return await picker.pick_sharing(requested) if shares else picker.pick(requested)
 
         assert not picker.shares_limits
         firsts = [(await pick()).first for _ in range(3)]
@@ -231,11 +231,11 @@ async def test_a_gateways_subset_bounds_the_choice(allowed: set[str]) -> None:
     r0, r1 = replicas()
     async with picker_of((r0, r1)) as picker:
         subset = frozenset(each.endpoint for each in (r0, r1) if each.name in allowed)
-        asked = call()._replace(subset=subset)
+        requested = call()._replace(subset=subset)
         if allowed:
-            assert picker.pick(asked).endpoints == (r1.endpoint, r1.endpoint)
+            assert picker.pick(requested).endpoints == (r1.endpoint, r1.endpoint)
         else:
-            assert refused(picker, asked).code == "no_replicas"
+            assert refused(picker, requested).code == "no_replicas"
 
 
 async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
@@ -246,12 +246,12 @@ async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
 
 
 async def test_only_long_bodies_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, bool]] = []
+    requested: list[tuple[int, bool]] = []
     async with picker_of((HttpReplica("r0"),)) as picker, ext_authz_address(picker) as address:
         pick = picker.pick
 
         def noted(call: Call) -> Picked:
-            asked.append((len(call.body or b""), current_thread() is main_thread()))
+            requested.append((len(call.body or b""), current_thread() is main_thread()))
             return pick(call)
 
         monkeypatch.setattr(picker, "pick", noted)
@@ -259,4 +259,4 @@ async def test_only_long_bodies_are_read_off_the_event_loop(monkeypatch: pytest.
             for length in (INLINE_BYTES, INLINE_BYTES + 1):
                 body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
                 assert (await http.post(f"http://{address}{CHAT}", content=body)).status_code == 200
-    assert asked == [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)]
+    assert requested == [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)]

@@ -49,7 +49,7 @@ def test_built_ins_go_by_name_and_auto_is_none_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "output"),
     [
         ({"model": "other"}, 'was measured with "other", this pool serves "tiny"; measure its engine'),
         ({"format": "2"}, 'has the format "2"; this reads penstock-time-model/1'),
@@ -61,13 +61,13 @@ def test_built_ins_go_by_name_and_auto_is_none_yet() -> None:
     ids=["another model", "another format", "no model", "negative", "text", "no terms"],
 )
 def test_a_file_that_is_no_model_for_this_pool_is_one_clear_line(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], output: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PoolError) as error:
         load_pool(pool_with(tmp_path, **changes))
     (line,) = error.value.lines
     assert line.startswith(f"{tmp_path}/pool.yaml: spec.engine.timeModel: {tmp_path}/models/tiny.json ")
-    assert said in line
+    assert output in line
 
 
 def test_a_file_of_a_later_version_is_read_by_what_is_known_of_it(tmp_path: Path) -> None:

@@ -431,10 +431,10 @@ def test_a_file_that_is_no_pool_says_where(tmp_path: Path, text: str, line: str)
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, said in ((tmp_path / "none.yaml", "no such file"), (binary, "is not UTF-8 text: byte 0")):
+    for path, output in ((tmp_path / "none.yaml", "no such file"), (binary, "is not UTF-8 text: byte 0")):
         with pytest.raises(PoolError) as error:
             load_pool(path)
-        assert error.value.lines == [f"{path}: {said}"]
+        assert error.value.lines == [f"{path}: {output}"]
 
 
 def test_a_character_that_yaml_does_not_take_is_told(tmp_path: Path) -> None:

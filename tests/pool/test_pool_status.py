@@ -51,5 +51,5 @@ def test_a_reason_is_one_word() -> None:
 
 def test_every_condition_is_explained() -> None:
     schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    told = schema["properties"]["status"]["properties"]["conditions"]["description"]
-    assert [name for name in CONDITIONS if f"{name}: " not in told] == []
+    reported = schema["properties"]["status"]["properties"]["conditions"]["description"]
+    assert [name for name in CONDITIONS if f"{name}: " not in reported] == []

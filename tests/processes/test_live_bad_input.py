@@ -309,9 +309,9 @@ def test_any_field_may_hold_anything(bounded: LivePool, path: str, changes: dict
     ):
         assert response.status_code in ALLOWED, response.read()
         if response.status_code != 200:
-            said = response.read()
-            assert json.loads(said)["error"]["message"]
-            assert b"Traceback" not in said
+            output = response.read()
+            assert json.loads(output)["error"]["message"]
+            assert b"Traceback" not in output
 
 
 def test_pool_is_whole_after_all_this(bounded: LivePool) -> None:

@@ -24,8 +24,8 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_search_and_its_processes_at_once_and_keeps_what_was_found(tmp_path: Path) -> None:
     memory = tmp_path / "memory.jsonl"
-    asked = ["--scenario", "coder,mixed", "--policy", "vllm", "--jobs", "2", "--resume", str(memory)]
-    with subprocess.Popen([PENSTOCK, "capacity", *asked], stderr=subprocess.PIPE, text=True) as search:
+    requested = ["--scenario", "coder,mixed", "--policy", "vllm", "--jobs", "2", "--resume", str(memory)]
+    with subprocess.Popen([PENSTOCK, "capacity", *requested], stderr=subprocess.PIPE, text=True) as search:
         until(lambda: memory.exists() and memory.read_bytes().count(b"\n") >= 2, "two simulations", 120.0)
         children = Path(CHILDREN.format(pid=search.pid)).read_text().split()
         assert len(children) >= 2

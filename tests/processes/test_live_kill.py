@@ -57,10 +57,10 @@ async def test_what_had_no_first_byte_succeeds_elsewhere(pool: LivePool, kind: K
 
     failovers = pool.router_value("penstock_router_failovers_total")
     async with pool.async_client() as client:
-        asked = [asyncio.create_task(ask(client)) for _ in range(24)]
+        requested = [asyncio.create_task(ask(client)) for _ in range(24)]
         await asyncio.to_thread(until, lambda: pool.engine_value("r0", RUNNING) > 0, "work at r0")
         pool.kill(kind, "r0")
-        taken = await asyncio.gather(*asked)
+        taken = await asyncio.gather(*requested)
     assert taken.count("r1") > 12, "r1 took its own half and what r0 had not answered"
     assert pool.router_value("penstock_router_failovers_total") > failovers
 

@@ -43,8 +43,8 @@ def test_thinking_is_streamed_before_the_answer(pool: LivePool) -> None:
         )
         deltas = [chunk.choices[0].delta for chunk in stream]
     thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-    said = "".join(delta.content or "" for delta in deltas)
-    assert (len(thought.split()), len(said.split())) == (5, 7)
+    output = "".join(delta.content or "" for delta in deltas)
+    assert (len(thought.split()), len(output.split())) == (5, 7)
 
 
 def test_chat_is_streamed_word_by_word(pool: LivePool) -> None:

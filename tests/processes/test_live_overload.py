@@ -72,21 +72,23 @@ def ask(pool: LivePool, tier: str = "chat", max_tokens: int = 1, router: str = "
 
 def test_full_replica_passes_to_the_next(small: LivePool) -> None:
     with occupied(small, 1) as full:
-        said = [ask(small) for _ in range(2)]
-    assert {one["x-penstock-replica"] for one in said} == set(small.replicas) - full
-    assert sorted(one["x-penstock-hops"] for one in said) == ["1", "2"], "in turn, one of them asked the full"
-    assert {one["x-penstock-verdict"] for one in said} == {"admitted"}
+        output = [ask(small) for _ in range(2)]
+    assert {one["x-penstock-replica"] for one in output} == set(small.replicas) - full
+    assert sorted(one["x-penstock-hops"] for one in output) == ["1", "2"], (
+        "in turn, one of them asked the full"
+    )
+    assert {one["x-penstock-verdict"] for one in output} == {"admitted"}
 
 
 def test_all_full_is_best_effort_where_the_pool_says_so(small: LivePool) -> None:
     with ThreadPoolExecutor(1) as beside:
         with occupied(small, 2) as full:
             assert full == set(small.replicas)
-            asked = beside.submit(ask, small, router="forgiving")
+            requested = beside.submit(ask, small, router="forgiving")
             until(lambda: small.running() == 3, "the third request waits at an engine")
-        said = asked.result()
-    assert said["x-penstock-verdict"] == "best-effort"
-    assert said["x-penstock-hops"] == "2", "two said no; taking it without a promise is no further hop"
+        output = requested.result()
+    assert output["x-penstock-verdict"] == "best-effort"
+    assert output["x-penstock-hops"] == "2", "two said no; taking it without a promise is no further hop"
 
 
 def test_all_full_is_429_where_the_pool_says_so(small: LivePool) -> None:
@@ -125,9 +127,9 @@ def test_what_no_replica_could_ever_meet_is_not_to_be_retried(small: LivePool) -
 def test_best_effort_waits_for_room_and_is_served(small: LivePool) -> None:
     with ThreadPoolExecutor(1) as beside:
         with occupied(small, 2):
-            asked = beside.submit(ask, small, "batch")
+            requested = beside.submit(ask, small, "batch")
             until(lambda: small.running() == 3, "the third request waits at an engine")
-            assert not asked.done()
-        said = asked.result()
-    assert said["x-penstock-verdict"] == "best-effort"
-    assert said["x-penstock-hops"] == "1"
+            assert not requested.done()
+        output = requested.result()
+    assert output["x-penstock-verdict"] == "best-effort"
+    assert output["x-penstock-hops"] == "1"

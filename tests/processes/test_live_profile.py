@@ -32,9 +32,9 @@ async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_
     try:
         sidecar = auto_sidecar(measured, f"http://{engine.wait_ready()}", tmp_path)
         async with grpc.aio.insecure_channel(sidecar.wait_ready()) as channel:
-            told = await ReplicaStub(channel).Describe(wire.DescribeRequest())
-        assert told.kv_tokens_total == 43296
-        assert from_json(json.loads(told.time_model_json)).prefill_seconds(512) > 0
+            reported = await ReplicaStub(channel).Describe(wire.DescribeRequest())
+        assert reported.kv_tokens_total == 43296
+        assert from_json(json.loads(reported.time_model_json)).prefill_seconds(512) > 0
         assert "event=measured" in sidecar.said
         sidecar.ask_to_stop()
         assert sidecar.exit_code() == 0
@@ -65,8 +65,8 @@ def test_a_cache_that_nobody_tells_of_is_asked_for(tmp_path: Path) -> None:
 
 
 def auto_pool(tmp_path: Path, **engine: Any) -> Path:
-    told = {"type": "openai", "timeModel": "auto", "profileTimeout": "2s", **engine}
-    return write_pool(tmp_path / "auto.yaml", engine=told)
+    reported = {"type": "openai", "timeModel": "auto", "profileTimeout": "2s", **engine}
+    return write_pool(tmp_path / "auto.yaml", engine=reported)
 
 
 def auto_sidecar(pool: Path, engine: str, tmp_path: Path) -> Process:
@@ -89,7 +89,7 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "output"),
     [
         (
             ["--engine", "http://127.0.0.1:9"],
@@ -99,12 +99,12 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
     ],
     ids=["nobody there", "no url"],
 )
-def test_an_engine_that_is_none_is_one_clear_line(flags: list[str], said: str, tmp_path: Path) -> None:
+def test_an_engine_that_is_none_is_one_clear_line(flags: list[str], output: str, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "model.json")]
     profile = Process("profile", ["penstock", "profile", *flags, *out], tmp_path / "profile.log")
     assert profile.exit_code() == 1
     (line,) = profile.said.strip().splitlines()
-    assert line.startswith(said)
+    assert line.startswith(output)
 
 
 def test_a_folder_that_is_not_there_is_noticed_before_measuring(tmp_path: Path) -> None:

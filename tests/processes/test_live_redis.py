@@ -77,6 +77,6 @@ async def test_a_redis_killed_under_traffic_costs_no_request(pool: LivePool, red
         done.set()
         await asyncio.gather(*clients)
     assert set(answers) == {"length"}
-    said = "".join(text for _, text in pool.logs())
-    assert "redis is away" in said
-    assert "secret-of-redis" not in said
+    output = "".join(text for _, text in pool.logs())
+    assert "redis is away" in output
+    assert "secret-of-redis" not in output

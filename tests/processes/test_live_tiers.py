@@ -60,14 +60,14 @@ def test_default_tier(anyone: Connect) -> None:
 
 
 def test_service_tier_may_name_a_tier(anyone: Connect) -> None:
-    said = headers_of(anyone, extra_body={"service_tier": "coder"})
-    assert said["x-penstock-tier"] == "coder"
+    output = headers_of(anyone, extra_body={"service_tier": "coder"})
+    assert output["x-penstock-tier"] == "coder"
 
 
 def test_header_goes_before_service_tier(anyone: Connect) -> None:
-    said = headers_of(anyone, extra={"x-penstock-tier": "batch"}, extra_body={"service_tier": "coder"})
-    assert said["x-penstock-tier"] == "batch"
-    assert said["x-penstock-verdict"] == "best-effort"
+    output = headers_of(anyone, extra={"x-penstock-tier": "batch"}, extra_body={"service_tier": "coder"})
+    assert output["x-penstock-tier"] == "batch"
+    assert output["x-penstock-verdict"] == "best-effort"
 
 
 def test_unknown_tier_is_named(anyone: Connect) -> None:
@@ -90,8 +90,8 @@ def test_key_brings_its_applications_tier(keyed: Connect) -> None:
 
 
 def test_key_gets_the_tiers_it_is_allowed(keyed: Connect) -> None:
-    said = headers_of(keyed, "ide-key", extra={"x-penstock-tier": "batch"})
-    assert said["x-penstock-tier"] == "batch"
+    output = headers_of(keyed, "ide-key", extra={"x-penstock-tier": "batch"})
+    assert output["x-penstock-tier"] == "batch"
 
 
 def test_key_gets_no_other_tier(keyed: Connect) -> None:
@@ -101,8 +101,8 @@ def test_key_gets_no_other_tier(keyed: Connect) -> None:
 
 
 def test_service_tier_does_not_outrank_a_key(keyed: Connect) -> None:
-    said = headers_of(keyed, "office-key", extra_body={"service_tier": "coder"})
-    assert said["x-penstock-tier"] == "chat"
+    output = headers_of(keyed, "office-key", extra_body={"service_tier": "coder"})
+    assert output["x-penstock-tier"] == "chat"
 
 
 @pytest.mark.parametrize("key", ["stolen", "ide-key ide-key", "# retired soon"])

@@ -96,8 +96,8 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
         tmp_path, f"DNS:{service}"
     )  # of a new authority: nothing old is trusted by anything new
     complete(by_name)  # the session that stands goes on
-    newcomer = start("router", *there, "--replica-tls-server-name", service)
-    connected(newcomer)  # the sidecar shows the new one
+    candidate = start("router", *there, "--replica-tls-server-name", service)
+    connected(candidate)  # the sidecar shows the new one
     sidecar.kill()
     start("sidecar", *beside, "--listen", sidecar.address, *identity, "--tls-client-ca", ca)
     connected(by_name)  # the router trusts it

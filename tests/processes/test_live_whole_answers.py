@@ -20,13 +20,13 @@ def timed(open_module_pool: OpenPool) -> LivePool:
 async def answered_tokens(pool: LivePool) -> list[int]:
     """Tokens of each answer, all asked for at once."""
     async with pool.async_client() as client:
-        asked = [
+        requested = [
             client.completions.create(
                 model=MODEL, prompt="hello", max_tokens=TOKENS, extra_body={"ignore_eos": True}
             )
             for _ in range(ANSWERS)
         ]
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*requested)
     return [answer.usage.completion_tokens for answer in answers if answer.usage]
 
 

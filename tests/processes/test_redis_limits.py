@@ -156,7 +156,7 @@ async def test_without_redis_each_router_holds_the_limits_alone_and_with_it_all_
     redis: RedisServer,
 ) -> None:
     a, b = (Router(redis, limits(concurrentRequests=4)) for _ in range(2))
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with routers(a, b):
             redis.kill()
             await until_away(a, b)
@@ -168,7 +168,7 @@ async def test_without_redis_each_router_holds_the_limits_alone_and_with_it_all_
                 one.leave(1)
             await enters(a, 1)
             assert admitted([await each.enter() for each in (a, b)]) == []
-    assert len([line for line in said if line["event"] == "limits are not shared"]) == 2
+    assert len([line for line in output if line["event"] == "limits are not shared"]) == 2
 
 
 async def until_away(*ours: Router) -> None:

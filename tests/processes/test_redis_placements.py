@@ -38,7 +38,7 @@ class Router:
         self.shared = SharedPlacements(url, channel, backoff)
 
     async def run(self) -> None:
-        await self.shared.run(lambda *told: self.heard.append(told), lambda: None)
+        await self.shared.run(lambda *reported: self.heard.append(reported), lambda: None)
 
     @property
     def requests(self) -> int:
@@ -95,18 +95,18 @@ async def test_pools_do_not_hear_one_another(redis: RedisServer) -> None:
 
 async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: RedisServer) -> None:
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with routers(a, b):
             await tell_until_heard(a, b)
             redis.kill()
             await until(lambda: not a.shared.connected and not b.shared.connected)
             a.shared.placed("r0", 1)  # nobody listens, nothing is kept
-            heard = len(b.heard)
+            received = len(b.heard)
             redis.start()
             await until(lambda: a.shared.connected and b.shared.connected)
-            assert len(b.heard) == heard
+            assert len(b.heard) == received
             await tell_until_heard(a, b)
-    assert len([line for line in said if line["event"] == "redis is away"]) == 2  # one for each router
+    assert len([line for line in output if line["event"] == "redis is away"]) == 2  # one for each router
 
 
 async def test_a_redis_that_stands_still_is_as_good_as_gone(
@@ -147,15 +147,15 @@ async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None
     url = tmp_path / "url"
     url.write_text(server.url.replace("right", "old"))
     router = Router(url.read_text)
-    with capture_logs() as said:
+    with capture_logs() as output:
         task = asyncio.create_task(router.run())
-        await until(lambda: any(line["event"] == "redis is away" for line in said))
+        await until(lambda: any(line["event"] == "redis is away" for line in output))
         url.write_text(server.url)
         await until(lambda: router.shared.connected)
         task.cancel()
         await asyncio.wait([task])
     server.kill()
-    assert "old" not in str(said) and "right" not in str(said)
+    assert "old" not in str(output) and "right" not in str(output)
 
 
 @pytest.fixture

@@ -83,17 +83,17 @@ async def test_what_came_already_is_no_token() -> None:
 
 
 async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append(await request.json())
+        requested.append(await request.json())
         return await streaming(text(1))(request)
 
     async with serving(answer) as url, connected(url) as engine:
         assert (engine.model, engine.context_tokens) == ("tiny", 4096)
         assert (engine.takes_ids, engine.takes_more) == (True, True)
         await engine.follow(CompletionStream(40), 8, Random(0))
-    tried, body = asked
+    tried, body = requested
     assert (len(tried["prompt"]), tried["max_tokens"]) == (4, 1), "to see what it understands costs little"
     assert len(body.pop("prompt")) == 40
     assert body == {
@@ -132,34 +132,34 @@ async def test_an_engine_that_refuses_both_gets_text_and_openais_fields() -> Non
 
 
 async def test_an_engine_that_takes_text_alone_gets_text() -> None:
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append((await request.json())["prompt"])
-        if not isinstance(asked[-1], str):
+        requested.append((await request.json())["prompt"])
+        if not isinstance(requested[-1], str):
             return web.json_response({"error": {"message": "prompt must be a string"}}, status=422)
         return await streaming(text(1))(request)
 
     async with serving(answer) as url:
         await followed(url)
-    assert isinstance(asked[0], list)
-    assert isinstance(asked[-1], str)
-    assert len(asked[-1].split()) == 4
+    assert isinstance(requested[0], list)
+    assert isinstance(requested[-1], str)
+    assert len(requested[-1].split()) == 4
 
 
 async def test_an_engine_that_refuses_fields_beyond_openais_does_without() -> None:
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append(await request.json())
-        if "ignore_eos" in asked[-1]:
+        requested.append(await request.json())
+        if "ignore_eos" in requested[-1]:
             return web.json_response({"detail": "Unexpected fields in the request"}, status=422)
         return await streaming(text(1))(request)
 
     async with serving(answer) as url:
         await followed(url)
-    assert isinstance(asked[-1]["prompt"], list)
-    assert asked[-1]["stream_options"] == {"include_usage": True}
+    assert isinstance(requested[-1]["prompt"], list)
+    assert requested[-1]["stream_options"] == {"include_usage": True}
 
 
 async def test_an_engines_error_is_told_in_one_line() -> None:
@@ -213,10 +213,10 @@ async def test_no_engine_answers_where_nobody_listens() -> None:
 
 async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_profiler.engine.ANSWERS_WITHIN_S", 0.01)
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def models(request: web.Request) -> web.Response:
-        await asked.wait()
+        await requested.wait()
         return web.json_response(CARD)
 
     app = web.Application()
@@ -224,7 +224,7 @@ async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyP
     async with TestServer(app) as server:
         with pytest.raises(EngineError, match=r"no engine answers there \(no answer in time\)"):
             await followed(str(server.make_url("")))
-        asked.set()
+        requested.set()
 
 
 async def test_a_server_without_models_is_no_engine() -> None:
@@ -282,7 +282,7 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told"),
+    ("metrics", "reported"),
     [
         (
             'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="512"} 1.0',
@@ -293,6 +293,6 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
     ],
     ids=["told", "not yet known", "no metrics"],
 )
-async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, told: EngineKvCache | None) -> None:
+async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, reported: EngineKvCache | None) -> None:
     async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:
-        assert await engine.kv_cache() == told
+        assert await engine.kv_cache() == reported

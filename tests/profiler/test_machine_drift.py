@@ -26,9 +26,10 @@ def test_a_machine_that_keeps_its_pace_keeps_its_readings() -> None:
 
 def test_a_slow_spell_is_taken_out() -> None:
     slow = [1.0] * 40 + [1.8] * 20 + [1.0] * 40
-    told = readings(slow, noise=0.05)
+    reported = readings(slow, noise=0.05)
     without_drift = [
-        (name, seconds / slowdown) for (name, seconds), slowdown in zip(told, slowdowns(told), strict=True)
+        (name, seconds / slowdown)
+        for (name, seconds), slowdown in zip(reported, slowdowns(reported), strict=True)
     ]
     for wanted, takes_s in TAKES_S.items():
         of_it = [seconds for name, seconds in without_drift if name == wanted]
@@ -37,16 +38,16 @@ def test_a_slow_spell_is_taken_out() -> None:
 
 
 def test_a_single_stall_is_nobodys_pace() -> None:
-    told = readings([1.0] * 60)
-    stalled = [*told[:30], (told[30][0], 50 * told[30][1]), *told[31:]]
+    reported = readings([1.0] * 60)
+    stalled = [*reported[:30], (reported[30][0], 50 * reported[30][1]), *reported[31:]]
     assert slowdowns(stalled) == pytest.approx([1.0] * 60)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=80), st.floats(0.01, 100.0))
 def test_the_unit_of_time_does_not_matter(slowdown_at: list[float], factor: float) -> None:
-    told = readings(slowdown_at)
-    scaled = [(name, factor * seconds) for name, seconds in told]
-    assert slowdowns(scaled) == pytest.approx(slowdowns(told))
+    reported = readings(slowdown_at)
+    scaled = [(name, factor * seconds) for name, seconds in reported]
+    assert slowdowns(scaled) == pytest.approx(slowdowns(reported))
 
 
 @given(st.lists(st.sampled_from(list(TAKES_S)), min_size=1, max_size=40))
@@ -57,17 +58,19 @@ def test_probes_may_come_in_any_order(names: list[str]) -> None:
 @pytest.mark.parametrize("first", [0, 30, 55])
 def test_a_spell_is_seen_by_readings_most_of_whose_neighbours_are_in_it(first: int) -> None:
     spell = range(first, first + NEIGHBOURS + 1)
-    told = [("probe", 1.8 if at in spell else 1.0) for at in range(60)]
-    for at, slowdown in enumerate(slowdowns(told)):
-        near = [seconds for _, seconds in told[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]]
+    reported = [("probe", 1.8 if at in spell else 1.0) for at in range(60)]
+    for at, slowdown in enumerate(slowdowns(reported)):
+        near = [seconds for _, seconds in reported[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]]
         assert slowdown == pytest.approx(median(near))
 
 
 def test_a_probe_that_was_only_read_in_a_slow_spell_is_not_a_slow_one() -> None:
     slowdown_at = [1.0] * 20 + [1.8] * 21 + [1.0] * 20
     rare = range(28, 28 + 2 * NEIGHBOURS + 1, 2)
-    told = [("rare" if at in rare else "usual", 0.25 * slowdown) for at, slowdown in enumerate(slowdown_at)]
-    assert slowdowns(told) == pytest.approx(slowdown_at)
+    reported = [
+        ("rare" if at in rare else "usual", 0.25 * slowdown) for at, slowdown in enumerate(slowdown_at)
+    ]
+    assert slowdowns(reported) == pytest.approx(slowdown_at)
 
 
 def test_nothing_was_read() -> None:

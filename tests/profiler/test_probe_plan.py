@@ -233,18 +233,18 @@ async def test_the_context_of_decodes_is_that_in_the_middle_of_what_was_seen() -
 def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> None:
     probes: list[Probe] = [PrefillProbe(16), PrefillProbe(1024), DecodeProbe(4, 64)]
     took_s = {probes[0]: 0.01, probes[1]: 1.0, probes[2]: 0.02}
-    asked: list[Probe] = []
+    requested: list[Probe] = []
     read = Readings()
     order = read.order(probes)
     for number, probe in enumerate(order):
         if number == 120:
             break
-        asked.append(probe)
+        requested.append(probe)
         point = Point(BatchWork(8), 0.01 * (1 + number // 3 % 3))
         read.note(probe, None if probe == probes[2] else point, took_s[probe])
-    assert asked[: ROUNDS * 3] == probes * ROUNDS
-    assert probes[2] not in asked[ROUNDS * 3 :], "it never came to anything"
-    assert asked.count(probes[0]) > 5 * asked.count(probes[1]) > 5 * ROUNDS
+    assert requested[: ROUNDS * 3] == probes * ROUNDS
+    assert probes[2] not in requested[ROUNDS * 3 :], "it never came to anything"
+    assert requested.count(probes[0]) > 5 * requested.count(probes[1]) > 5 * ROUNDS
 
 
 def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
@@ -268,10 +268,10 @@ def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
 
 def test_nothing_is_read_again_once_all_is_known() -> None:
     read = Readings()
-    for probe in (asked := read.order([PrefillProbe(16)])):
+    for probe in (requested := read.order([PrefillProbe(16)])):
         read.note(probe, Point(BatchWork(16), 0.01), 0.1)
     assert len(read.points[PrefillProbe(16)]) == ROUNDS
-    assert next(asked, None) is None
+    assert next(requested, None) is None
 
 
 def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:

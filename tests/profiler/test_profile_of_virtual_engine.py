@@ -56,17 +56,17 @@ def profiled(
     virtual: VirtualEngine, limits: ProfileLimits = SMALL, seconds: float = 30.0
 ) -> tuple[Profile, list[Probe], float]:
     """A profile, what was asked for it, and how long it took."""
-    asked: list[Probe] = []
+    requested: list[Probe] = []
 
     def on_reading(probe: Probe, number: int) -> None:
-        assert number == len(asked)
-        asked.append(probe)
+        assert number == len(requested)
+        requested.append(probe)
 
     async def all_of_it() -> tuple[Profile, float]:
         return await profile(connected(virtual), limits, seconds, on_reading), now_s()
 
     found, took_s = run(all_of_it())
-    return found, asked, took_s
+    return found, requested, took_s
 
 
 def test_a_prompt_of_its_own_takes_what_is_left_without_its_way() -> None:
@@ -89,13 +89,15 @@ def test_a_prompt_beside_a_decode_is_an_iteration_with_both() -> None:
     assert virtual.asked == [(1, BESIDE_TOKENS), (499, 1)]
 
 
-@pytest.mark.parametrize(("tokens", "asked"), [(1, [(1, 1)]), (2, [(1, BESIDE_TOKENS), (1, 1)])])
-def test_a_single_token_has_no_room_for_a_decode_beside_it(tokens: int, asked: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(("tokens", "requested"), [(1, [(1, 1)]), (2, [(1, BESIDE_TOKENS), (1, 1)])])
+def test_a_single_token_has_no_room_for_a_decode_beside_it(
+    tokens: int, requested: list[tuple[int, int]]
+) -> None:
     virtual = VirtualEngine()
     point = read(virtual, PrefillProbe(tokens))
     assert point is not None
     assert point.work.tokens == tokens
-    assert virtual.asked == asked
+    assert virtual.asked == requested
 
 
 def test_a_prompt_that_took_no_longer_than_its_way_says_nothing() -> None:
@@ -158,13 +160,13 @@ def test_a_probe_that_never_ends_is_an_error_that_names_it() -> None:
 
 def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
     virtual = VirtualEngine()
-    found, asked, took_s = profiled(virtual)
+    found, requested, took_s = profiled(virtual)
     for work in (BatchWork(1, 64), BatchWork(8, 4096), BatchWork(512, 0, chunk_work(512, 0))):
         assert found.fit.model.seconds(work) == pytest.approx(MODEL.seconds(work), rel=0.02)
     assert found.overhead_s == pytest.approx(WAY_S, rel=0.01)
     assert found.noise < 0.001
-    assert asked == plan(SMALL) * ROUNDS, "all is known by then"
-    assert {reading.probe for reading in found.readings} == set(asked)
+    assert requested == plan(SMALL) * ROUNDS, "all is known by then"
+    assert {reading.probe for reading in found.readings} == set(requested)
     assert virtual.asked[: 2 * OVERHEAD_READINGS] == [(1, 1), (1, ANSWER_TOKENS)] * OVERHEAD_READINGS, (
         f"{THROUGH} and {ALONE}"
     )
@@ -177,13 +179,15 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
 
 def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
     slow_by_turns = VirtualEngine(slowdown=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
-    found, asked, took_s = profiled(slow_by_turns, seconds=60.0)
+    found, requested, took_s = profiled(slow_by_turns, seconds=60.0)
     assert found.noise > 2 * found.noise_without_drift
     assert found.fit.model.seconds(BatchWork(512, 0, chunk_work(512, 0))) == pytest.approx(
         MODEL.seconds(BatchWork(512, 0, chunk_work(512, 0))), rel=0.1
     )
-    assert len(asked) > 2 * len(plan(SMALL))
-    assert asked.count(PrefillProbe(16)) > 1.5 * asked.count(DecodeProbe(8, 512)), "long probes are dear"
+    assert len(requested) > 2 * len(plan(SMALL))
+    assert requested.count(PrefillProbe(16)) > 1.5 * requested.count(DecodeProbe(8, 512)), (
+        "long probes are dear"
+    )
     assert 60 <= took_s < 61, "it goes on until time is up"
 
 
@@ -200,21 +204,21 @@ def test_prompts_are_measured_alone_where_they_cannot_be_beside_a_decode(virtual
 
 
 def test_a_time_that_is_too_short_is_enough_for_the_fewest_probes() -> None:
-    _, asked, _ = profiled(VirtualEngine(), seconds=0)
-    assert asked == plan(SMALL)[:LEAST_PROBES]
+    _, requested, _ = profiled(VirtualEngine(), seconds=0)
+    assert requested == plan(SMALL)[:LEAST_PROBES]
 
 
 def test_each_probe_is_asked_once_where_few_come_to_anything() -> None:
     async def too_little() -> list[Probe]:
-        asked: list[Probe] = []
+        requested: list[Probe] = []
         with pytest.raises(TooLittle, match="it ends answers early or takes few requests"):
             await profile(
                 connected(VirtualEngine(ends_after=1)),
                 ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024),
                 0,
-                lambda probe, number: asked.append(probe),
+                lambda probe, number: requested.append(probe),
             )
-        return asked
+        return requested
 
     assert run(too_little()) == plan(ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024))
 

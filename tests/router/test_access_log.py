@@ -28,8 +28,8 @@ async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> No
         await router.chat({"x-request-id": "r-1"}, stream=True)
         await until(lambda: any(line["event"] == "ended" for line in lines.entries))
     [line] = [line for line in lines.entries if line["event"] == "ended"]
-    told = {name: line[name] for name in ("request", "tier", "verdict", "hops", "ending")}
-    assert told == {
+    reported = {name: line[name] for name in ("request", "tier", "verdict", "hops", "ending")}
+    assert reported == {
         "request": "r-1",
         "tier": "chat",
         "verdict": "admitted",

@@ -54,7 +54,7 @@ async def test_the_admin_port_takes_no_requests_of_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "admin_url", "told"),
+    ("client", "admin_url", "reported"),
     [
         ("127.0.0.1", ADMIN_URL, ADMIN_URL),
         ("::1", ADMIN_URL, ADMIN_URL),
@@ -64,10 +64,10 @@ async def test_the_admin_port_takes_no_requests_of_clients() -> None:
     ids=["local", "local, IPv6", "another machine", "an admin port beyond loopback"],
 )
 async def test_only_clients_on_this_machine_are_told_where_the_admin_port_is(
-    client: str, admin_url: str | None, told: str | None
+    client: str, admin_url: str | None, reported: str | None
 ) -> None:
     pool = pool_with()
     app = RouterApp(pool, settings_of(pool), Keys((), {}), ReplicaSet(make_link), admin_url=admin_url)
     response = await asked(app, b"GET /v1/models HTTP/1.1", client=client)
     (model,) = orjson.loads(response.body)["data"]
-    assert model.get("admin_url") == told
+    assert model.get("admin_url") == reported

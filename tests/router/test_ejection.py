@@ -53,9 +53,9 @@ def test_an_ejection_lasts_as_long_as_its_draw_says(clock: Clock, draw: float) -
 
 def test_what_was_sent_before_an_ejection_and_fails_now_is_no_second_one(clock: Clock) -> None:
     made = ejected(clock)
-    with capture_logs() as said:
+    with capture_logs() as output:
         made.failed()
-    assert (made.total, said) == (1, [])
+    assert (made.total, output) == (1, [])
 
 
 def test_a_probe_that_fails_ejects_for_twice_as_long(clock: Clock) -> None:
@@ -63,10 +63,10 @@ def test_a_probe_that_fails_ejects_for_twice_as_long(clock: Clock) -> None:
     clock.now_s += FIRST_S
     made.sent(1)
     assert not made.takes(clock.now_s)
-    with capture_logs() as said:
+    with capture_logs() as output:
         made.failed()
     assert made.total == 2
-    assert said == [
+    assert output == [
         {"event": "replica ejected", "log_level": "warning", "replica": "r0", "for_s": 2 * FIRST_S}
     ]
     made.taken_back(1)  # it is the probe no more
@@ -77,12 +77,12 @@ def test_a_probe_that_is_answered_ends_the_ejection(clock: Clock) -> None:
     made = ejected(clock)
     clock.now_s += FIRST_S
     made.sent(1)
-    with capture_logs() as said:
+    with capture_logs() as output:
         made.answered(clock.now_s)
         made.answered(clock.now_s)
     assert not made.ejected
     assert made.takes(clock.now_s)
-    assert [line["event"] for line in said] == ["replica answers again"]
+    assert [line["event"] for line in output] == ["replica answers again"]
 
 
 def test_only_the_probe_taken_back_makes_room_for_another(clock: Clock) -> None:
@@ -101,6 +101,6 @@ def test_only_the_probe_taken_back_makes_room_for_another(clock: Clock) -> None:
 def test_an_answer_of_a_replica_in_service_is_not_told(clock: Clock) -> None:
     made = Ejection("r0", lambda: 0.0)
     made.failed()
-    with capture_logs() as said:
+    with capture_logs() as output:
         made.answered(clock.now_s)
-    assert said == []
+    assert output == []

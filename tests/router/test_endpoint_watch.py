@@ -27,8 +27,8 @@ def change(kind: str, name: str, version: str = "2", **addresses: str) -> dict[s
     return {"type": kind, "object": endpoint_slice(name, version, **addresses)}
 
 
-def refused(status: int, said: str = "no") -> httpx2.Response:
-    return httpx2.Response(status, json={"message": said})
+def refused(status: int, output: str = "no") -> httpx2.Response:
+    return httpx2.Response(status, json={"message": output})
 
 
 class ApiServer:
@@ -57,14 +57,14 @@ class ApiServer:
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(request)
         watch = "watch" in request.url.params
-        said = next(self._watches, []) if watch else next(self._lists)
-        if isinstance(said, Exception):
-            raise said
-        if isinstance(said, httpx2.Response):
-            return said
+        output = next(self._watches, []) if watch else next(self._lists)
+        if isinstance(output, Exception):
+            raise output
+        if isinstance(output, httpx2.Response):
+            return output
         if not watch:
-            return httpx2.Response(200, content=orjson.dumps(said))
-        return httpx2.Response(200, content=b"".join(orjson.dumps(event) + b"\n" for event in said))
+            return httpx2.Response(200, content=orjson.dumps(output))
+        return httpx2.Response(200, content=b"".join(orjson.dumps(event) + b"\n" for event in output))
 
 
 def watch_of(server: ApiServer, backoff: Backoff | None = None) -> EndpointWatch:
@@ -81,8 +81,8 @@ def listing(*items: Any) -> dict[str, Any]:
 
 async def first_sets(watch: EndpointWatch, count: int) -> list[Endpoints]:
     sets: list[Endpoints] = []
-    async with aclosing(_generator(watch)) as told:
-        async for one in told:
+    async with aclosing(_generator(watch)) as reported:
+        async for one in reported:
             sets.append(one)
             if len(sets) == count:
                 break
@@ -97,8 +97,8 @@ async def _generator(watch: EndpointWatch) -> AsyncGenerator[Endpoints, None]:
 async def test_a_malformed_slice_in_a_list_is_passed_over() -> None:
     nonsense = [{"metadata": {"name": "b"}}, {"metadata": None}, "slice", 7, None]
     watch = watching([listing(*nonsense, endpoint_slice("a", p0="10.0.0.1"))], [])
-    (told,) = await first_sets(watch, 1)
-    assert list(told) == ["p0"]
+    (reported,) = await first_sets(watch, 1)
+    assert list(reported) == ["p0"]
     assert watch.malformed == 5
 
 
@@ -109,24 +109,24 @@ async def test_a_malformed_change_leaves_what_the_slice_said_before() -> None:
         {"type": "ADDED", "object": endpoint_slice("b", p1="10.0.0.2")},
     ]
     watch = watching([listing(endpoint_slice("a", p0="10.0.0.1"))], [changes])
-    _, told = await first_sets(watch, 2)
-    assert list(told) == ["p0", "p1"]
+    _, reported = await first_sets(watch, 2)
+    assert list(reported) == ["p0", "p1"]
     assert watch.malformed == 1
 
 
 async def test_an_answer_that_is_no_answer_is_asked_for_again() -> None:
     lists = [[], {"items": 3}, {"metadata": {"resourceVersion": "1"}, "items": 3}]
     watch = watching([*lists, listing(endpoint_slice("a", p0="10.0.0.1"))], [])
-    (told,) = await first_sets(watch, 1)
-    assert list(told) == ["p0"]
+    (reported,) = await first_sets(watch, 1)
+    assert list(reported) == ["p0"]
     assert watch.malformed == 3
 
 
 async def test_an_event_that_is_no_event_makes_the_watch_begin_anew() -> None:
     before, after = endpoint_slice("a", p0="10.0.0.1"), endpoint_slice("a", p0="10.0.0.9")
     watch = watching([listing(before), listing(after)], [[{"type": "ADDED"}]])
-    _, told = await first_sets(watch, 2)
-    assert told["p0"].address == "10.0.0.9:7000"
+    _, reported = await first_sets(watch, 2)
+    assert reported["p0"].address == "10.0.0.9:7000"
     assert watch.malformed == 1
 
 
@@ -226,42 +226,42 @@ async def test_while_the_server_is_away_the_last_set_stands_and_nothing_is_liste
 
 async def test_a_list_that_is_refused_is_asked_for_again() -> None:
     server = ApiServer([refused(403, "cannot list endpointslices"), listing(A)], [])
-    with capture_logs() as said:
+    with capture_logs() as output:
         assert names(await first_sets(watch_of(server), 1)) == [["p0"]]
-    assert [line["why"] for line in said if "why" in line] == ["403: cannot list endpointslices"]
+    assert [line["why"] for line in output if "why" in line] == ["403: cannot list endpointslices"]
 
 
 @pytest.mark.parametrize("body", [b"\xff" * 300, b"[]", b"{}"], ids=["no JSON", "a list", "no message"])
 async def test_a_refusal_without_a_message_is_logged_as_it_came_and_not_at_length(body: bytes) -> None:
     server = ApiServer([httpx2.Response(502, content=body), listing(A)], [])
-    with capture_logs() as said:
+    with capture_logs() as output:
         await first_sets(watch_of(server), 1)
-    (why,) = [line["why"] for line in said if "why" in line]
+    (why,) = [line["why"] for line in output if "why" in line]
     assert why == f"502: {body[:200].decode(errors='replace')}"
 
 
 async def test_each_cause_is_logged_once_and_the_way_back_too() -> None:
     watches = [refused(500), refused(500), refused(503), [change("BOOKMARK", "", "5")], [], [P2]]
-    with capture_logs() as said:
+    with capture_logs() as output:
         await first_sets(watching([listing(A)], watches), 2)
-    logged = [line["event"] for line in said if line["event"].startswith("cluster")]
+    logged = [line["event"] for line in output if line["event"].startswith("cluster")]
     assert logged == ["cluster not watched", "cluster not watched", "cluster watched again"]
 
 
 async def test_a_malformed_slice_is_logged_once_however_often_it_comes() -> None:
     broken = {"type": "MODIFIED", "object": {"metadata": {"name": "b", "resourceVersion": "3"}}}
     watch = watching([listing(A)], [[broken, broken, broken, P2]])
-    with capture_logs() as said:
+    with capture_logs() as output:
         await first_sets(watch, 2)
     assert watch.malformed == 3
-    assert [line["event"] for line in said].count("slice passed over") == 1
+    assert [line["event"] for line in output].count("slice passed over") == 1
 
 
 async def test_it_is_connected_while_a_watch_stands() -> None:
     watch = watching([listing(A), listing(B)], [[P2], refused(410)])
     seen = []
-    async with aclosing(_generator(watch)) as told:
-        async for one in told:
+    async with aclosing(_generator(watch)) as reported:
+        async for one in reported:
             seen.append((list(one), watch.connected))
             if len(seen) == 3:
                 break
@@ -307,18 +307,18 @@ async def test_an_event_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(endpoint_watch, "LINE_BYTES", len(whole))
     endless = httpx2.Response(200, content=whole + b" ")
     watch = watching([listing(A)], [endless, httpx2.Response(200, content=whole + b"\n")])
-    with capture_logs() as said:
+    with capture_logs() as output:
         assert names(await first_sets(watch, 2)) == [["p0"], ["p0", "p2"]]
-    assert f"an event of more than {len(whole)} bytes" in str(said)
+    assert f"an event of more than {len(whole)} bytes" in str(output)
     assert watch.malformed == 0
 
 
 async def test_what_changed_is_logged() -> None:
     changes = [change("MODIFIED", "a", p0="10.0.0.9"), change("DELETED", "b"), P2]
-    with capture_logs() as said:
+    with capture_logs() as output:
         await first_sets(watching([listing(A, B)], [changes]), 4)
-    told = [(line["known"], line["changes"]) for line in said if line["event"] == "replicas"]
-    assert told == [
+    reported = [(line["known"], line["changes"]) for line in output if line["event"] == "replicas"]
+    assert reported == [
         (2, "p0=10.0.0.1:7000/in_service p1=10.0.0.2:7000/in_service"),
         (2, "p0=10.0.0.9:7000/in_service"),
         (1, "p1=gone"),

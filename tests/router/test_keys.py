@@ -122,7 +122,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_is_told_once(files
     elif broken == "a folder":
         (files / "ide.txt").mkdir()
     (files / "night.txt").write_text("another-key")
-    with capture_logs() as said:
+    with capture_logs() as output:
         await refresh.once()
         await refresh.once()
         assert (keys.application("ide-key"), keys.application("another-key")) == (IDE, NIGHT)
@@ -133,12 +133,12 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_is_told_once(files
         await refresh.once()
     assert (keys.application("ide-key"), keys.application("mended-key")) == (None, IDE)
     assert unreadable(registry, "ide") == 0
-    assert [line["event"] for line in said if line["application"] == "ide"] == [
+    assert [line["event"] for line in output if line["application"] == "ide"] == [
         "keys unreadable",
         "keys readable again",
         "keys changed",
     ]
-    assert "-key" not in str(said)
+    assert "-key" not in str(output)
 
 
 async def test_reading_goes_on_until_it_is_cancelled(files: Path) -> None:

@@ -71,9 +71,9 @@ def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
     plain = b"".join(events_of(endpoint, orjson.dumps(client), engine="a"))
     transcript, out = Transcript(), b""
     events: ContinuedEvents | None = None
-    asked_at, asked = endpoint, body
+    asked_at, requested = endpoint, body
     for number, cut in enumerate([*cuts, 1.0]):
-        pieces = events_of(asked_at, asked, engine="abcd"[number], sizes=sizes)
+        pieces = events_of(asked_at, requested, engine="abcd"[number], sizes=sizes)
         stream = b"".join(pieces)
         if cut < 1.0:
             end = int(cut * len(stream))
@@ -95,7 +95,7 @@ def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
         transcript.continue_behind(kept)
         if kept:
             asked_at = COMPLETION
-            asked = continued_body(endpoint, orjson.loads(body), transcript.prompt_ids, kept)
+            requested = continued_body(endpoint, orjson.loads(body), transcript.prompt_ids, kept)
     assert said(out) == said(plain)
     first, *_, last = chunks_of(out)
     assert {tuple(chunk[name] for name in ("id", "created", "object")) for chunk in chunks_of(out)} == {
@@ -237,8 +237,13 @@ def test_of_prompts_one_can_be_continued() -> None:
 
 
 def test_bounds_count_what_is_left_and_fields_of_the_first_prompt_go() -> None:
-    asked = BODIES[CHAT] | {"max_completion_tokens": 50, "min_tokens": 4, "chat_template": "x", "top_k": 3}
-    body = orjson.loads(continued_body(CHAT, asked, [7, 8], [9, 10, 11]))
+    requested = BODIES[CHAT] | {
+        "max_completion_tokens": 50,
+        "min_tokens": 4,
+        "chat_template": "x",
+        "top_k": 3,
+    }
+    body = orjson.loads(continued_body(CHAT, requested, [7, 8], [9, 10, 11]))
     assert body == ASKED | {
         "prompt": [7, 8, 9, 10, 11],
         "max_tokens": 47,
@@ -257,11 +262,11 @@ def test_ids_are_not_asked_for_where_the_client_speaks_of_them() -> None:
 
 
 def test_usage_counts_the_clients_prompt_and_the_whole_answer() -> None:
-    told = {"prompt_tokens": 30, "total_tokens": 35, "completion_tokens": 5}
+    reported = {"prompt_tokens": 30, "total_tokens": 35, "completion_tokens": 5}
     whole = {"prompt_tokens": 20, "total_tokens": 35, "completion_tokens": 15}
-    assert joined_usage(told, 10) == whole
+    assert joined_usage(reported, 10) == whole
     cached = {"prompt_tokens_details": {"cached_tokens": 28, "audio_tokens": 0}}
-    assert joined_usage(told | cached, 10) == whole | {
+    assert joined_usage(reported | cached, 10) == whole | {
         "prompt_tokens_details": {"cached_tokens": 20, "audio_tokens": 0}
     }
     figures = ContinuedEvents({}, True, 10).finished(

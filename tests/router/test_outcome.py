@@ -37,8 +37,8 @@ def test_one_token_has_no_pace() -> None:
 
 
 def in_one_piece(*gaps_us: int, slo: Slo = Slo()) -> Outcome:
-    told = wire.Finished(completion_tokens=len(gaps_us), token_gaps_us=gaps_us)
-    return outcome([], slo, stream=False, finished=told)
+    reported = wire.Finished(completion_tokens=len(gaps_us), token_gaps_us=gaps_us)
+    return outcome([], slo, stream=False, finished=reported)
 
 
 def test_an_answer_in_one_piece_is_measured_by_when_its_tokens_came_out_of_the_engine() -> None:
@@ -57,8 +57,8 @@ def test_an_answer_in_one_piece_is_judged_as_its_tier_says(judge: Judge, pace_s:
 
 
 def test_an_answer_in_one_piece_of_an_engine_that_does_not_report_is_judged_by_its_end_alone() -> None:
-    told = wire.Finished(completion_tokens=9, ttft_s=9.0, tpot_s=1.0)
-    made = outcome([], Slo(0.1, tpot_s=0.1, e2e_s=11.0), stream=False, finished=told)
+    reported = wire.Finished(completion_tokens=9, ttft_s=9.0, tpot_s=1.0)
+    made = outcome([], Slo(0.1, tpot_s=0.1, e2e_s=11.0), stream=False, finished=reported)
     assert measured(made) == Measured(None, None, 10.0)
     assert misses(Targets(0.1, 0.1, 11.0), measured(made)) == []
     assert misses(Targets(0.1, 0.1, 9.0), measured(made)) == ["e2e"]
@@ -75,8 +75,8 @@ def test_an_answer_in_one_piece_of_an_engine_that_does_not_report_is_judged_by_i
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_misses(slo: Slo, missed: list[str], stream: bool) -> None:
-    told = wire.Finished(completion_tokens=3, token_gaps_us=[500_000, 100_000, 300_000])
-    made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=told)
+    reported = wire.Finished(completion_tokens=3, token_gaps_us=[500_000, 100_000, 300_000])
+    made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=reported)
     assert misses(slo.targets(0.0), measured(made)) == missed
 
 
@@ -91,8 +91,8 @@ def test_an_answer_without_a_token_has_no_durations_but_its_end() -> None:
 
 def test_tokens_that_only_the_end_reveals_are_spread_over_what_was_seen() -> None:
     """An engine that speculates writes several in one event."""
-    told = wire.Finished(completion_tokens=9)
-    seen = measured(outcome([100.5, 100.8, 101.1], finished=told))
+    reported = wire.Finished(completion_tokens=9)
+    seen = measured(outcome([100.5, 100.8, 101.1], finished=reported))
     assert seen.tpot_s == pytest.approx(0.6 / 8)
 
 
@@ -109,8 +109,8 @@ def test_tokens_that_only_the_end_reveals_are_spread_over_what_was_seen() -> Non
 def test_thinking_and_answer_are_judged_apart_where_each_has_a_pace(
     slo: Slo, pace_s: float, kept: bool
 ) -> None:
-    told = wire.Finished(completion_tokens=6, thinking_tokens=3)
-    seen = measured(outcome([100.5, 100.6, 100.7, 100.9, 101.1, 101.25], slo, finished=told))
+    reported = wire.Finished(completion_tokens=6, thinking_tokens=3)
+    seen = measured(outcome([100.5, 100.6, 100.7, 100.9, 101.1, 101.25], slo, finished=reported))
     assert seen.tpot_s == pytest.approx(pace_s, rel=0.1)
     assert (misses(slo.targets(0.0), seen) == []) is kept
 

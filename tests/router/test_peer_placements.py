@@ -67,13 +67,13 @@ async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
 
 
 async def test_what_this_router_places_is_told() -> None:
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
     replica = ScriptedReplica("r0", is_silent)
 
     def tells(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
         connect, backoff = connect_by(None), Backoff(Random(1))
         return ReplicaLink(
-            name, address, connect, backoff, changed=changed, placed=lambda *placed: told.append(placed)
+            name, address, connect, backoff, changed=changed, placed=lambda *placed: reported.append(placed)
         )
 
     replica_set = ReplicaSet(tells)
@@ -82,7 +82,7 @@ async def test_what_this_router_places_is_told() -> None:
     await until(lambda: replica_set.ready)
     request = GenerationRequest("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, Tier("chat"), 0.0)
     replica_set["r0"].submit(Attempt(request, 1, False), None, lambda: None)
-    assert told == [("r0", tokens_about(400))]
+    assert reported == [("r0", tokens_about(400))]
     following.cancel()
     await asyncio.wait([following])
     await replica.die()

@@ -276,14 +276,14 @@ async def test_a_failure_is_the_answer_and_nobody_else_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"), [(0, 502), (200, 502), (399, 502), (400, 400), (599, 599), (600, 502)]
+    ("output", "status"), [(0, 502), (200, 502), (399, 502), (400, 400), (599, 599), (600, 502)]
 )
-def test_a_failures_status_is_an_errors(said: int, status: int) -> None:
-    assert upstream_error(wire.Failed(status=said)).status == status
+def test_a_failures_status_is_an_errors(output: int, status: int) -> None:
+    assert upstream_error(wire.Failed(status=output)).status == status
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b'{\n"error": {"message": "no"}, "x": 1}', b'{"error":{"message":"no"},"x":1}'),
         (b'{"error": "no"}', None),
@@ -295,8 +295,8 @@ def test_a_failures_status_is_an_errors(said: int, status: int) -> None:
     ids=["in shape", "no object", "a list", "no JSON", "nothing", "too deep to be written"],
 )
 def test_a_failures_words_are_passed_on_where_they_are_in_openais_shape(
-    body: bytes, told: bytes | None
+    body: bytes, reported: bytes | None
 ) -> None:
     answer = error_body(wire.Failed(status=500, body=body))
     message = "the engine failed to serve this request"
-    assert answer == told if told is not None else orjson.loads(answer)["error"]["message"] == message
+    assert answer == reported if reported is not None else orjson.loads(answer)["error"]["message"] == message

@@ -319,9 +319,9 @@ async def test_a_cause_is_told_once_while_it_lasts() -> None:
 
 
 async def test_whoever_counts_replicas_hears_of_every_change() -> None:
-    heard: list[LinkState] = []
-    async with linked(lambda link: heard.append(link.state)) as (link, replica):
-        heard.clear()
+    received: list[LinkState] = []
+    async with linked(lambda link: received.append(link.state)) as (link, replica):
+        received.clear()
         replica.sessions[-1].bring(READY)
         replica.sessions[-1].bring(wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=False)))
         replica.sessions[-1].bring(
@@ -332,7 +332,7 @@ async def test_whoever_counts_replicas_hears_of_every_change() -> None:
         replica.sessions[-1].end()
         await turns()
         states = LinkState.ENGINE_DOWN, LinkState.DRAINING, LinkState.MALFORMED, LinkState.READY
-        assert heard == [*states, LinkState.LOST, LinkState.READY]
+        assert received == [*states, LinkState.LOST, LinkState.READY]
         assert link.malformed == 1
 
 
@@ -407,7 +407,7 @@ async def test_an_answer_of_no_use_is_an_answer_too(
 ) -> None:
     """One that misses one question in two is never silent, and is asked no oftener than it should be."""
     async with linked() as (link, replica):
-        told = link.description
+        reported = link.description
         replica.description, replica.refusal = answer, refusal
         for _ in range(2):
             replica.answers.clear()
@@ -418,7 +418,7 @@ async def test_an_answer_of_no_use_is_an_answer_too(
         began_s = replica.describes[0]
         assert [at_s - began_s for at_s in replica.describes] == [0, 15, 20, 35, 40]
         assert (link.malformed, len(replica.sessions)) == (malformed, 1)
-        assert link.description is told
+        assert link.description is reported
 
 
 async def test_a_request_of_which_nothing_is_heard_is_ended_and_taken_back(still: None) -> None:

@@ -83,7 +83,7 @@ async def test_a_client_that_goes_with_a_second_request_on_its_way_takes_back_bo
     """Requests may follow one another on a connection without waiting; it is lost for all of them."""
     replica = ScriptedReplica("r0", admits)
     async with house(replica) as router:
-        with reads_nothing(router, asked=2):
+        with reads_nothing(router, requested=2):
             await until(lambda: len(replica.parts) == 1)
         await replica.parts[0].cancelled.wait()
         await router.counted(ended("client_gone"))
@@ -95,7 +95,7 @@ async def admits(part: Part) -> None:
 
 
 @contextmanager
-def reads_nothing(router: House, asked: int = 1, **body: Any) -> Iterator[socket.socket]:
+def reads_nothing(router: House, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
     """A client that asks, so many times, and takes nothing."""
     raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
     host, port = router.address.split(":")
@@ -103,7 +103,7 @@ def reads_nothing(router: House, asked: int = 1, **body: Any) -> Iterator[socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((host, int(port)))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
-        sock.sendall((head.encode() + raw) * asked)
+        sock.sendall((head.encode() + raw) * requested)
         yield sock
 
 

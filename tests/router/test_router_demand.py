@@ -109,10 +109,15 @@ async def test_replicas_stand_there_as_they_last_told() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_tpot_s=float("inf"))
     async with house(replica) as the_house:
-        [told] = (await demand(the_house))["replicas"]
-        assert (told["name"], told["state"], told["running"], told["work_s"]) == ("r0", "ready", 3, 1.5)
-        assert told["tightest_tpot_s"] is None
+        [reported] = (await demand(the_house))["replicas"]
+        assert (reported["name"], reported["state"], reported["running"], reported["work_s"]) == (
+            "r0",
+            "ready",
+            3,
+            1.5,
+        )
+        assert reported["tightest_tpot_s"] is None
         replica.tell(draining=True)
         await until(lambda: not the_house.replica_set.ready)
-        [told] = (await demand(the_house))["replicas"]
-        assert told["state"] == "draining"
+        [reported] = (await demand(the_house))["replicas"]
+        assert reported["state"] == "draining"

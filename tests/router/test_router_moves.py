@@ -34,9 +34,9 @@ def serves(replica: ScriptedReplica, *losses: str, events: int = 9) -> Script:
         if not left:
             for piece in pieces:
                 part.output(piece)
-            asked = orjson.loads(part.submit.body)
-            prompt = asked.get("prompt")
-            part.finish(len(prompt) if isinstance(prompt, list) else 5, asked["max_tokens"])
+            requested = orjson.loads(part.submit.body)
+            prompt = requested.get("prompt")
+            part.finish(len(prompt) if isinstance(prompt, list) else 5, requested["max_tokens"])
             return
         for piece in pieces[:events]:
             part.output(piece)
@@ -119,9 +119,9 @@ async def test_a_continuation_is_asked_for_as_prompt_and_answer_so_far() -> None
         await streamed(router)
     (first,), (then,) = replicas[0].parts, replicas[1].parts
     assert then.submit.endpoint == wire.ENDPOINT_COMPLETIONS
-    asked = orjson.loads(then.submit.body)
-    assert asked["max_tokens"] == TOKENS - 9
-    assert len(asked["prompt"]) == 5 + 9
+    requested = orjson.loads(then.submit.body)
+    assert requested["max_tokens"] == TOKENS - 9
+    assert len(requested["prompt"]) == 5 + 9
     assert first.submit.spent_s < then.submit.spent_s < 5
     assert then.submit.ttft_s == pytest.approx(10 + 9 * 5)  # when its tenth token was due before
     assert then.submit.request_id == first.submit.request_id

@@ -18,8 +18,8 @@ SPARE = {
 }
 
 
-def standing(**told: float) -> wire.Snapshot:
-    return wire.Snapshot(engine_ready=True, **(SPARE | told))  # type: ignore[arg-type]
+def standing(**reported: float) -> wire.Snapshot:
+    return wire.Snapshot(engine_ready=True, **(SPARE | reported))  # type: ignore[arg-type]
 
 
 def order(name: str) -> dict[str, object]:

@@ -77,11 +77,11 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
     async def ends_when_told(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
-        await told.wait()
+        await reported.wait()
         part.output(DONE, tokens=0)
         part.finish()
 
-    told = asyncio.Event()
+    reported = asyncio.Event()
     async with (
         running(ScriptedReplica("r0", ends_when_told)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
@@ -93,7 +93,7 @@ async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
             lines = reply.aiter_lines()
             assert "one" in await anext(lines)
             process.terminate()
-            told.set()
+            reported.set()
             assert "data: [DONE]" in [line async for line in lines]
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
@@ -130,11 +130,11 @@ async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file:
     async def ends_when_told(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
-        await told.wait()
+        await reported.wait()
         part.output(DONE, tokens=0)
         part.finish()
 
-    told = asyncio.Event()
+    reported = asyncio.Event()
     async with (
         running(ScriptedReplica("r0", ends_when_told)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
@@ -152,7 +152,7 @@ async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file:
             stopping = await status_of_ready(http, 503, f"http://{admin}")
             assert stopping.json()["error"]["code"] == "draining"
             assert "penstock_router_open_requests 1.0" in (await http.get(f"http://{admin}/metrics")).text
-            told.set()
+            reported.set()
             assert "data: [DONE]" in [line async for line in lines]
         assert await asyncio.wait_for(process.wait(), 30) == 0
 

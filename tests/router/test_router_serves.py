@@ -65,8 +65,8 @@ async def test_the_body_reaches_the_replica_as_it_came() -> None:
 async def test_headers_tell_how_it_was_served() -> None:
     async with house(ScriptedReplica("r0")) as router:
         reply = await router.chat({"x-request-id": "mine-1"})
-    told = {name: reply.headers[name] for name in reply.headers if name.startswith("x-")}
-    assert told == {
+    reported = {name: reply.headers[name] for name in reply.headers if name.startswith("x-")}
+    assert reported == {
         "x-request-id": "mine-1",
         "x-penstock-tier": "chat",
         "x-penstock-verdict": "admitted",
@@ -157,8 +157,8 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
 
     async with house(ScriptedReplica("r0", echoes), ScriptedReplica("r1", echoes)) as router:
         words = [f"w{n}" for n in range(40)]
-        heard = await asyncio.gather(*(ask(router, word) for word in words))
-    assert heard == ["".join(f"{word}.{n} " for n in range(20)) for word in words]
+        received = await asyncio.gather(*(ask(router, word) for word in words))
+    assert received == ["".join(f"{word}.{n} " for n in range(20)) for word in words]
 
 
 async def test_two_routers_share_a_replica() -> None:

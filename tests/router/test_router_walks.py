@@ -345,5 +345,5 @@ async def test_clients_come_again_only_with_what_may_go_better_then() -> None:
 
 async def test_requests_go_to_each_replica_in_turn() -> None:
     async with house(*(ScriptedReplica(f"r{number}") for number in range(3))) as router:
-        asked = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
-    assert asked == ["r0", "r1", "r2"] * 2
+        requested = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
+    assert requested == ["r0", "r1", "r2"] * 2

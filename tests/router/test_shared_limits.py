@@ -261,13 +261,13 @@ async def test_a_redis_that_fails_in_a_call_leaves_all_who_asked_to_their_router
         waiting = await asked(shared, 40)
         redis.down = down
         redis.answering.set()
-        with capture_logs() as said:
+        with capture_logs() as output:
             await asyncio.wait([*in_the_call, *waiting])
             assert not shared.connected
             await turns()
         assert [task.result() for task in in_the_call + waiting] == [None, None]
         assert await answers(shared, 50) == [None]
-        assert len([line for line in said if line["event"] == "limits are not shared"]) == 1
+        assert len([line for line in output if line["event"] == "limits are not shared"]) == 1
         redis.down = None
         redis.calls.clear()
         await turns()
@@ -319,16 +319,16 @@ async def test_an_address_that_cannot_be_read_is_no_end(redis: ScriptedRedis) ->
             raise error
         return "redis://h"
 
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with running(
             SharedLimits(url, "pool", {"ide": LIMITS}, Backoff(Random(1), 0.0, 0.0))
         ) as shared:
             assert shared.connected
-    assert [line["why"] for line in said if "why" in line] == ["FileNotFoundError: no such file"]
+    assert [line["why"] for line in output if "why" in line] == ["FileNotFoundError: no such file"]
 
 
 async def test_each_outage_is_logged_once_however_often_it_is_tried(redis: ScriptedRedis) -> None:
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with running(part_of()) as shared:
             for _ in range(2):
                 redis.down = ConnectionError("gone")
@@ -338,7 +338,7 @@ async def test_each_outage_is_logged_once_however_often_it_is_tried(redis: Scrip
                 await turns()
                 assert shared.connected
     assert len(redis.urls) > 4
-    events = [line["event"] for line in said]
+    events = [line["event"] for line in output]
     assert events == ["limits are shared", *["limits are not shared", "limits are shared"] * 2]
 
 

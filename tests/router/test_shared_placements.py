@@ -46,7 +46,7 @@ class Router:
         self.shared = SharedPlacements(lambda: next(urls), channel, backoff or Backoff(Random(1), 0.0, 0.0))
 
     async def run(self) -> None:
-        await self.shared.run(lambda *told: self.heard.append(told), self._count)
+        await self.shared.run(lambda *reported: self.heard.append(reported), self._count)
 
     def _count(self) -> None:
         self.malformed += 1
@@ -132,7 +132,7 @@ async def test_a_connection_that_brings_nothing_is_dead(redis: ScriptedRedis) ->
     router = Router()
     async with running(router):
         redis.answering.clear()
-        with capture_logs() as said:
+        with capture_logs() as output:
             await skip(SILENCE_S * 0.9)
             assert router.shared.connected
             await skip(SILENCE_S * 0.2)
@@ -140,13 +140,13 @@ async def test_a_connection_that_brings_nothing_is_dead(redis: ScriptedRedis) ->
             redis.answering.set()
             await turns()
         assert router.shared.connected
-    assert [line["event"] for line in said] == ["redis is away", "redis"]
-    assert said[0]["why"] == "TimeoutError: nothing was heard for 6 s"
+    assert [line["event"] for line in output] == ["redis is away", "redis"]
+    assert output[0]["why"] == "TimeoutError: nothing was heard for 6 s"
 
 
 async def test_an_outage_is_logged_once_and_the_way_back_too(redis: ScriptedRedis) -> None:
     router = Router()
-    with capture_logs() as said:
+    with capture_logs() as output:
         async with running(router):
             for _ in range(2):
                 redis.down = ConnectionError("gone")
@@ -158,8 +158,8 @@ async def test_an_outage_is_logged_once_and_the_way_back_too(redis: ScriptedRedi
                 await turns()
                 assert router.shared.connected
     assert len(redis.urls) > 4
-    assert [line["event"] for line in said] == ["redis", *["redis is away", "redis"] * 2]
-    assert {line["why"] for line in said if "why" in line} == {"ConnectionError: gone"}
+    assert [line["event"] for line in output] == ["redis", *["redis is away", "redis"] * 2]
+    assert {line["why"] for line in output if "why" in line} == {"ConnectionError: gone"}
     assert redis.subscriptions == []
     assert redis.open_connections == 0
 
@@ -230,17 +230,17 @@ async def test_a_message_that_is_none_is_counted_and_changes_nothing(
 
 @pytest.mark.parametrize(("count", "is_one"), [(0, True), (MOST_COUNTED, True), (MOST_COUNTED + 1, False)])
 def test_counts_have_a_bound(count: int, is_one: bool) -> None:
-    said = message(placed={"r0": [count, count]})
+    output = message(placed={"r0": [count, count]})
     if is_one:
-        assert read_placements(said) == ("other", [("r0", PeerLoad(count, count))])
+        assert read_placements(output) == ("other", [("r0", PeerLoad(count, count))])
     else:
         with pytest.raises(ValueError, match="is no count"):
-            read_placements(said)
+            read_placements(output)
 
 
 def test_messages_have_a_bound() -> None:
-    said = message()
-    longest = said + b" " * (MESSAGE_BYTES - len(said))
+    output = message()
+    longest = output + b" " * (MESSAGE_BYTES - len(output))
     assert read_placements(longest)[0] == "other"
     with pytest.raises(ValueError, match="longer"):
         read_placements(longest + b" ")

@@ -68,8 +68,8 @@ def test_where_nobody_asks_nothing_is_expected_or_counted() -> None:
 
 def test_what_a_request_used_is_what_its_replica_tells() -> None:
     counted = Counted()
-    told = wire.Finished(prompt_tokens=40, completion_tokens=7, cached_tokens=32)
-    assert counted.usage.ended(IDE, outcome(told, written=3), BODY_BYTES) == 47
+    reported = wire.Finished(prompt_tokens=40, completion_tokens=7, cached_tokens=32)
+    assert counted.usage.ended(IDE, outcome(reported, written=3), BODY_BYTES) == 47
     assert [counted.tokens("ide", kind) for kind in ("prompt", "completion", "cached")] == [40, 7, 32]
     assert counted.tokens("web", "prompt") is None
 

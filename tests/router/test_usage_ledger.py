@@ -62,10 +62,10 @@ async def test_openais_client_raises_its_own_error() -> None:
 
 
 async def test_of_many_at_once_exactly_the_limit_is_served_and_an_end_makes_room() -> None:
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     async def waits(part: Part) -> None:
-        await told.wait()
+        await reported.wait()
         await answers(part)
 
     replica = ScriptedReplica("r0", waits)
@@ -73,7 +73,7 @@ async def test_of_many_at_once_exactly_the_limit_is_served_and_an_end_makes_room
         asking = [asyncio.create_task(router.chat(KEY)) for _ in range(30)]
         line = 'penstock_router_limited_total{application="ide",limit="concurrent_requests"}'
         await router.counted(line, 23)
-        told.set()
+        reported.set()
         statuses = [(await each).status_code for each in asking]
         assert (statuses.count(200), statuses.count(429)) == (7, 23)
         assert (await router.chat(KEY)).status_code == 200

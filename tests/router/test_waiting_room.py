@@ -38,24 +38,24 @@ async def held(the_house: House, requests: int) -> None:
 async def test_requests_wait_and_are_served_when_a_replica_takes_work() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
-        asked = [asyncio.create_task(the_house.chat()) for _ in range(5)]
+        requested = [asyncio.create_task(the_house.chat()) for _ in range(5)]
         await held(the_house, 5)
         assert await the_house.metric("penstock_router_held_requests") == 5
         replica.tell()
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 5
+        assert [answer.status_code for answer in await asyncio.gather(*requested)] == [200] * 5
         await held(the_house, 0)
 
 
 async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
-        asked = asyncio.create_task(the_house.chat())
+        requested = asyncio.create_task(the_house.chat())
         await held(the_house, 1)
         began_s = asyncio.get_running_loop().time()
         await held(the_house, 1)
         waited_s = asyncio.get_running_loop().time() - began_s
         replica.tell()
-        await asked
+        await requested
         assert replica.parts[0].submit.spent_s >= waited_s
 
 
@@ -71,20 +71,20 @@ async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort
 
     replica = ScriptedReplica("r0", too_late_for_a_promise)
     async with asleep(replica, routing={"backup": backup}) as the_house:
-        asked = asyncio.create_task(the_house.chat())
+        requested = asyncio.create_task(the_house.chat())
         await held(the_house, 1)
         replica.tell()
-        answer = await asked
+        answer = await requested
         assert (answer.status_code, answer.headers["x-penstock-verdict"]) == (200, "best-effort")
 
 
 async def test_a_best_effort_tier_waits_as_well() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
-        asked = asyncio.create_task(the_house.chat({"x-penstock-tier": "batch"}))
+        requested = asyncio.create_task(the_house.chat({"x-penstock-tier": "batch"}))
         await held(the_house, 1)
         replica.tell()
-        assert (await asked).status_code == 200
+        assert (await requested).status_code == 200
         assert len(replica.parts) == 1
 
 
@@ -99,9 +99,9 @@ async def test_nobody_waits_longer_than_the_pool_says() -> None:
 async def test_a_client_that_goes_away_takes_its_request_along() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
-        asked = asyncio.create_task(the_house.chat())
+        requested = asyncio.create_task(the_house.chat())
         await held(the_house, 1)
-        asked.cancel()
+        requested.cancel()
         await held(the_house, 0)
         replica.tell()
         await until(lambda: the_house.replica_set.ready)
@@ -113,11 +113,11 @@ async def test_who_finds_the_room_full_is_answered_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(waiting_room, "MOST_REQUESTS", 1)
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
-        asked = asyncio.create_task(the_house.chat())
+        requested = asyncio.create_task(the_house.chat())
         await held(the_house, 1)
         assert (await the_house.chat()).status_code == 503
         replica.tell()
-        assert (await asked).status_code == 200
+        assert (await requested).status_code == 200
 
 
 async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again() -> None:
@@ -132,13 +132,13 @@ async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again(
 
     replica = ScriptedReplica("r0", goes_again)
     async with asleep(replica) as the_house:
-        asked = asyncio.create_task(the_house.chat())
+        requested = asyncio.create_task(the_house.chat())
         await held(the_house, 1)
         replica.tell()
         await until(lambda: len(replica.parts) == 1)
         await held(the_house, 1)
         replica.tell()
-        assert (await asked).status_code == 200
+        assert (await requested).status_code == 200
 
 
 async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once(

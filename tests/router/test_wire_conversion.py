@@ -15,8 +15,8 @@ from penstock_routing.replicas.wire_conversion import MalformedMessage
 )
 def test_an_end_has_durations_only(said_s: float, kept_s: float) -> None:
     for ttft_s, tpot_s, kept in ((said_s, 0.5, (kept_s, 0.5)), (0.5, said_s, (0.5, kept_s))):
-        said = wire.Finished(prompt_tokens=3, ttft_s=ttft_s, tpot_s=tpot_s)
-        end = wire_conversion.end(wire.Event(finished=said), "finished")
+        output = wire.Finished(prompt_tokens=3, ttft_s=ttft_s, tpot_s=tpot_s)
+        end = wire_conversion.end(wire.Event(finished=output), "finished")
         assert isinstance(end, wire.Finished)
         assert (end.prompt_tokens, end.ttft_s, end.tpot_s) == (3, *kept)
 

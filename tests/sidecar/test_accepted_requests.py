@@ -274,7 +274,7 @@ def test_all_are_cancelled_at_the_end() -> None:
 
 def ended_overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch, *overdue: str) -> tuple[bool, list[Expected]]:
     """What `end_overdue` returns where these answers are overdue, and what was expected of each."""
-    asked: list[Expected] = []
+    requested: list[Expected] = []
 
     def signs(request_id: str, shows_output: bool) -> Signs | None:
         found = ReplicaMirror.signs(desk.mirror, request_id, shows_output)
@@ -282,14 +282,14 @@ def ended_overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch, *overdue: str) ->
         return found._replace(own_s=0.0 if request_id in overdue else 200.0)
 
     def is_overdue(signs: Signs, expected: Expected, now_s: float, silence_s: float) -> bool:
-        asked.append(expected)
+        requested.append(expected)
         assert (now_s, silence_s) == (200.0, 5.0)
         return signs.own_s == 0.0
 
     monkeypatch.setattr(desk.mirror, "signs", signs)
     monkeypatch.setattr(accepted_requests, "is_overdue", is_overdue)
     now = Snapshot(step_s=0.01, work_s=3.0)
-    return desk.accepted.end_overdue(now, 200.0, 5.0), asked
+    return desk.accepted.end_overdue(now, 200.0, 5.0), requested
 
 
 def test_requests_without_progress_are_ended_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ class Planner:
             raise ArithmeticError
         self.plans.append("".join(cast(Newcomer, one).name for one in new))
 
-    def add(self, *newcomers: Newcomer) -> None:
-        for one in newcomers:
+    def add(self, *candidates: Newcomer) -> None:
+        for one in candidates:
             self.queue.add(cast(ReplicaRequest, one))
 
 

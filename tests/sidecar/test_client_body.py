@@ -216,17 +216,17 @@ def test_the_longest_extra_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "output"),
     [
         (b"[1]", "the body must be a JSON object: "),
         (b"{", "the body is not JSON: "),
         (b'{"prompt": "a", "n": 0}', "'n' is wrong: "),
     ],
 )
-def test_what_is_wrong_with_a_body_is_said(raw: bytes, said: str) -> None:
+def test_what_is_wrong_with_a_body_is_said(raw: bytes, output: str) -> None:
     with pytest.raises(ApiError) as refused:
         read_body(COMPLETIONS, raw)
-    assert refused.value.message.startswith(said)
+    assert refused.value.message.startswith(output)
     assert " at `$" not in refused.value.message
     assert refused.value.code == "invalid_value"
 

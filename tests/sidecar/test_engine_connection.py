@@ -79,7 +79,7 @@ async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineC
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "body"),
+    ("output", "status", "body"),
     [
         ([WHOLE], 200, b"hi"),
         ([bytes([byte]) for byte in WHOLE], 200, b"hi"),
@@ -94,13 +94,13 @@ async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineC
     ],
     ids=["whole", "bytes", "chunks", "to the end", "1.0", "100", "103", "no body", "noise", "two answers"],
 )
-async def test_an_answer_is_read_however_it_comes(said: list[bytes], status: int, body: bytes) -> None:
-    async with engine(says(*said)) as connections:
+async def test_an_answer_is_read_however_it_comes(output: list[bytes], status: int, body: bytes) -> None:
+    async with engine(says(*output)) as connections:
         assert (await exchanged(connections))[:2] == (status, body)
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("output", "cause"),
     [
         ([], "ConnectionError: the engine closed"),
         ([OK], "ConnectionError: the engine closed"),
@@ -129,16 +129,16 @@ async def test_an_answer_is_read_however_it_comes(said: list[bytes], status: int
     ],
 )
 async def test_an_answer_that_is_not_whole_or_not_http_is_an_engine_that_is_gone(
-    said: list[bytes], cause: str
+    output: list[bytes], cause: str
 ) -> None:
-    async with engine(says(*said)) as connections:
+    async with engine(says(*output)) as connections:
         with pytest.raises(EngineGone, match=cause):
             await exchanged(connections)
         assert connections.idle == 0
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         OK + b"a: " + b"x" * 1000,
         OK + b"a: b\r\n" * 200,
@@ -148,9 +148,9 @@ async def test_an_answer_that_is_not_whole_or_not_http_is_an_engine_that_is_gone
     ],
     ids=["a long header", "many headers", "interim answers", "trailers", "a chunk's extension"],
 )
-async def test_what_is_no_part_of_a_body_has_a_bound(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_part_of_a_body_has_a_bound(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_connection, "HEAD_BYTES", 500)
-    async with engine(says(said, then_closes=False)) as connections:
+    async with engine(says(output, then_closes=False)) as connections:
         with pytest.raises(EngineGone, match="more than 500 bytes without a part of a body"):
             await exchanged(connections)
 
@@ -227,15 +227,15 @@ async def test_a_connection_is_kept_after_a_whole_answer_and_the_latest_is_used_
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         OK + b"content-length: 2\r\nconnection: close\r\n\r\nhi",
         b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
         WHOLE + b"more",
     ],
 )
-async def test_a_connection_that_cannot_be_used_again_is_closed(said: bytes) -> None:
-    async with engine(says(said, then_closes=False)) as connections:
+async def test_a_connection_that_cannot_be_used_again_is_closed(output: bytes) -> None:
+    async with engine(says(output, then_closes=False)) as connections:
         assert (await exchanged(connections))[1] == b"hi"
         assert connections.idle == 0
 

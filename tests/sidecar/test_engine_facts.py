@@ -97,7 +97,7 @@ def test_a_model_is_measured_within_the_pools_bounds_and_left_for_the_engine(
     facts = run(facts_from(connected(engine), pool_of(tmp_path), 1000, file if left else None))
     assert facts.model.prefill_seconds(200) == pytest.approx(MODEL.prefill_seconds(200), rel=0.1)
     assert max(prompt for prompt, _ in engine.asked) <= 256, "maxBatchTokens"
-    assert max(sum(asked) for asked in engine.asked) <= 1000, "the engine's own max_model_len"
+    assert max(sum(requested) for requested in engine.asked) <= 1000, "the engine's own max_model_len"
     assert file.exists() == left
     assert not left or from_json(orjson.loads(file.read_bytes())) == facts.model
     assert not list(tmp_path.glob("*.unfinished"))

@@ -14,10 +14,10 @@ UP, LATE, REFUSED = Probe(True, max_model_len=10), Probe(False, late=True), Prob
 UNWELL = Probe(False)
 
 
-async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
+async def seen(probes: Iterable[Probe], received: bool = False) -> list[str]:
     """What a watch tells while its probes bring these. heard: the engine works meanwhile."""
     bounds = replace(Bounds(), probe_s=0.0, probes_failed=3)
-    told: list[str] = []
+    reported: list[str] = []
     left = list(probes)
     over = asyncio.Event()
 
@@ -27,18 +27,20 @@ async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
             await asyncio.Event().wait()
         return left.pop(0)
 
-    watch = EngineWatch(probe, heard_s=lambda: inf if heard else -inf, bounds=bounds)
+    watch = EngineWatch(probe, heard_s=lambda: inf if received else -inf, bounds=bounds)
     watching = asyncio.create_task(
-        watch.run(lambda _: told.append("up"), lambda all_lost: told.append("lost" if all_lost else "down"))
+        watch.run(
+            lambda _: reported.append("up"), lambda all_lost: reported.append("lost" if all_lost else "down")
+        )
     )
     async with asyncio.timeout(20):
         await over.wait()
     watching.cancel()
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
-    ("probes", "told"),
+    ("probes", "reported"),
     [
         ([LATE, REFUSED, LATE], []),
         ([LATE, UP, UP], ["up"]),
@@ -49,30 +51,30 @@ async def seen(probes: Iterable[Probe], heard: bool = False) -> list[str]:
         ([UP, REFUSED, UP, REFUSED], ["up", "down", "up", "down"]),
     ],
 )
-async def test_what_probes_mean(probes: list[Probe], told: list[str]) -> None:
-    assert await seen(probes) == told
+async def test_what_probes_mean(probes: list[Probe], reported: list[str]) -> None:
+    assert await seen(probes) == reported
 
 
 async def test_a_busy_engine_may_be_late() -> None:
-    assert await seen([UP, *[LATE] * 9], heard=True) == ["up"]
-    assert await seen([UP, *[UNWELL] * 3], heard=True) == ["up", "lost"]
-    assert await seen([UP, REFUSED], heard=True) == ["up", "down"]
+    assert await seen([UP, *[LATE] * 9], received=True) == ["up"]
+    assert await seen([UP, *[UNWELL] * 3], received=True) == ["up", "lost"]
+    assert await seen([UP, REFUSED], received=True) == ["up", "down"]
 
 
 async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
-    asked = 0
+    requested = 0
 
     async def probe() -> Probe:
-        nonlocal asked
-        asked += 1
+        nonlocal requested
+        requested += 1
         return UP
 
     bounds = replace(Bounds(), probe_s=1e6)
     watch = EngineWatch(probe, heard_s=lambda: -inf, bounds=bounds)
     watching = asyncio.create_task(watch.run(lambda _: None, lambda _: None))
-    await until(lambda: asked == 1)
+    await until(lambda: requested == 1)
     watch.suspect()
-    await until(lambda: asked == 2)
+    await until(lambda: requested == 2)
     watching.cancel()
 
 

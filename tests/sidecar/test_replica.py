@@ -259,15 +259,15 @@ async def test_a_tick_tells_routers_what_has_changed_without_any_event() -> None
 async def test_all_routers_hear_of_a_request_that_one_has_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as desk:
         desk.sessions += [desk.replica.open_session() for _ in range(2)]
-        told: list[float] = []
+        reported: list[float] = []
         for session in desk.sessions:
-            monkeypatch.setattr(session.outbox, "tell_within", told.append)
+            monkeypatch.setattr(session.outbox, "tell_within", reported.append)
         await desk.submitted()
-        assert told == [3 * Bounds().spread_s] * 3
+        assert reported == [3 * Bounds().spread_s] * 3
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)
-        told.clear()
+        reported.clear()
         await desk.submitted()
-        assert told == []
+        assert reported == []
         desk.engine.may_end.set()
         await turns()
 
@@ -303,9 +303,9 @@ async def test_where_its_state_cannot_be_told_it_tells_the_last_one_and_nothing_
     with monkeypatch.context() as patch:
         patch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
         assert desk.replica.snapshot() == wire.Snapshot()
-    told = desk.replica.snapshot()
-    assert told.kv_tokens_total == 16_000
+    reported = desk.replica.snapshot()
+    assert reported.kv_tokens_total == 16_000
     monkeypatch.setattr(desk.mirror, "snapshot", lambda *_: 1 // 0)
-    assert desk.replica.snapshot() == told
+    assert desk.replica.snapshot() == reported
     assert desk.metric("faults_total", where="snapshot") == 2
     await desk.replica.close()

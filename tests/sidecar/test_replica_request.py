@@ -154,14 +154,19 @@ def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
     request.output(b"x", 1, 0, 100.5)
     request.output(b"x", 1, 0, 101.0)
     request.finished(EngineUsage(3, 2, 1), (), 1)
-    told = desk.last.finished
-    assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens, told.thinking_tokens) == (
+    reported = desk.last.finished
+    assert (
+        reported.prompt_tokens,
+        reported.completion_tokens,
+        reported.cached_tokens,
+        reported.thinking_tokens,
+    ) == (
         3,
         2,
         1,
         1,
     )
-    assert (told.ttft_s, told.tpot_s, list(told.token_gaps_us)) == (0.5, 0.5, [])
+    assert (reported.ttft_s, reported.tpot_s, list(reported.token_gaps_us)) == (0.5, 0.5, [])
     assert desk.hurries[-1] is Hurry.NONE
     assert desk.ended == [request]
     assert request.usage == EngineUsage(3, 2, 1)
@@ -172,9 +177,9 @@ def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None
     request = admitted(desk, stream=False)
     request.output(b"{}", 3, 0, 109.0)
     request.finished(EngineUsage(3, 3), (100.5, 100.75, 100.5), 0)
-    told = desk.last.finished
-    assert list(told.token_gaps_us) == [1_000_000, 250_000, 0]
-    assert (told.ttft_s, told.tpot_s) == (0.5, 0.0)
+    reported = desk.last.finished
+    assert list(reported.token_gaps_us) == [1_000_000, 250_000, 0]
+    assert (reported.ttft_s, reported.tpot_s) == (0.5, 0.0)
 
 
 def test_a_wait_too_long_for_the_event_is_told_as_the_longest_that_it_holds() -> None:

@@ -22,9 +22,9 @@ spec:
 """
 
 
-def pool(folder: Path, **said: object) -> Path:
-    file = folder / f"{said['type']}.yaml"
-    file.write_text(POOL.format(**said))
+def pool(folder: Path, **output: object) -> Path:
+    file = folder / f"{output['type']}.yaml"
+    file.write_text(POOL.format(**output))
     return file
 
 
@@ -60,8 +60,8 @@ async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: 
                 await router.submit(4, body(5))
                 assert (await router.first(3)).HasField("best_effort")
                 assert (await router.first(4)).HasField("admitted")
-                told = (await http.get(f"http://{metrics}/metrics")).text
-                assert "penstock_replica_engine_seats 2.0" in told
+                reported = (await http.get(f"http://{metrics}/metrics")).text
+                assert "penstock_replica_engine_seats 2.0" in reported
                 assert await most_inside(http, at, lambda: all_ended(router)) == 2
                 assert began(router, 4) < began(router, 3)
                 usage = [(await router.ended(id)).finished.completion_tokens for id in (1, 2, 3, 4)]

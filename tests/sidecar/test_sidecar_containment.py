@@ -160,7 +160,7 @@ async def test_a_long_body_that_is_cancelled_while_it_is_read_reaches_nobody(
     await until(lambda: rig.metric("ends_total", tier="chat", end="cancelled") == 1)
     await router.submit(2)
     await router.first(2)
-    assert [len(asked) for asked in rig.policy.asked] == [1]
+    assert [len(requested) for requested in rig.policy.asked] == [1]
     assert router.events.get(1) is None
 
 

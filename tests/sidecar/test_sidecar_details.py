@@ -29,7 +29,7 @@ def job(key: str, prompt_tokens: int = 100) -> Job:
 async def test_a_cancel_before_the_verdict_is_heeded(rig: Rig, router: Router) -> None:
     await router.send(wire.RouterFrame(submits=[submit(1), submit(2)], cancels=[1]))
     await router.first(2)
-    assert [len(asked) for asked in rig.policy.asked] == [1]
+    assert [len(requested) for requested in rig.policy.asked] == [1]
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
     assert router.events.get(1) is None
 
@@ -75,8 +75,8 @@ async def test_an_answer_ends_where_the_client_or_the_context_says(
     body = {"prompt": [1, 2, 3], **({} if max_tokens is None else {"max_tokens": max_tokens})}
     await router.submit(1, body)
     await router.first(1)
-    ((asked,),) = rig.policy.asked
-    assert asked.request.max_output_tokens == longest
+    ((requested,),) = rig.policy.asked
+    assert requested.request.max_output_tokens == longest
 
 
 def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() -> None:

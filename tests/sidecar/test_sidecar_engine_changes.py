@@ -53,7 +53,7 @@ def is_there(path: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("told", "planned"),
+    ("reported", "planned"),
     [
         ({}, ALLOWED),  # an engine that does not tell
         ({"most_batch_tokens": 512, "most_running": 16}, Limits(512, 16)),
@@ -61,10 +61,10 @@ def is_there(path: Path) -> bool:
     ],
 )
 def test_a_step_is_planned_as_the_pool_allows_and_the_engine_can(
-    told: dict[str, Any], planned: Limits
+    reported: dict[str, Any], planned: Limits
 ) -> None:
     seen = mirror()
-    seen.apply(StepReport(sequence=1, **told), 0.0)
+    seen.apply(StepReport(sequence=1, **reported), 0.0)
     assert seen.view(0.0, MODEL).limits == planned
 
 
@@ -79,13 +79,13 @@ def test_an_engine_that_was_started_anew_is_planned_with_what_it_has_now() -> No
         reports.receive([StepReport(sequence=2, engine_instance="b", **BLOCKS)])
     view = seen.view(0.0, MODEL)
     assert (view.kv, view.limits) == (KvCache(100, 100, 16), Limits(1024, 32))
-    (said,) = [log for log in logs if log["event"] == "engine restarted"]
-    assert (said["instance"], said["most_running"]) == ("b", 32)
+    (output,) = [log for log in logs if log["event"] == "engine restarted"]
+    assert (output["instance"], output["most_running"]) == ("b", 32)
 
 
 def test_an_engine_that_reports_nothing_tells_its_cache_anew_at_metrics() -> None:
-    told = load_of(PAGE)
-    assert told == EngineLoad(2, 1, 0.25, KvCache(64, 64, 128))
+    reported = load_of(PAGE)
+    assert reported == EngineLoad(2, 1, 0.25, KvCache(64, 64, 128))
     seen = HoldingMirror(KvCache(1000, 1000, 16), ALLOWED, lambda _: 10)
     seen.engine_load(EngineLoad(0, 0, 0.0, KvCache(64, 64, 128)), NOBODY, NOBODY)
     assert seen.view(0.0, MODEL).kv == KvCache(64, 64, 128)
@@ -110,9 +110,11 @@ def test_a_cache_that_is_not_told_in_numbers_is_not_taken(blocks: bytes) -> None
     ],
 )
 def test_vllm_with_another_model_is_not_this_pool_s(cards: list[dict[str, str]], wrong: bool) -> None:
-    said = other_model(cards, "tiny")
-    assert bool(said) is wrong
-    assert not wrong or said.startswith('the engine serves "other", this pool "tiny": start it with --served')
+    output = other_model(cards, "tiny")
+    assert bool(output) is wrong
+    assert not wrong or output.startswith(
+        'the engine serves "other", this pool "tiny": start it with --served'
+    )
 
 
 async def test_an_engine_with_another_model_is_not_ready_and_says_why(engine: Engine) -> None:

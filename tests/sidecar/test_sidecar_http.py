@@ -109,8 +109,8 @@ async def test_a_stream_comes_as_the_engine_sends_it_with_verdict_and_replica_in
         200,
         "text/event-stream; charset=utf-8",
     )
-    told = {name: response.headers[name] for name in response.headers if name.startswith("x-")}
-    assert told == {
+    reported = {name: response.headers[name] for name in response.headers if name.startswith("x-")}
+    assert reported == {
         "x-request-id": "mine",
         "x-penstock-tier": "chat",
         "x-penstock-verdict": "admitted",
@@ -164,8 +164,8 @@ async def test_the_last_endpoint_serves_best_effort_where_the_pool_says_so(
 ) -> None:
     rejects(gateway.rig)
     engine.script = answer_whole
-    told = {"x_envoy_attempt_count": attempt, "x_penstock_max_hops": max_hops, "x_penstock_tier": "chat"}
-    response = await gateway.ask(WHOLE, **told)
+    reported = {"x_envoy_attempt_count": attempt, "x_penstock_max_hops": max_hops, "x_penstock_tier": "chat"}
+    response = await gateway.ask(WHOLE, **reported)
     assert response.status_code == status
     if status == 200:
         assert response.headers["x-penstock-verdict"] == "best-effort"

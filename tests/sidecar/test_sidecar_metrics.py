@@ -19,11 +19,11 @@ def test_the_load_is_exported_as_it_is() -> None:
     registry = CollectorRegistry()
     now = Snapshot(running=3, waiting=4, best_effort=5)
     Metrics(registry).load(now, requests=7, engine_ready=True, draining=False)
-    told = {
+    reported = {
         name: registry.get_sample_value(f"penstock_replica_{name}")
         for name in ("running", "waiting", "best_effort", "carried", "engine_ready", "draining")
     }
-    assert told == {
+    assert reported == {
         "running": 3,
         "waiting": 4,
         "best_effort": 5,

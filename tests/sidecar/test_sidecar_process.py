@@ -40,9 +40,9 @@ def pool(tmp_path: Path) -> Path:
 async def refused_to_start(*flags: str | Path) -> tuple[int, str]:
     """Exit code and what it said."""
     async with started("penstock_sidecar.main", *flags) as process, asyncio.timeout(PATIENCE_S):
-        _, said = await process.communicate()
+        _, output = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 async def test_it_carries_requests_drains_on_a_signal_and_exits_clean(pool: Path, socket_path: Path) -> None:
@@ -59,12 +59,12 @@ async def test_it_carries_requests_drains_on_a_signal_and_exits_clean(pool: Path
                 assert (finished.prompt_tokens, finished.completion_tokens) == (50, TOKENS)
                 assert router.data(1).endswith(b"data: [DONE]\n\n")
                 async with httpx2.AsyncClient(base_url=f"http://{metrics_at}") as http:
-                    told = (await http.get("/metrics")).text
+                    reported = (await http.get("/metrics")).text
                     assert (await http.get("/ready")).status_code == 200
                     assert (await http.get("/nowhere")).status_code == 404
-                assert 'verdicts_total{reason="",tier="chat",verdict="admitted"} 1.0' in told
-                assert re.search(r"telemetry_reports_total [1-9]", told)
-                assert "telemetry_lost_total 0.0" in told
+                assert 'verdicts_total{reason="",tier="chat",verdict="admitted"} 1.0' in reported
+                assert re.search(r"telemetry_reports_total [1-9]", reported)
+                assert "telemetry_lost_total 0.0" in reported
                 await router.submit(2, BODY, tier="batch")
                 await router.first(2)
                 process.send_signal(signal.SIGTERM)
@@ -105,13 +105,13 @@ async def test_what_hinders_its_start_is_one_line(pool: Path, tmp_path: Path, so
         assert await refused_to_start(*flags) == (1, f"cannot listen on {where}: port taken\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(socket_path))
-        code, said = await refused_to_start(*sidecar(pool, "127.0.0.1:1", "--telemetry", socket_path))
-        assert (code, said) == (1, f"cannot receive telemetry at {socket_path}: taken\n")
+        code, output = await refused_to_start(*sidecar(pool, "127.0.0.1:1", "--telemetry", socket_path))
+        assert (code, output) == (1, f"cannot receive telemetry at {socket_path}: taken\n")
     bad = tmp_path / "bad.yaml"
     bad.write_text(POOL.replace("100ms", '"50"'))
-    code, said = await refused_to_start(*sidecar(bad, "127.0.0.1:1"))
-    assert (code, said.count("\n")) == (2, 1)
-    assert said.startswith(f"{bad}: spec.tiers[0].slo.tpot:")
+    code, output = await refused_to_start(*sidecar(bad, "127.0.0.1:1"))
+    assert (code, output.count("\n")) == (2, 1)
+    assert output.startswith(f"{bad}: spec.tiers[0].slo.tpot:")
 
 
 async def test_without_an_engine_it_serves_and_says_so(pool: Path) -> None:
@@ -169,15 +169,15 @@ async def test_the_same_traffic_gives_the_same_figures_of_tiers_over_http_as_thr
         flags = sidecar(pool, at, "--telemetry", socket_path, *ports)
         async with started("penstock_sidecar.main", *flags) as process:
             line = await logged(process, "ready")
-            told = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", line))
+            reported = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", line))
             await logged(process, "engine up")
-            replica = ("--replica", f"r0={told['address']}", "--port", "0", "--admin-port", "0")
+            replica = ("--replica", f"r0={reported['address']}", "--port", "0", "--admin-port", "0")
             async with started("penstock_router.main", "-f", pool, *replica) as router:
                 fronts = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(router, "ready")))
                 await answered(f"http://{fronts['address']}", {})
-                await answered(f"http://{told['http']}", {"x-penstock-max-hops": "0"})
+                await answered(f"http://{reported['http']}", {"x-penstock-max-hops": "0"})
                 of_router = await tier_figures(f"http://{fronts['admin']}/metrics")
-                of_replica = await tier_figures(f"http://{told['metrics']}/metrics")
+                of_replica = await tier_figures(f"http://{reported['metrics']}/metrics")
     assert of_router == of_replica
     assert of_router['slo_met_total{tier="chat"}'] == 3
     assert of_router['slo_missed_total{tier="chat",why="rejected"}'] == 1
@@ -199,14 +199,14 @@ async def test_it_tells_routers_its_http_port_and_hands_gateways_on_while_it_dra
     async with engine(pool, socket_path) as (_, at):
         flags = sidecar(pool, at, "--telemetry", socket_path, "--http-port", "0")
         async with started("penstock_sidecar.main", *flags) as process:
-            told = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(process, "ready")))
+            reported = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(process, "ready")))
             await logged(process, "engine up")
             async with (
-                Router(told["address"]) as router,
-                httpx2.AsyncClient(base_url=f"http://{told['http']}", timeout=60) as gateway,
+                Router(reported["address"]) as router,
+                httpx2.AsyncClient(base_url=f"http://{reported['http']}", timeout=60) as gateway,
             ):
                 described = await router.stub.Describe(wire.DescribeRequest())
-                assert f"127.0.0.1:{described.http_port}" == told["http"]
+                assert f"127.0.0.1:{described.http_port}" == reported["http"]
                 async with gateway.stream("POST", "/v1/completions", json=BODY) as streaming:
                     process.send_signal(signal.SIGTERM)
                     await logged(process, "draining")

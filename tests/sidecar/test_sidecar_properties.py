@@ -131,8 +131,8 @@ def test_the_last_report_is_the_truth_whatever_was_lost_doubled_or_late_before_i
         assert 0 <= view.kv.free_blocks <= view.kv.total_blocks
         assert all(job.computed_tokens >= 0 and job.pending_tokens >= 1 for job in view.running)
     view = mirror.view(1.0, MODEL)
-    told = {job.request.id: [job.computed_tokens, job.generated_tokens] for job in view.running}
-    assert told == engine.running
+    reported = {job.request.id: [job.computed_tokens, job.generated_tokens] for job in view.running}
+    assert reported == engine.running
     assert {job.request.id for job in view.waiting} >= set(engine.queued)
     for key in KEYS:
         mirror.forget(key)

@@ -104,7 +104,7 @@ async def test_newcomers_of_one_frame_are_decided_together(rig: Rig, router: Rou
     await router.send(wire.RouterFrame(submits=[submit(id) for id in range(1, 6)]))
     for id in range(1, 6):
         await router.first(id)
-    assert [len(asked) for asked in rig.policy.asked] == [5]
+    assert [len(requested) for requested in rig.policy.asked] == [5]
 
 
 async def test_an_earlier_request_stands_in_the_later_ones_view(rig: Rig, router: Router) -> None:
@@ -212,10 +212,10 @@ async def test_a_planner_that_breaks_fails_its_newcomers_and_nobody_else(rig: Ri
 
 
 async def test_describe_says_what_the_replica_is(rig: Rig, router: Router) -> None:
-    told = await router.stub.Describe(wire.DescribeRequest())
-    assert (told.replica, told.model, told.policy) == ("r0", "m", "everybody")
-    assert (told.max_model_len, told.kv_tokens_total, told.engine_ready) == (4096, 16000, True)
-    assert orjson.loads(told.time_model_json)["name"] == "test"
+    reported = await router.stub.Describe(wire.DescribeRequest())
+    assert (reported.replica, reported.model, reported.policy) == ("r0", "m", "everybody")
+    assert (reported.max_model_len, reported.kv_tokens_total, reported.engine_ready) == (4096, 16000, True)
+    assert orjson.loads(reported.time_model_json)["name"] == "test"
 
 
 async def test_a_session_is_told_first_how_the_replica_stands(rig: Rig, router: Router) -> None:

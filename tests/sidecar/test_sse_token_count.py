@@ -61,8 +61,10 @@ def test_usage_of_a_whole_answer() -> None:
         (b"null", 0),
         (b"{}", 0),
     ):
-        told = b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"
-        assert usage_of_body(told) == EngineUsage(4, 2, cached)
+        reported = (
+            b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"
+        )
+        assert usage_of_body(reported) == EngineUsage(4, 2, cached)
     assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":4294967295}}') is not None
     for more in (
         b'"prompt_tokens":4,"completion_tokens":4294967296',

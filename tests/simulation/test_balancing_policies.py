@@ -37,14 +37,14 @@ Asked = tuple[Job, int]
 
 def run(
     policy: Policy[Any],
-    asked: Sequence[Asked],
+    requested: Sequence[Asked],
     limits: Limits,
     model: TimeModel = MODEL,
     speculation: Speculation | None = None,
 ) -> list[tuple[ReplicaView, Step]]:
     """Serve them all; every step with what was seen before it. Fails where the engine stands still."""
     engine = EngineState(KV_TOKENS, limits)
-    coming, now_s, memory = sorted(asked, key=lambda a: -a[0].request.arrival_s), 0.0, policy.start()
+    coming, now_s, memory = sorted(requested, key=lambda a: -a[0].request.arrival_s), 0.0, policy.start()
     steps: list[tuple[ReplicaView, Step]] = []
     while coming or engine.running or engine.waiting:
         if not (engine.running or engine.waiting):
@@ -110,7 +110,7 @@ def test_every_step_is_possible_and_everybody_is_served(
 
 
 def random_load(seed: int, scale: float = 1.0) -> list[Asked]:
-    random, at_s, asked = Random(seed), 0.0, []
+    random, at_s, requested = Random(seed), 0.0, []
     for i in range(60):
         at_s += random.expovariate(12.0)
         targets = Targets(
@@ -120,10 +120,10 @@ def random_load(seed: int, scale: float = 1.0) -> list[Asked]:
             random.choice(list(Judge)),
         )
         request = Request(f"r{i:02}", "tier", at_s * scale, random.randint(5, 900), 4096, targets)
-        asked.append(
+        requested.append(
             (new_job(request, random.randint(2, 150), random.random() < 0.1), random.randint(1, 150))
         )
-    return asked
+    return requested
 
 
 def slowed(model: TimeModel, scale: float) -> TimeModel:

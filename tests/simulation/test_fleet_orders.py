@@ -86,12 +86,12 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
 
 def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
     idle = SimulatedReplica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).planning_view(0.0)
-    for heard_s, heard in ((0.003, 1), (inf, 0)):
+    for heard_s, received in ((0.003, 1), (inf, 0)):
         snapshots = ReplicaSnapshots("r0", idle, STALE_S, heard_s)
-        snapshots.sent("a", router=0, prompt_tokens=100, now_s=1.0)
+        snapshots.sent("a", router=0, uncached_tokens=100, now_s=1.0)
         assert snapshots.load(router=0, now_s=1.0).sent == 1
         assert snapshots.load(router=1, now_s=1.002).sent == 0
-        assert snapshots.load(router=1, now_s=1.004).sent == heard
+        assert snapshots.load(router=1, now_s=1.004).sent == received
 
 
 def test_like_paces_gather() -> None:

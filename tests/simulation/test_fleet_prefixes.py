@@ -54,8 +54,8 @@ def test_a_session_stays_where_its_prefix_is() -> None:
 def test_orders_by_load_find_prefixes_on_an_idle_fleet(order: str) -> None:
     outcomes = served(replace(FLEET, order=order), turns(3, 5))
     found = sum(outcome.cached_tokens for outcome in outcomes)
-    asked = sum(outcome.prompt_tokens - TURN_TOKENS for outcome in outcomes)
-    assert found > 0.8 * asked
+    requested = sum(outcome.prompt_tokens - TURN_TOKENS for outcome in outcomes)
+    assert found > 0.8 * requested
 
 
 def test_round_robin_looks_for_no_prefix() -> None:

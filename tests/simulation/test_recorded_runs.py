@@ -264,12 +264,12 @@ def test_a_fleet_that_scales_is_what_it_was() -> None:
     outcomes = list(simulate(fleet, mixed(), 3, lambda name, knobs: Counting(), autoscaler=autoscaler))
     assert [(round(counts.at_s, 6), *counts[1:]) for counts in seen] == SCALED
     assert [row(outcome) for outcome in outcomes] == RECORDED["scaled"].split("\n")
-    told = [
+    reported = [
         (name, tier.arrived, tier.admitted, tier.best_effort, tier.rejected, tier.hops, tier.judged, tier.met)
         for demand in demands
         for name, tier in demand.tiers.items()
     ]
-    assert told == TOLD
+    assert reported == TOLD
     assert [demand.held for demand in demands] == HELD
     assert {demand.elapsed_s for demand in demands} == {0.0, 0.5}
     states = [" ".join(f"{one.name}={one.state.value}" for one in demand.replicas) for demand in demands]

@@ -148,9 +148,13 @@ def test_a_request_asks_for_its_limit_its_room_or_its_answer(
     prompt: int, output: int, limit: int, max_output_tokens: int
 ) -> None:
     fleet = replace(FLEET, max_output_tokens=limit)
-    asked = request_of(Arrival("a", 1.0, "", prompt, output), TIERS["chat"], fleet, 2.0)
-    assert (asked.max_output_tokens, asked.arrival_s, asked.value) == (max_output_tokens, 2.0, 3.0)
-    assert (asked.id, asked.tier, asked.prompt_tokens) == ("a", "chat", prompt)
+    requested = request_of(Arrival("a", 1.0, "", prompt, output), TIERS["chat"], fleet, 2.0)
+    assert (requested.max_output_tokens, requested.arrival_s, requested.value) == (
+        max_output_tokens,
+        2.0,
+        3.0,
+    )
+    assert (requested.id, requested.tier, requested.prompt_tokens) == ("a", "chat", prompt)
 
 
 def loads(*running: int, starting: int = 0, desired: int | None = None) -> DemandObservation:
@@ -233,10 +237,10 @@ class Idle:
 
 def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3) -> None:
     coming = Arrival(name, now_s, "", 10, output)
-    asked = request_of(coming, TIERS["chat"], FLEET, now_s)
+    requested = request_of(coming, TIERS["chat"], FLEET, now_s)
     attempts, tried = Attempts((), 1, Backup.REJECT), Try("r0", 1)
     replica.new_requests.append(
-        SimulatedRequest(coming, asked, best_effort=False, router=0, attempts=attempts, tried=tried)
+        SimulatedRequest(coming, requested, best_effort=False, router=0, attempts=attempts, tried=tried)
     )
     assert [verdict for _, verdict in replica.admit(now_s)] == [Admitted(0.0, 0.0)]
 

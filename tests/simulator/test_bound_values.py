@@ -248,22 +248,22 @@ def test_a_crossing_is_bracketed_in_few_steps(start_rps: float, crossing_rps: fl
 
 
 def test_a_share_at_the_level_is_below_the_crossing() -> None:
-    asked: list[float] = []
+    requested: list[float] = []
 
     def share(rate_rps: float) -> float:
-        assert len(asked) < 40, "the search converges"
-        asked.append(rate_rps)
+        assert len(requested) < 40, "the search converges"
+        requested.append(rate_rps)
         return 1.0 if rate_rps <= 4.0 else 0.5
 
     assert 4.0 < _crossing(share, 1.0, 4.0, 1.05) <= 4.2
 
 
 def test_a_level_that_is_never_crossed_is_an_error() -> None:
-    asked: list[float] = []
+    requested: list[float] = []
 
     def share(rate_rps: float) -> float:
-        assert len(asked) < 40, "the search ends at its highest rate"
-        asked.append(rate_rps)
+        assert len(requested) < 40, "the search ends at its highest rate"
+        requested.append(rate_rps)
         return 1.0
 
     with pytest.raises(ValueError, match="above 1000"):

@@ -61,8 +61,8 @@ async def test_two_engines_give_one_answer_and_continue_each_others(
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             assert again["choices"] == whole["choices"]
             for kept in range(1, 9):
-                asked = {"prompt": prompt_ids + choice["token_ids"][:kept]} | whole_length
-                rest = (await http.post("/v1/completions", json=ASKS_IDS | asked)).json()
+                requested = {"prompt": prompt_ids + choice["token_ids"][:kept]} | whole_length
+                rest = (await http.post("/v1/completions", json=ASKS_IDS | requested)).json()
                 assert text[: 4 * kept] + rest["choices"][0]["text"] == text
                 assert rest["choices"][0]["token_ids"] == choice["token_ids"][kept:]
                 assert rest["choices"][0]["finish_reason"] == "stop"
@@ -74,12 +74,12 @@ async def test_a_stream_tells_its_token_ids_where_it_is_asked_to(
     real_time: RealTime, body: dict[str, Any]
 ) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    asked = body | {"model": "tiny", "max_tokens": 5, "ignore_eos": True}
+    requested = body | {"model": "tiny", "max_tokens": 5, "ignore_eos": True}
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
-        whole = (await http.post(path, json=asked | {"return_token_ids": True})).json()
-        told = (await http.post(path, json=asked | {"return_token_ids": True, "stream": True})).text
-        plain = (await http.post(path, json=asked | {"stream": True})).text
+        whole = (await http.post(path, json=requested | {"return_token_ids": True})).json()
+        reported = (await http.post(path, json=requested | {"return_token_ids": True, "stream": True})).text
+        plain = (await http.post(path, json=requested | {"stream": True})).text
     ids = whole["choices"][0]["token_ids"]
-    assert sum(told.count(f'"token_ids":[{id}]') for id in set(ids)) == 5
-    assert told.count('"prompt_token_ids"') == 1
+    assert sum(reported.count(f'"token_ids":[{id}]') for id in set(ids)) == 5
+    assert reported.count('"prompt_token_ids"') == 1
     assert "token_ids" not in plain

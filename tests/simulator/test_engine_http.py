@@ -45,8 +45,8 @@ async def test_a_streamed_chat_brings_role_words_reason_and_usage(real_time: Rea
         chunks = [chunk async for chunk in stream]
     *spoken, last = chunks
     assert spoken[0].choices[0].delta.role == "assistant"
-    said = "".join(chunk.choices[0].delta.content for chunk in spoken)
-    assert len(said.split()) == 5
+    output = "".join(chunk.choices[0].delta.content for chunk in spoken)
+    assert len(output.split()) == 5
     assert [chunk.choices[0].finish_reason for chunk in spoken][-1] == "length"
     assert {chunk.choices[0].finish_reason for chunk in spoken[:-1]} == {None}
     assert (last.choices, last.usage.completion_tokens) == ([], 5)
@@ -109,15 +109,15 @@ THOUGHT: dict[str, Any] = {"vllm_xargs": {"simulated_output_tokens": 9, "simulat
 async def test_a_chat_keeps_thinking_apart_from_its_answer(real_time: RealTime) -> None:
     """As vLLM's reasoning parsers do; streamed or not, it is the same words."""
     async with real_time() as engine:
-        asked: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 20, "extra_body": THOUGHT}
-        stream = await engine.client.chat.completions.create(stream=True, **asked)
+        requested: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 20, "extra_body": THOUGHT}
+        stream = await engine.client.chat.completions.create(stream=True, **requested)
         deltas = [chunk.choices[0].delta async for chunk in stream]
-        whole = await engine.client.chat.completions.create(**asked)
+        whole = await engine.client.chat.completions.create(**requested)
     thought = [getattr(delta, "reasoning_content", None) for delta in deltas]
-    said = [delta.content for delta in deltas]
+    output = [delta.content for delta in deltas]
     assert len("".join(filter(None, thought)).split()) == 4
-    assert len("".join(filter(None, said)).split()) == 5
-    assert not any(thought[[bool(one) for one in said].index(True) + 1 :]), "nothing is thought after it"
+    assert len("".join(filter(None, output)).split()) == 5
+    assert not any(thought[[bool(one) for one in output].index(True) + 1 :]), "nothing is thought after it"
     message = whole.choices[0].message
     assert (len(message.reasoning_content.split()), len(message.content.split())) == (4, 5)
     assert whole.usage.completion_tokens == 9

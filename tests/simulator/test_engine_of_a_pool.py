@@ -42,12 +42,17 @@ def options(*flags: str) -> Namespace:
 
 
 def test_flags_have_defaults_for_one_machine() -> None:
-    told = options()
-    assert (told.host, told.port, told.seed, told.truth) == ("127.0.0.1", 8000, 0, "measured")
-    assert (told.drain_s, told.max_body_bytes, told.api_key) == (30.0, 32 << 20, "")
-    assert (told.telemetry, told.log_level) == (None, "info")
-    told = options("--drain-s", "2.5", "--max-body-bytes", "7", "--seed", "4", "--telemetry", "t.sock")
-    assert (told.drain_s, told.max_body_bytes, told.seed, told.telemetry) == (2.5, 7, 4, Path("t.sock"))
+    reported = options()
+    assert (reported.host, reported.port, reported.seed, reported.truth) == ("127.0.0.1", 8000, 0, "measured")
+    assert (reported.drain_s, reported.max_body_bytes, reported.api_key) == (30.0, 32 << 20, "")
+    assert (reported.telemetry, reported.log_level) == (None, "info")
+    reported = options("--drain-s", "2.5", "--max-body-bytes", "7", "--seed", "4", "--telemetry", "t.sock")
+    assert (reported.drain_s, reported.max_body_bytes, reported.seed, reported.telemetry) == (
+        2.5,
+        7,
+        4,
+        Path("t.sock"),
+    )
 
 
 async def test_memory_and_limits_are_the_pools() -> None:

@@ -23,8 +23,8 @@ async def usage(http: Http, **fields: Any) -> dict[str, Any]:
     body = {"model": "tiny", "prompt": WORDS, "max_tokens": 2, "ignore_eos": True, **fields}
     reply = await http.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
-    told: dict[str, Any] = reply.json()["usage"]
-    return told
+    reported: dict[str, Any] = reply.json()["usage"]
+    return reported
 
 
 async def cached(http: Http, **fields: Any) -> int:

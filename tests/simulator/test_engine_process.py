@@ -77,8 +77,8 @@ async def test_a_taken_port_is_one_line_and_exit_1(pool: Path) -> None:
     with listen("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
         async with started("-f", pool, "--port", str(port)) as process:
-            _, said = await process.communicate()
-    assert (process.returncode, said.decode()) == (1, f"cannot listen on 127.0.0.1:{port}: port taken\n")
+            _, output = await process.communicate()
+    assert (process.returncode, output.decode()) == (1, f"cannot listen on 127.0.0.1:{port}: port taken\n")
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,10 @@ async def test_each_iteration_is_reported_with_the_state_it_leaves(
 async def test_reports_tell_what_the_drafter_does_as_it_is_measured(
     real_time: RealTime, tmp_path: Path
 ) -> None:
-    told = Speculation(2, 0.9)
+    reported = Speculation(2, 0.9)
     with bind(tmp_path / "t.sock") as receiver:
         async with real_time(
-            report_to=tmp_path / "t.sock", policy=Drafting(), speculation=told, step_s=0.02
+            report_to=tmp_path / "t.sock", policy=Drafting(), speculation=reported, step_s=0.02
         ) as engine:
             working = asyncio.create_task(complete(engine, "a", 60))
             reports = await reports_of_one(receiver)

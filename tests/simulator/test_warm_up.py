@@ -26,9 +26,9 @@ class Watched(Eager):
 
 
 def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() -> None:
-    policy, told = Watched(), Speculation(4, 0.7)
-    warm_up(policy, Limits(), MODEL, told)
-    assert all(view.speculation == told for view in policy.views)
+    policy, reported = Watched(), Speculation(4, 0.7)
+    warm_up(policy, Limits(), MODEL, reported)
+    assert all(view.speculation == reported for view in policy.views)
     assert any(job.decoding for view in policy.views for job in view.running)
     seen = {job.request.id: job for view in policy.views for job in view.waiting}.values()
     assert {job.best_effort for job in seen} == {True, False}

@@ -229,8 +229,8 @@ def test_a_step_brought_one_each_or_it_did_not() -> None:
     output: Any = anything(num_scheduled_tokens={"a": 1, "b": 1})
 
     def brought(*tokens: list[int]) -> bool:
-        told: Any = anything(sampled_token_ids=tokens)
-        return brought_one_each(output, told)
+        reported: Any = anything(sampled_token_ids=tokens)
+        return brought_one_each(output, reported)
 
     assert brought([1], [2])
     assert not brought([1], [2], [3])
@@ -392,16 +392,16 @@ def test_names_are_remembered_for_a_bounded_number_of_requests() -> None:
 def test_no_more_adapters_are_used_than_there_is_room_for(
     start: list[int], running: list[int], most: int
 ) -> None:
-    newcomers = [held(f"s{at}", lora=lora) for at, lora in enumerate(start)]
+    candidates = [held(f"s{at}", lora=lora) for at, lora in enumerate(start)]
     there = [held(f"r{at}", lora=lora) for at, lora in enumerate(running)]
     used = set(running) - {0}
     if len(used) > most:
         return
-    chosen = within_loras(newcomers, there, most)
-    assert list(chosen) == newcomers[: len(chosen)]
+    chosen = within_loras(candidates, there, most)
+    assert list(chosen) == candidates[: len(chosen)]
     assert len(used | set(start[: len(chosen)]) - {0}) <= most
     if len(chosen) < len(start):
         assert len(used | set(start[: len(chosen) + 1]) - {0}) > most
-    could = with_a_lora_in_use(newcomers, there, most)
-    fits = [one for one, lora in zip(newcomers, start, strict=True) if not lora or lora in used]
-    assert list(could) == (newcomers if len(used) < most else fits)
+    could = with_a_lora_in_use(candidates, there, most)
+    fits = [one for one, lora in zip(candidates, start, strict=True) if not lora or lora in used]
+    assert list(could) == (candidates if len(used) < most else fits)

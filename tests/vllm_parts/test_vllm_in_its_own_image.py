@@ -28,17 +28,17 @@ def test_the_plug_in_imports_nothing_that_vllm_does_not_bring() -> None:
 
 
 def test_it_uses_no_generated_code() -> None:
-    said = run("""
+    output = run("""
 import sys
 from penstock_vllm import reports
 print(*[name for name in sys.modules if "_pb2" in name and name.startswith("penstock")])
 """)
-    assert said == ""
+    assert output == ""
 
 
 @pytest.mark.parametrize("release", [(5, 29, 6), (6, 33, 5), (7, 36, 2)], ids=str)
 def test_it_reports_with_any_protobuf_that_vllm_admits(release: tuple[int, int, int]) -> None:
-    said = run(f"""
+    output = run(f"""
 from google.protobuf import descriptor_pb2, runtime_version
 runtime_version.MAJOR, runtime_version.MINOR, runtime_version.PATCH = {release}
 from penstock_vllm import reports
@@ -48,7 +48,7 @@ print(report.SerializeToString().hex())
 """)
     from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
-    there = StepReport.FromString(bytes.fromhex(said))
+    there = StepReport.FromString(bytes.fromhex(output))
     assert there == StepReport(request_ids=["a"], drafting=Drafting(max_tokens=3, by_tier={"chat": 0.5}))
 
 

@@ -79,8 +79,10 @@ def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
 
 
 def test_a_block_is_one_for_every_group_of_layers_and_faults_and_drafts_are_told() -> None:
-    told = Speculation(3, 0.5, {"chat": 0.75})
-    report = report_of(NOW._replace(memory=KvMemory(100, 41, 16, 2), faults={"raised": 2}, speculation=told))
+    reported = Speculation(3, 0.5, {"chat": 0.75})
+    report = report_of(
+        NOW._replace(memory=KvMemory(100, 41, 16, 2), faults={"raised": 2}, speculation=reported)
+    )
     assert (report.kv_blocks_total, report.kv_blocks_free) == (50, 20)
     assert report.policy_faults.raised == 2
     assert (report.drafting.max_tokens, report.drafting.acceptance) == (3, 0.5)
@@ -157,9 +159,9 @@ def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_proces
 def teller(turns: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
     queue = SimpleQueue[Boundary | Further | None]()
     reports = Reports(Wire())
-    told = BoundaryRecorder(reports, queue)
-    told.record(NOW._replace(turns=turns), now_s)
-    return told, reports, queue
+    reported = BoundaryRecorder(reports, queue)
+    reported.record(NOW._replace(turns=turns), now_s)
+    return reported, reports, queue
 
 
 GOES_ON = Further(None, MEMORY, 0.25, 8)
@@ -177,13 +179,13 @@ GOES_ON = Further(None, MEMORY, 0.25, 8)
 def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
     turns: int, later_s: float, broken: bool, goes_on: bool
 ) -> None:
-    told, reports, queue = teller()
+    reported, reports, queue = teller()
     reports.broken = broken
-    assert told.knows(turns, (), 1000.0 + later_s) is goes_on
-    assert told.go_on(turns, GOES_ON, 1000.0 + later_s) is goes_on
+    assert reported.knows(turns, (), 1000.0 + later_s) is goes_on
+    assert reported.go_on(turns, GOES_ON, 1000.0 + later_s) is goes_on
     assert queue.qsize() == (2 if goes_on else 1)
     chunk: Any = SimpleNamespace(chunks={"a": 5})
-    assert not told.knows(5, (chunk,), 1000.0)
+    assert not reported.knows(5, (chunk,), 1000.0)
 
 
 def test_nothing_is_known_before_anything_was_told() -> None:
@@ -193,22 +195,22 @@ def test_nothing_is_known_before_anything_was_told() -> None:
 
 
 def test_boundaries_past_those_that_may_wait_are_counted() -> None:
-    told, _, queue = teller()
+    reported, _, queue = teller()
     for _ in range(MOST_QUEUED - 1):
-        assert told.go_on(5, GOES_ON, 1000.0)
-    assert not told.go_on(5, GOES_ON, 1000.0)
-    assert (queue.qsize(), told.skipped) == (MOST_QUEUED, 0)
-    told.record(NOW, 1000.0)
-    assert (queue.qsize(), told.skipped) == (MOST_QUEUED, 1)
-    assert not told.knows(5, (), 1000.0)
+        assert reported.go_on(5, GOES_ON, 1000.0)
+    assert not reported.go_on(5, GOES_ON, 1000.0)
+    assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 0)
+    reported.record(NOW, 1000.0)
+    assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 1)
+    assert not reported.knows(5, (), 1000.0)
 
 
 def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not() -> None:
-    told, reports, _ = teller()
+    reported, reports, _ = teller()
     reports.broken = True
-    told.record(NOW._replace(rows=None), 1000.0)
+    reported.record(NOW._replace(rows=None), 1000.0)
     assert reports.broken
-    told.record(NOW, 1000.0)
+    reported.record(NOW, 1000.0)
     assert not reports.broken
 
 

@@ -95,8 +95,8 @@ def test_a_time_model_comes_by_name_by_file_or_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps(values))
     page = {"format": "penstock-time-model/1", "model": "m", "time_model": values}
-    told = ("opt-13b-a100", str(path), json.dumps(values), values, page)
-    assert {read_settings({"penstock": {"timeModel": one}}, {}).model for one in told} == {
+    reported = ("opt-13b-a100", str(path), json.dumps(values), values, page)
+    assert {read_settings({"penstock": {"timeModel": one}}, {}).model for one in reported} == {
         time_model("opt-13b-a100")
     }
 
@@ -169,8 +169,8 @@ def test_a_measured_model_that_is_none_is_said_and_waited_for(
     Path(measured_model_file(str(telemetry))).write_text("{}")
     pending = PendingModel(telemetry)
     assert (pending.check(0.0), pending.check(CHECK_S)) == (None, None)
-    (said,) = caplog.messages
+    (output,) = caplog.messages
     Path(measured_model_file(str(telemetry))).write_text("{")
     assert pending.check(2 * CHECK_S) is None
     assert len(caplog.messages) == 2
-    assert said.endswith("steps stay vLLM's own until it is right")
+    assert output.endswith("steps stay vLLM's own until it is right")

@@ -62,15 +62,15 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
     try:
         raise ValueError("x")
     except ValueError as error:
-        told = (type(error), error, error.__traceback__)
-        handler.emit(logging.LogRecord(CORE, logging.ERROR, "", 0, "failed", None, told))
+        reported = (type(error), error, error.__traceback__)
+        handler.emit(logging.LogRecord(CORE, logging.ERROR, "", 0, "failed", None, reported))
 
 
 def test_vllm_finds_it_where_only_the_sources_lie() -> None:
     """As in a pod: the plug-in's folder on PYTHONPATH, nothing installed."""
     sources = Path(__file__).resolve().parents[2] / "vllm-plugin" / "src"
-    told = (sources / "penstock_vllm_plugin.dist-info" / "entry_points.txt").read_text()
+    reported = (sources / "penstock_vllm_plugin.dist-info" / "entry_points.txt").read_text()
     (named,) = {
         (point.name, point.value) for point in entry_points(group="vllm.general_plugins", name="penstock")
     }
-    assert told.split() == ["[vllm.general_plugins]", named[0], "=", named[1]]
+    assert reported.split() == ["[vllm.general_plugins]", named[0], "=", named[1]]

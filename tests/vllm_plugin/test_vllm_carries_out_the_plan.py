@@ -37,11 +37,11 @@ def assert_carried_out(moment: Moment) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_is_the_policys(policy: str, kind: str) -> None:
-    asked = 0
+    requested = 0
     for moment in life(replace(KINDS[kind], policy=policy), seed=1, steps=STEPS, always=True):
         scheduler = moment.engine.scheduler
         if moment.wanted is not None:
             assert_carried_out(moment)
-            asked += 1
-    assert asked > STEPS / 2
+            requested += 1
+    assert requested > STEPS / 2
     assert scheduler.faults.counted == {}

@@ -35,13 +35,13 @@ def promised(engine: Engine) -> list[dict[str, object]]:
     ]
 
 
-def assert_same(asked: Moment, going_on: Moment) -> None:
-    one, other = asked.output, going_on.output
+def assert_same(requested: Moment, going_on: Moment) -> None:
+    one, other = requested.output, going_on.output
     assert list(one.num_scheduled_tokens.items()) == list(other.num_scheduled_tokens.items())
     assert one.preempted_req_ids == other.preempted_req_ids
-    assert asked.engine.now_s == going_on.engine.now_s
+    assert requested.engine.now_s == going_on.engine.now_s
     if going_on.wanted is not None:
-        assert asked.view == going_on.view, "and whenever it is asked it sees the same"
+        assert requested.view == going_on.view, "and whenever it is asked it sees the same"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -49,9 +49,9 @@ def assert_same(asked: Moment, going_on: Moment) -> None:
 def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str) -> None:
     engine_kind, not_asked = replace(KINDS[kind], policy=policy), 0
     lives = (life(engine_kind, seed=3, steps=STEPS, rate=CALM, always=always) for always in (True, False))
-    for asked, going_on in zip(*lives, strict=True):
-        assert_same(asked, going_on)
-        not_asked += asked.wanted is not None and going_on.wanted is None
+    for requested, going_on in zip(*lives, strict=True):
+        assert_same(requested, going_on)
+        not_asked += requested.wanted is not None and going_on.wanted is None
     assert going_on.engine.scheduler.faults.counted == {}
     assert (not_asked > 0) == (policy in STANDING)
 
@@ -63,13 +63,13 @@ def test_while_everybody_decodes_the_policy_is_not_asked(ahead: bool) -> None:
         engine.add(f"r{at}", 50, 400, fields=fields)
     for _ in range(10):
         engine.step()
-    asked = policy.asked
+    requested = policy.asked
     for _ in range(200):
         assert len(engine.step().num_scheduled_tokens) == 9
-    assert policy.asked == asked
+    assert policy.asked == requested
     engine.add("new", 100, 5, fields={"penstock_id": "new", "penstock_ttft_s": 5.0})
     engine.step()
-    assert policy.asked > asked
+    assert policy.asked > requested
     engine.drain()
     assert engine.finished == set(engine.asked)
 
@@ -80,11 +80,11 @@ def test_it_is_asked_again_before_blocks_run_out(ahead: bool) -> None:
     for at, fields in enumerate(promised(engine)):
         engine.add(f"r{at}", 30, 200, fields=fields)
     for _ in range(2000):
-        free, asked = engine.free_blocks, policy.asked
+        free, requested = engine.free_blocks, policy.asked
         running = len(engine.scheduler.running)
         if not engine.scheduler.has_requests():
             break
         engine.step()
-        assert policy.asked > asked or free >= running or not engine.scheduler.running
+        assert policy.asked > requested or free >= running or not engine.scheduler.running
     engine.drain()
     assert engine.finished == set(engine.asked)

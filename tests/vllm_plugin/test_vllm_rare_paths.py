@@ -38,14 +38,14 @@ def test_while_the_engine_is_paused_its_steps_are_vllm_s_own(state: str) -> None
     engine, policy = decoding(SMALL, 3)
     pause(engine, state)
     engine.add("new", 20, 5, fields=CHAT)
-    asked = policy.asked
+    requested = policy.asked
     for _ in range(5):
         output = engine.step()
         assert set(output.num_scheduled_tokens) == ({"r0", "r1", "r2"} if state == "PAUSED_NEW" else set())
-    assert policy.asked == asked
+    assert policy.asked == requested
     pause(engine, "UNPAUSED")
     engine.drain()
-    assert engine.finished == set(engine.asked) and policy.asked > asked
+    assert engine.finished == set(engine.asked) and policy.asked > requested
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -54,7 +54,7 @@ def test_a_step_with_another_outcome_ends_a_repeated_plan(ahead: bool) -> None:
     for _ in range(5):
         engine.step()
     assert engine.scheduler._repeated is not None
-    asked = policy.asked
+    requested = policy.asked
     pause(engine, "PAUSED_ALL")
     for _ in range(4):
         engine.step()
@@ -62,7 +62,7 @@ def test_a_step_with_another_outcome_ends_a_repeated_plan(ahead: bool) -> None:
     assert not engine.scheduler._pipeline.steps, "nothing is being computed"
     pause(engine, "UNPAUSED")
     engine.step()
-    assert policy.asked > asked
+    assert policy.asked > requested
     engine.drain()
     assert engine.finished == set(engine.asked)
 

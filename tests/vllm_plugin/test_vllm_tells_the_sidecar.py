@@ -73,10 +73,10 @@ def test_the_mirror_agrees_with_vllm_at_every_step(kind: str) -> None:
         for name in scheduler.requests.keys() - known:
             mirror.accept(job_of(engine, scheduler.requests[name]), engine.now_s, prompt_known=True)
         known = set(scheduler.requests)
-        said = wire.reports.pop()
-        lost += continuity.lost_before(said)
-        wholes.keep(said)
-        report = wholes.restored(said)
+        output = wire.reports.pop()
+        lost += continuity.lost_before(output)
+        wholes.keep(output)
+        report = wholes.restored(output)
         assert report is not None
         mirror.apply(report, engine.now_s)
         view = mirror.view(engine.now_s, engine.model)
@@ -163,8 +163,8 @@ def test_an_answer_that_comes_when_another_has_ended_is_another_still() -> None:
     for name in ("0_r1", "1_r1"):
         engine.add(name, 20, 1, fields={"penstock_id": "p1"})
         engine.drain()
-    told = {request_id for report in wire.reports for request_id in report.request_ids}
-    assert told == set(sequence_ids("p1", 2))
+    reported = {request_id for report in wire.reports for request_id in report.request_ids}
+    assert reported == set(sequence_ids("p1", 2))
 
 
 def test_names_of_others_are_taken_from_nobody() -> None:

@@ -10,21 +10,21 @@ KUBERNETES_KEEPS_BYTES = 2048
 
 def test_a_cache_too_small_for_one_request(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
-    code, said = failing(
+    code, output = failing(
         model, tmp_path, "--num-gpu-blocks-override", "4", told={"PENSTOCK_TERMINATION_LOG": str(words)}
     )
     assert code == 1
     assert "which is larger than the available KV cache memory" in words.read_text()
-    assert "which is larger than the available KV cache memory" in reason_line(said.splitlines())
-    kept = said.encode()[-KUBERNETES_KEEPS_BYTES:].decode(errors="replace")
+    assert "which is larger than the available KV cache memory" in reason_line(output.splitlines())
+    kept = output.encode()[-KUBERNETES_KEEPS_BYTES:].decode(errors="replace")
     assert "See root cause above" in reason_line(kept.splitlines())  # why words are left at all
 
 
 def test_a_setting_of_the_plug_in_that_is_missing(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
     told = {"PENSTOCK_TIME_MODEL": "", "PENSTOCK_TERMINATION_LOG": str(words)}
-    code, said = failing(model, tmp_path, told=told)
+    code, output = failing(model, tmp_path, told=told)
     why = "BadSetting: PENSTOCK_TIME_MODEL is not set: name a built-in time model"
     assert code == 1
     assert words.read_text().startswith(why)
-    assert why in reason_line(said.splitlines())
+    assert why in reason_line(output.splitlines())

@@ -32,15 +32,15 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def test_drafts_that_are_accepted_change_no_answer(plain: Server, drafting: Server) -> None:
     before = drafting.counted("vllm:spec_decode_num_accepted_tokens_total")
-    asked = asks(PROMPTS, 300, vllm_xargs=PROMISED)
-    assert await drafting.texts(asked) == await plain.texts(asked)
+    requested = asks(PROMPTS, 300, vllm_xargs=PROMISED)
+    assert await drafting.texts(requested) == await plain.texts(requested)
     assert drafting.counted("vllm:spec_decode_num_accepted_tokens_total") > before
 
 
 async def test_a_prompt_that_is_cached_gets_the_same_answer(plain: Server, drafting: Server) -> None:
-    asked = asks(["to be cached, word for word; " * 20], 40)[0]
-    first, again = await drafting.complete(**asked), await drafting.complete(**asked)
-    assert first["choices"][0]["text"] == again["choices"][0]["text"] == (await plain.texts([asked]))[0]
+    requested = asks(["to be cached, word for word; " * 20], 40)[0]
+    first, again = await drafting.complete(**requested), await drafting.complete(**requested)
+    assert first["choices"][0]["text"] == again["choices"][0]["text"] == (await plain.texts([requested]))[0]
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
 
@@ -51,13 +51,13 @@ async def test_structured_answers_are_valid(server: str, request: pytest.Fixture
     colours = ["red", "green", "blue"]
     fields = {"colour": {"enum": colours}, "known": {"type": "boolean"}}
     schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-    asked = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    requested = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     say = [{"role": "user", "content": "Which colour?"}]
     free, chosen, by_rule, chat = await asyncio.gather(
         engine.complete(prompt="free ", max_tokens=60, ignore_eos=True),
         engine.complete(prompt="one ", max_tokens=60, structured_outputs={"choice": colours}),
         engine.complete(prompt="a number ", max_tokens=60, structured_outputs={"regex": "[0-9]{3}-[0-9]{2}"}),
-        engine.chat(messages=say, max_tokens=120, response_format=asked),
+        engine.chat(messages=say, max_tokens=120, response_format=requested),
     )
     assert free["usage"]["completion_tokens"] == 60
     assert chosen["choices"][0]["text"] in colours
@@ -73,9 +73,9 @@ async def test_several_answers_with_their_probabilities(
     server: str, plain: Server, request: pytest.FixtureRequest
 ) -> None:
     engine: Server = request.getfixturevalue(server)
-    asked = {"prompt": "twice ", "max_tokens": 24, "ignore_eos": True, "n": 2, "logprobs": 2}
-    asked |= {"temperature": 0.7, "seed": 11}
-    ours, theirs = await asyncio.gather(engine.complete(**asked), plain.complete(**asked))
+    requested = {"prompt": "twice ", "max_tokens": 24, "ignore_eos": True, "n": 2, "logprobs": 2}
+    requested |= {"temperature": 0.7, "seed": 11}
+    ours, theirs = await asyncio.gather(engine.complete(**requested), plain.complete(**requested))
     assert [choice["index"] for choice in ours["choices"]] == [0, 1]
     assert ours["usage"]["completion_tokens"] == 48
     for mine, its in zip(ours["choices"], theirs["choices"], strict=True):
@@ -115,8 +115,8 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(
 
 
 async def test_adapters_beside_the_model(plain: Server, adapting: Server) -> None:
-    asked = [{**body, "model": model} for body in asks(PROMPTS[:3], 40) for model in (NAME, "other")]
-    ours, theirs = await adapting.texts(asked), await plain.texts(asked)
+    requested = [{**body, "model": model} for body in asks(PROMPTS[:3], 40) for model in (NAME, "other")]
+    ours, theirs = await adapting.texts(requested), await plain.texts(requested)
     assert ours == theirs
     assert all(own != adapted for own, adapted in zip(ours[::2], ours[1::2], strict=True))
 

@@ -10,13 +10,13 @@ def against_the_budget(world: World) -> None:
     """One replica is evicted, a second eviction at the same time is refused, and the pool recovers."""
     first, second, *_ = world.pod_names("replica")
     _evict(world, first)
-    said = world.tools.refused(*_command(second), stdin=_eviction(second))
-    assert "disruption budget" in said, said
+    output = world.tools.refused(*_command(second), stdin=_eviction(second))
+    assert "disruption budget" in output, output
     world.settled(REPLICAS)
     router, other, *_ = world.pod_names("router")
     _evict(world, router)
-    said = world.tools.refused(*_command(other), stdin=_eviction(other))
-    assert "disruption budget" in said, said
+    output = world.tools.refused(*_command(other), stdin=_eviction(other))
+    assert "disruption budget" in output, output
     world.settled(REPLICAS)
 
 

@@ -44,8 +44,8 @@ def images(world: World) -> None:
         return
     folder = world.results / "images"
     command = [str(CLUSTER / "image"), *IMAGES, "traefik", "--out", str(folder)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    sizes = (line.split() for line in said.splitlines())
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    sizes = (line.split() for line in output.splitlines())
     world.figures["image_mb"] = {
         name: {"packed": int(packed), "unpacked": int(unpacked)}
         for name, packed, _, _, unpacked, *_ in sizes

@@ -25,7 +25,7 @@ def sidecar(world: World) -> None:
 def router(world: World) -> None:
     """A router is killed; its open requests are lost, and no later ones."""
     killed_s = _kill(world, world.pods("router")[0], "router")
-    world.traffic.excuse(lambda asked: asked.began_s <= killed_s)
+    world.traffic.excuse(lambda requested: requested.began_s <= killed_s)
     world.settled(REPLICAS)
 
 
@@ -33,7 +33,7 @@ def _kill_in_a_replica(world: World, container: str) -> None:
     pod = world.pods("replica")[1]
     name = pod["metadata"]["name"]
     killed_s = _kill(world, pod, container)
-    world.traffic.excuse(lambda asked: asked.replica == name and asked.began_s <= killed_s)
+    world.traffic.excuse(lambda requested: requested.replica == name and requested.began_s <= killed_s)
     world.settled(REPLICAS)
 
 

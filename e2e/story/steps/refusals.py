@@ -23,8 +23,10 @@ def bad_specs(world: World) -> None:
     for change, named in BAD:
         pool = document(world.place.ingress_class, "bad", **change)
         command = ["apply", "--namespace", NAMESPACE, "--validate=strict", "--filename=-"]
-        said = world.tools.refused(*command, stdin=json.dumps(pool))
-        assert named in said, f"{change} was refused without the name {named}: {said}"
+        output = world.tools.refused(*command, stdin=json.dumps(pool))
+        assert named in output, f"{change} was refused without the name {named}: {output}"
     too_long = document(world.place.ingress_class, "a" * 41)
-    said = world.tools.refused("apply", "--namespace", NAMESPACE, "--filename=-", stdin=json.dumps(too_long))
-    assert "40" in said, f"a name of 41 characters was refused without saying why: {said}"
+    output = world.tools.refused(
+        "apply", "--namespace", NAMESPACE, "--filename=-", stdin=json.dumps(too_long)
+    )
+    assert "40" in output, f"a name of 41 characters was refused without saying why: {output}"

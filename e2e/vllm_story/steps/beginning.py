@@ -56,13 +56,13 @@ def pace_of_this_machine(world: World) -> str:
 def profile_of_an_engine(world: World) -> str:
     """`penstock profile` fits a time model to one of them"""
     for _ in range(PROFILE_TRIES):
-        said = profile(world.plain[None], world.file("measured.json"), PROFILE_S)
-        world.file("profile.txt").write_text(said)
-        found = re.search(r"R² .* mean error (\S+)%.*", said)
-        assert found is not None, said
+        output = profile(world.plain[None], world.file("measured.json"), PROFILE_S)
+        world.file("profile.txt").write_text(output)
+        found = re.search(r"R² .* mean error (\S+)%.*", output)
+        assert found is not None, output
         if float(found.group(1)) <= WORST_FIT:
             return found.group()
-    raise AssertionError(f"no time model fits this machine, which others use as well:\n{said}")
+    raise AssertionError(f"no time model fits this machine, which others use as well:\n{output}")
 
 
 def pool_is_up(world: World) -> str:

@@ -37,11 +37,11 @@ MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
 def agrees_with_the_router(world: World) -> str:
     """`vllm bench serve` runs as it is, and measures what the router says"""
     for tried in range(1, TRIES + 1):
-        told, said = _compared(world)
+        told, output = _compared(world)
         if not (disagreed := disagreements(told)):
-            return f"{said}; in run {tried}"
+            return f"{output}; in run {tried}"
     raise AssertionError(
-        f"{'; '.join(disagreed)}, and further off than allowed in each of {TRIES} runs: {said}"
+        f"{'; '.join(disagreed)}, and further off than allowed in each of {TRIES} runs: {output}"
     )
 
 
@@ -66,8 +66,8 @@ def _compared(world: World) -> tuple[Mapping[str, tuple[float, float]], str]:
         for measure, of in MEASURES.items():
             told[f"{measure} {name}"] = (theirs[f"{measure}_{name}_ms"], of(values))
     world.figures["benchmark"] = told
-    said = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in told.items())
-    return told, said
+    output = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in told.items())
+    return told, output
 
 
 def _benchmark(world: World, url: str) -> dict[str, Any]:

@@ -56,13 +56,13 @@ def same_tokens(world: World) -> str:
         if tuple(answer) != reference.tokens
     ]
     assert not differ, "\n".join(differ)
-    said = (
+    output = (
         f"{len(answers)} answers, {sum(map(len, answers))} tokens, the same; "
         f"{preempted:.0f} preemptions, {accepted:.0f} of {drafted:.0f} drafts accepted"
     )
-    assert preempted, f"nobody was preempted: {said}"
-    assert 0 < accepted < drafted, f"drafts were not both accepted and refused: {said}"
-    return said
+    assert preempted, f"nobody was preempted: {output}"
+    assert 0 < accepted < drafted, f"drafts were not both accepted and refused: {output}"
+    return output
 
 
 async def _try(url: str, found: list[Reference]) -> int:

@@ -28,7 +28,7 @@ def engine(world: World) -> str:
         until(lambda: total(victim.engine, running) > 0, f"{victim.name} computes", every_s=0.02)
         os.kill(process, signal.SIGKILL)
         killed_s, killed_at_s = time(), monotonic()
-        traffic.excuse(lambda asked: asked.replica == victim.name and asked.began_s <= killed_s)
+        traffic.excuse(lambda requested: requested.replica == victim.name and requested.began_s <= killed_s)
         traffic.more_requests(AFTER)
         toll = traffic.toll()
     failovers = total(world.up.router.admin_url, "penstock_router_failovers_total")
@@ -45,8 +45,8 @@ def _back(world: World, killed: int, killed_at_s: float) -> float:
     """Until the engine that was killed runs again and takes requests. Returns how long that took."""
     victim = world.replicas[0]
     note = f"engine-{victim.name}"
-    said = [line for line in world.up.said().splitlines() if line.startswith(note) and "ended (" in line]
-    assert any("signal 9" in line and "starting it again" in line for line in said), said
+    output = [line for line in world.up.said().splitlines() if line.startswith(note) and "ended (" in line]
+    assert any("signal 9" in line and "starting it again" in line for line in output), output
     until(lambda: victim.name in world.up.serving(), f"{victim.name} is in service again", START_S)
     back_s = monotonic() - killed_at_s
     assert world.up.engine(victim) != killed
@@ -57,5 +57,5 @@ def _back(world: World, killed: int, killed_at_s: float) -> float:
 def _served_by(world: World) -> str:
     """Who answers a request of now."""
     with client_of(world) as client:
-        asked = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1)
-    return asked.headers["x-penstock-replica"]
+        requested = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1)
+    return requested.headers["x-penstock-replica"]

@@ -67,15 +67,15 @@ def _judged(world: World, found: dict[str, Round], promised_s: float, alone_s: f
     ours, default = found["penstock"], found["vllm default"]
     best_name = min((name for name in found if name != "penstock"), key=lambda name: found[name].gap_s)
     best = found[best_name]
-    said = (
+    output = (
         f"p99 gap {_ms(ours.gap_s)} (promised {_ms(promised_s)}, alone {_ms(alone_s)}); "
         f"{default.gap_s / ours.gap_s:.1f} times shorter than vLLM's default ({_ms(default.gap_s)}), "
         f"{best.gap_s / ours.gap_s:.1f} times {best_name}'s, its best ({_ms(best.gap_s)}); "
         f"prompts: {_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"
     )
-    assert ours.gap_s <= LONGER * promised_s, said
-    assert default.gap_s >= SHORTER * ours.gap_s, said
-    return said
+    assert ours.gap_s <= LONGER * promised_s, output
+    assert default.gap_s >= SHORTER * ours.gap_s, output
+    return output
 
 
 async def _alone(url: str) -> float:
@@ -129,8 +129,8 @@ async def _begun(
 ) -> tuple[asyncio.Task[Seen], Seen, float]:
     """One that has brought some tokens: its task, what is seen of it, and when it was sent."""
     began_s, seen = perf_counter(), Seen("stream")
-    asked = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
-    stream = asyncio.create_task(ask(http, url, MODEL, asked, began_s, into=seen, own=own))
+    requested = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
+    stream = asyncio.create_task(ask(http, url, MODEL, requested, began_s, into=seen, own=own))
     while len(seen.times_s) < WARM_TOKENS:
         assert not stream.done(), f"the stream ended after {len(seen.times_s)} tokens: {seen.status}"
         await asyncio.sleep(0.01)

@@ -31,11 +31,11 @@ def walks_on_then_best_effort(world: World) -> str:
     """Overload: a rejected request hops to the next replica, then is served best effort"""
     seen, counted, off = _under_load(world, world.up.router)
     best_effort = [one for one in seen if verdict(one) == "best-effort"]
-    said = f"{_said(world, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
-    assert {one.status for one in seen} <= {200, 429}, f"{Counter(one.status for one in seen)}: {said}"
-    assert best_effort, f"nobody was served as best effort: {said}"
+    output = f"{_said(world, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
+    assert {one.status for one in seen} <= {200, 429}, f"{Counter(one.status for one in seen)}: {output}"
+    assert best_effort, f"nobody was served as best effort: {output}"
     _as_counted(seen, counted)
-    return said
+    return output
 
 
 def walks_on_then_429(world: World) -> str:
@@ -45,14 +45,14 @@ def walks_on_then_429(world: World) -> str:
     ) as router:
         seen, counted, off = _under_load(world, router)
     refused = [one for one in seen if one.status == 429]
-    said = f"{_said(world, seen, off, 'reject')}, {len(refused)} answered 429"
-    assert {one.status for one in seen} == {200, 429}, f"{Counter(one.status for one in seen)}: {said}"
+    output = f"{_said(world, seen, off, 'reject')}, {len(refused)} answered 429"
+    assert {one.status for one in seen} == {200, 429}, f"{Counter(one.status for one in seen)}: {output}"
     for one in refused:
-        told = one.headers.get("retry-after", "")
-        assert told.isdigit() or one.headers.get("x-should-retry") == "false", dict(one.headers)
+        reported = one.headers.get("retry-after", "")
+        assert reported.isdigit() or one.headers.get("x-should-retry") == "false", dict(one.headers)
     _as_counted(seen, counted)
     waits = [int(one.headers["retry-after"]) for one in refused if "retry-after" in one.headers]
-    return f"{said}, Retry-After {min(waits)} to {max(waits)} s" if waits else said
+    return f"{output}, Retry-After {min(waits)} to {max(waits)} s" if waits else output
 
 
 def _under_load(world: World, router: Router) -> tuple[list[Seen], Counter[str], float]:
@@ -93,13 +93,13 @@ def _said(world: World, seen: Sequence[Seen], off: float, backup: str) -> str:
         "kept": len(kept),
         "iterations_off": round(off, 3),
     }
-    said = (
+    output = (
         f"of {len(seen)} requests {len(admitted)} admitted, {len(walked)} of them by the second replica "
         f"asked, {share:.0%} of them kept all targets (bound {bound:.0%}: iterations were {off:.0%} off)"
     )
-    assert walked, f"nobody was taken by the next replica: {said}"
-    assert share >= bound, said
-    return said
+    assert walked, f"nobody was taken by the next replica: {output}"
+    assert share >= bound, output
+    return output
 
 
 def bound_of(off: float) -> float:
@@ -109,8 +109,8 @@ def bound_of(off: float) -> float:
 
 def _as_counted(seen: Sequence[Seen], counted: Counter[str]) -> None:
     """The router's counters say what the clients' headers said."""
-    told = Counter(verdict(one) for one in seen)
-    assert told == counted, f"clients saw {dict(told)}, the router counted {dict(counted)}"
+    reported = Counter(verdict(one) for one in seen)
+    assert reported == counted, f"clients saw {dict(reported)}, the router counted {dict(counted)}"
 
 
 def verdict(seen: Seen) -> str:

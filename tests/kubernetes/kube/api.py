@@ -66,7 +66,7 @@ def refusals_in(answer: httpx2.Response) -> list[str]:
     """Every cause of a refusal as `field: message`, or the message where it has none."""
     status = answer.json()
     causes = status.get("details", {}).get("causes", ())
-    told = [
+    reported = [
         f"{cause['field']}: {cause['message']}" for cause in causes if NOT_CHECKED not in cause["message"]
     ]
-    return told or [status["message"]]
+    return reported or [status["message"]]

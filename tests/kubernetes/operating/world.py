@@ -91,8 +91,8 @@ class World:
         """Waits for a condition; its message."""
 
         def look() -> tuple[str, str, str] | None:
-            told = self.condition(type_, pool)
-            return told if told[0] == status and reason in ("", told[1]) else None
+            reported = self.condition(type_, pool)
+            return reported if reported[0] == status and reason in ("", reported[1]) else None
 
         try:
             return eventually(look)[2]

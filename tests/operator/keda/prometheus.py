@@ -46,12 +46,12 @@ def prometheus(folder: Path, samples: Iterable[str]) -> Iterator[str]:
 def _address(process: subprocess.Popen[str]) -> str:
     """Where it listens, once it is ready. What it says afterwards is read and dropped."""
     assert process.stderr is not None
-    said, address = [], None
+    output, address = [], None
     for line in process.stderr:
-        said.append(line)
+        output.append(line)
         if found := LISTENS.search(line):
             address = found.group(1).strip('"')
         if READY in line and address is not None:
             threading.Thread(target=process.stderr.read, daemon=True).start()
             return address
-    raise AssertionError("no Prometheus: " + "".join(said))
+    raise AssertionError("no Prometheus: " + "".join(output))

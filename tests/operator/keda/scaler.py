@@ -39,8 +39,8 @@ class Keda:
             return 0 if len(known) == len(values) else replicas
         if replicas == 0:
             return 1  # KEDA itself goes from 0 to 1; the HPA goes on from there
-        asked = (_proposal(value, each, replicas) for value, each in values if value is not None)
-        wanted = max(asked, default=replicas)
+        requested = (_proposal(value, each, replicas) for value, each in values if value is not None)
+        wanted = max(requested, default=replicas)
         if len(known) < len(values):
             wanted = max(wanted, replicas)
         return min(max(wanted, least, 1), most)

@@ -46,9 +46,9 @@ class Nursery:
 
     def ask(self, asked: list[str] | int) -> Any:
         """A command and its log, for the process's id; an id, for its exit code or None."""
-        told, hears = self._forker.stdin, self._forker.stdout
-        assert told is not None and hears is not None
-        print(json.dumps(asked), file=told, flush=True)
+        reported, hears = self._forker.stdin, self._forker.stdout
+        assert reported is not None and hears is not None
+        print(json.dumps(asked), file=reported, flush=True)
         return json.loads(hears.readline())
 
     def close(self) -> None:

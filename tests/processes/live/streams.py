@@ -45,9 +45,9 @@ class Begun:
 
 def asked(pool: LivePool, number: int, tokens: int) -> dict[str, Any]:
     """A request: even numbers are chats, odd ones completions."""
-    said = f"prompt {number} " * (number + 1)
+    output = f"prompt {number} " * (number + 1)
     prompt: dict[str, Any] = (
-        {"prompt": said} if number % 2 else {"messages": [{"role": "user", "content": said}]}
+        {"prompt": output} if number % 2 else {"messages": [{"role": "user", "content": output}]}
     )
     bounds = {"max_tokens": tokens, "temperature": 0, "extra_body": {"ignore_eos": True}}
     return {"model": pool.model, **prompt, **bounds}

@@ -79,8 +79,8 @@ class House:
 
     async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx2.Response:
         """A plain request for a chat completion."""
-        asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
-        return await self.http.post("/v1/chat/completions", json=asked, headers=headers)
+        requested = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
+        return await self.http.post("/v1/chat/completions", json=requested, headers=headers)
 
     async def metric(self, line: str) -> float:
         """The value of one line of /metrics; 0 where it is not there."""

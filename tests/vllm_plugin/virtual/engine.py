@@ -229,7 +229,7 @@ class Engine:
         output, sampled = self.under_way.popleft()
         self.now_s += 0.01 + 5e-5 * output.total_num_scheduled_tokens
         names, loaded, self.loaded = list(sampled), self.loaded, set()
-        told = self.scheduler.update_from_output(
+        reported = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
                 req_ids=names,
@@ -238,7 +238,7 @@ class Engine:
                 kv_connector_output=KVConnectorOutput(finished_recving=loaded) if loaded else None,
             ),
         )
-        for outputs in told.values():
+        for outputs in reported.values():
             self.finished.update([one.request_id for one in outputs.outputs if one.finish_reason is not None])
         if self.kind.drafts and not self.kind.ahead and names:
             drafts = [[A_TOKEN] * self.kind.drafts for _ in names]

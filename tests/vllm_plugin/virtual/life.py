@@ -87,14 +87,16 @@ def life(kind: Kind, seed: int, steps: int, *, rate: float = 0.15, always: bool 
             number += 1
             prompt_tokens = chance.randint(1, chance.choice([40, 300, longest]))
             output_tokens = chance.randint(1, chance.choice([5, 100, longest]))
-            told = {**chance.choice(TIERS), "penstock_id": f"p{number}", "penstock_spent_s": 0.01}
-            told["penstock_output_tokens"] = chance.randint(1, 2 * output_tokens)
-            engine.add(f"r{number}", prompt_tokens, output_tokens, fields=told)
+            reported = {**chance.choice(TIERS), "penstock_id": f"p{number}", "penstock_spent_s": 0.01}
+            reported["penstock_output_tokens"] = chance.randint(1, 2 * output_tokens)
+            engine.add(f"r{number}", prompt_tokens, output_tokens, fields=reported)
         if engine.scheduler.requests and chance.random() < 0.02:
             engine.abort([chance.choice(list(engine.scheduler.requests))])
-        asked = recorder.asked
+        requested = recorder.asked
         output = engine.begin()
-        yield Moment(engine, recorder.view, recorder.step_wanted if recorder.asked > asked else None, output)
+        yield Moment(
+            engine, recorder.view, recorder.step_wanted if recorder.asked > requested else None, output
+        )
         if engine.scheduler.requests and chance.random() < 0.02:
             engine.abort([chance.choice(list(engine.scheduler.requests))])
         engine.end_due(output)

@@ -26,9 +26,9 @@ def weights(config: dict[str, int]) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     model, folder = map(Path, sys.argv[1:])
-    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
-    told |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": str(model)}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    reported = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
+    reported |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": str(model)}
+    (folder / "adapter_config.json").write_text(json.dumps(reported))
     save_file(weights(json.loads((model / "config.json").read_text())), folder / "adapter_model.safetensors")
 
 

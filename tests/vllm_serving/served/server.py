@@ -78,10 +78,10 @@ class Server:
 
     async def events(self, **body: Any) -> AsyncGenerator[str]:
         """The data of every event of a streamed completion, `[DONE]` too."""
-        asked = {"model": NAME, "stream": True, "temperature": 0, **body}
+        requested = {"model": NAME, "stream": True, "temperature": 0, **body}
         async with (
             httpx2.AsyncClient(timeout=PATIENCE_S) as client,
-            client.stream("POST", f"{self.url}/v1/completions", json=asked) as answer,
+            client.stream("POST", f"{self.url}/v1/completions", json=requested) as answer,
         ):
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
