@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import structlog
 from penstock_core.routing.replica_load import tokens_about
-from penstock_core.timing.time_model import TimeModel
-from penstock_pool import Application, Pool, named_time_model
+from penstock_pool import Application, Pool
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
@@ -22,6 +21,7 @@ from penstock_routing.applications.tier_selection import application_of, check_m
 from penstock_routing.applications.token_usage import Usage, UsageMetrics
 from penstock_routing.order_inputs import asked_of, no_replicas
 from penstock_routing.replicas.peer_placements import PeerLoad
+from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
@@ -80,7 +80,7 @@ class Picker:
     ) -> None:
         self._settings, self._keys, self._replica_set = settings, keys, replica_set
         self._placed = placed
-        self._named_time_model = named_time_model(pool.spec.engine.time_model)
+        self._time_model = PoolTimeModel(pool, replica_set)
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
         uncounted = UsageMetrics(CollectorRegistry())  # a picker does not see what a request used
         self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
@@ -178,10 +178,6 @@ class Picker:
         if picked is None:
             raise no_replicas(self._replica_set.random.random())
         return picked
-
-    def _time_model(self) -> TimeModel | None:
-        described = self._replica_set.time_model
-        return self._named_time_model if described is None else described
 
     @contextmanager
     def _errors_counted(self, call: Call) -> Iterator[None]:

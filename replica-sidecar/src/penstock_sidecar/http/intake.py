@@ -15,12 +15,12 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.tier_selection import check_model, own_targets, tier_for, tier_of
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.request import request_head
+from penstock_routing.request.bounded_body import bounded_body
 from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import HttpRequest
-from penstock_runtime.openai_errors import body_too_large
 
 from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head
 
@@ -52,7 +52,7 @@ class HttpIntake:
     async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> Taken:
         """Read one request. Raises ApiError if it is invalid, ClientGone."""
         attempt = attempt_head(call.head, self._settings.max_hops)
-        body = await self._body(call, body_bytes)
+        body = await bounded_body(call.http, call.head, self._settings, body_bytes)
         arrival_s = monotonic() - attempt.spent_s
         asked = await self._reader.read(call.endpoint, body)
         check_model(self._settings, asked.model)
@@ -77,10 +77,3 @@ class HttpIntake:
             return True
         backup = self._settings.backup is Backup.BEST_EFFORT and not tier.best_effort
         return attempt.last and backup
-
-    async def _body(self, call: HttpAttempt, body_bytes: BodyBytes) -> bytes:
-        request_head.reject_encoding(call.head)
-        bound_bytes = self._settings.max_body_bytes
-        if (request_head.content_length(call.head) or 0) > bound_bytes:
-            raise body_too_large(bound_bytes)
-        return await call.http.body(bound_bytes, self._settings.body_timeout_s, body_bytes.add)

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from penstock_core.timing.time_model import TimeModel
-from penstock_pool import Pool, named_time_model
+from penstock_pool import Pool
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of
 from penstock_routing.applications.token_usage import Usage
+from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
@@ -64,7 +64,7 @@ class RouterApp:
         self.keys = keys
         self._admin_url = admin_url
         self.draining = False
-        self._named_time_model = named_time_model(pool.spec.engine.time_model)
+        self._time_model = PoolTimeModel(pool, replica_set)
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
         self._room = WaitingRoom(replica_set, settings.hold_s)
         budget = ByteBudget(settings.buffer_bytes)
@@ -165,11 +165,6 @@ class RouterApp:
             await self._request_path.serve(call)
         finally:
             self._open -= 1
-
-    def _time_model(self) -> TimeModel | None:
-        """Return the time model of the replicas, else the one that the pool names; None for `auto`."""
-        described = self._replica_set.time_model
-        return self._named_time_model if described is None else described
 
     async def _models(self, http: HttpRequest) -> None:
         application_of(self.keys, request_head.head_of(http.headers))

@@ -14,12 +14,12 @@ from penstock_routing.applications.rate_limits import RateLimitGrant, RateLimits
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request import request_head
+from penstock_routing.request.bounded_body import bounded_body
 from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.http_request import HttpRequest
-from penstock_runtime.openai_errors import body_too_large
 
 from penstock_router.moving.continued_body import asking_ids
 
@@ -58,7 +58,7 @@ class Intake:
         """Read one request. Raises ApiError if it is invalid or over its application's limits, ClientGone."""
         head = call.head
         application = application_of(self._keys, head)
-        body = await self._body(call, body_bytes)
+        body = await bounded_body(call.http, head, self._settings, body_bytes)
         arrival_s = monotonic()
         asked = await self._reader.read(call.endpoint, body)
         check_model(self._settings, asked.model)
@@ -78,10 +78,3 @@ class Intake:
         )
         expected_tokens = self._usage.expected(application, len(body), asked)
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))
-
-    async def _body(self, call: IncomingRequest, body_bytes: BodyBytes) -> bytes:
-        request_head.reject_encoding(call.head)
-        bound_bytes = self._settings.max_body_bytes
-        if (request_head.content_length(call.head) or 0) > bound_bytes:
-            raise body_too_large(bound_bytes)
-        return await call.http.body(bound_bytes, self._settings.body_timeout_s, body_bytes.add)
