@@ -100,6 +100,28 @@ async def test_a_head_that_comes_whole_may_be_as_long_as_its_bound() -> None:
             assert wire.statuses == [status]
 
 
+async def test_a_head_that_begins_behind_a_body_may_be_as_long_as_its_bound() -> None:
+    posted = b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc"
+    head = (HALF % b"" + b"x: " + b"y" * 100)[:100]
+    async with connection(App(), head_bytes=100) as (one, wire):
+        await fed(one, posted + head[:1])
+        await fed(one, head[1:])
+        assert wire.statuses == [200]
+        await fed(one, b"y")
+        assert wire.statuses == [200, 431]
+
+
+async def test_a_refused_request_that_asked_to_close_is_closed_by_its_last_byte() -> None:
+    head = b"POST /early HTTP/1.1\r\nconnection: close\r\ncontent-length: 9\r\n\r\n"
+    async with connection(App()) as (one, wire):
+        await fed(one, head + b"abc")
+        assert wire.statuses == [401] and wire.ended and not wire.closed
+        await fed(one, b"defgh")
+        assert not wire.closed
+        await fed(one, b"i")
+        assert wire.closed and not wire.aborted
+
+
 async def test_a_connection_is_closed_once_it_has_been_idle_for_so_long() -> None:
     early = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
     for pieces in ([GET % b""], [early, b"abc"]):

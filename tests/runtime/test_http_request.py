@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from http_by_hand import Wire, asked, connected, read
+from http_by_hand import Wire, asked, connected, read, request_in_hand
 from loop_time import skip, turns
 from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
 from penstock_runtime.http_request import PIECE_BYTES, App, ClientGone, HttpRequest
@@ -43,6 +43,20 @@ def error_of(wire: Wire) -> dict[str, Any]:
 async def test_a_body_is_all_of_its_pieces(pieces: list[bytes]) -> None:
     _, wire = await sent(echoes(3), posts(3) + pieces[0], *pieces[1:])
     assert read(wire.written).body == b"abc"
+
+
+async def test_what_the_app_has_taken_of_a_body_is_no_longer_buffered() -> None:
+    request = request_in_hand(posts(9))
+    reading = asyncio.create_task(request.body(9))
+    await turns()
+    request.feed(b"abcd")
+    assert request.buffered_bytes == 4
+    await turns()
+    assert request.buffered_bytes == 0
+    request.feed(b"efghi")
+    assert request.buffered_bytes == 5
+    request.complete()
+    assert await reading == b"abcdefghi"
 
 
 async def test_a_request_without_a_body_has_an_empty_one() -> None:

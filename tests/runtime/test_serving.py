@@ -129,6 +129,17 @@ async def test_leaving_lets_an_open_stream_end_and_takes_no_new_one() -> None:
         await asyncio.open_connection(*address)
 
 
+async def test_leaving_closes_an_idle_connection_and_waits_for_no_drain() -> None:
+    listener = listen("127.0.0.1", 0)
+    async with asyncio.timeout(20):
+        async with serving(app, listener, drain_s=3600.0, bounds=HttpBounds(last_call_s=0.01)):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(post("/echo", b"hello").replace(b"connection: close", b"x: y"))
+            await reader.readuntil(b"hello")
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def ask_once_closed(address: tuple[str, int]) -> bytes:
     """Connect, and ask when nobody can connect any more."""
     reader, writer = await asyncio.open_connection(*address)

@@ -347,7 +347,12 @@ def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
         with closing(bound(path)):
             for _ in range(2):
                 ours.send(StepReport())
-    missing, back = caplog.messages
+        path.unlink()
+        for later_s in (0, WARN_AFTER_S):
+            now_s = began_s + 2 * WARN_AFTER_S + later_s
+            ours.send(StepReport())
+    missing, back, missing_again = caplog.messages
+    assert missing_again == missing
     assert missing.startswith(
         f"penstock: nobody takes step reports at {path} (No such file or directory); is a"
     )

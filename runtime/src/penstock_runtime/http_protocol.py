@@ -108,6 +108,9 @@ class HttpProtocol(asyncio.Protocol):
     """One connection. write_paused: the write buffer is full."""
 
     transport: asyncio.Transport
+    _url: bytes  # of the head that is arriving, as are:
+    _headers: list[Header]
+    _expects_100: bool
     _unread_bytes: float  # at the last look at the write buffer
 
     def __init__(self, server: ServerState) -> None:
@@ -115,7 +118,6 @@ class HttpProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._parser = httptools.HttpRequestParser(self)
-        self._url, self._headers, self._expects_100 = b"", list[Header](), False
         self._head_bytes = 0  # of the head, or of the trailers, that are arriving
         self._receiving: HttpRequest | None = None  # its body is arriving
         self._requests: deque[HttpRequest] = deque()  # unanswered; the first has its turn
