@@ -128,6 +128,17 @@ class Gateway(RuleBasedStateMachine):
 TestGateway = Gateway.TestCase
 
 
+def test_a_body_over_the_bound_is_refused_once_and_nothing_more_is_read() -> None:
+    conversation = Conversation(lambda call: PICKED, MAX_BODY_BYTES)
+    conversation.receive(headers())
+    assert conversation.receive(part(bytes(MAX_BODY_BYTES), ends=False)) == []
+    (refusal,) = conversation.receive(part(b"x", ends=False))
+    assert refusal.immediate_response.status.code == 413
+    for message in (part(b"x", ends=True), TRAILERS):
+        with pytest.raises(OutOfOrder):
+            conversation.receive(message)
+
+
 def test_a_mode_without_the_body_decides_by_the_headers() -> None:
     calls: list[Call] = []
 

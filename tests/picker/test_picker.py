@@ -260,3 +260,16 @@ async def test_only_long_bodies_are_read_off_the_event_loop(monkeypatch: pytest.
                 body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
                 assert (await http.post(f"http://{address}{CHAT}", content=body)).status_code == 200
     assert requested == [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)]
+
+
+async def test_an_http_filter_s_requests_count_for_limits_over_all_pickers() -> None:
+    shared = PoolOfPickers(Ticket(5, 7), OverLimit(Limit.REQUESTS_PER_MINUTE, 2.0))
+    pool, keys = limited(requestsPerMinute=9)
+    async with (
+        picker_of((HttpReplica("r0"),), pool, keys, shared_limits=shared) as picker,
+        ext_authz_address(picker) as address,
+        httpx2.AsyncClient(timeout=20.0) as http,
+    ):
+        answers = [await http.post(f"http://{address}{CHAT}", content=BODY, headers=IDE) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert [application for application, _ in shared.asked] == ["ide", "ide"]

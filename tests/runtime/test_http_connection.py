@@ -325,6 +325,12 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
             for path in ("/echo", "/early", "/close", "/whole"):
                 async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
                     await client.post(f"http://{host}:{port}{path}", content=b"hello")
+            _, writer = await asyncio.open_connection(host, port)
+            writer.write(post("/echo", b"hello")[:-1])
+            async with asyncio.timeout(PATIENCE_S):
+                while not server.tasks:  # noqa: ASYNC110  there is no event for it
+                    await asyncio.sleep(0.002)
+            writer.close()
             assert living
             await none_left(server)
             async with asyncio.timeout(PATIENCE_S):

@@ -11,7 +11,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Slo, Tier
-from penstock_core.domain.verdict import Admitted, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Rejected, Verdict
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.attempts import Attempts, Backup, Try
@@ -229,20 +229,44 @@ class Idle:
         return None
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
-        return [Admitted(0.0, 0.0) for _ in new]
+        return [BestEffort() if job.best_effort else Admitted(0.0, 0.0) for job in new]
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         return (self.steps.pop(0) if self.steps else Step()), None
 
 
-def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3) -> None:
+def verdict_on(
+    replica: SimulatedReplica, name: str, now_s: float, output: int = 3, *, best_effort: bool = False
+) -> Verdict:
     coming = Arrival(name, now_s, "", 10, output)
     requested = request_of(coming, TIERS["chat"], FLEET, now_s)
     attempts, tried = Attempts((), 1, Backup.REJECT), Try("r0", 1)
     replica.new_requests.append(
-        SimulatedRequest(coming, requested, best_effort=False, router=0, attempts=attempts, tried=tried)
+        SimulatedRequest(coming, requested, best_effort=best_effort, router=0, attempts=attempts, tried=tried)
     )
-    assert [verdict for _, verdict in replica.admit(now_s)] == [Admitted(0.0, 0.0)]
+    ((_, verdict),) = replica.admit(now_s)
+    return verdict
+
+
+def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3) -> None:
+    assert verdict_on(replica, name, now_s, output) == Admitted(0.0, 0.0)
+
+
+def test_a_replica_takes_as_many_best_effort_requests_as_may_wait_until_one_has_ended() -> None:
+    replica = SimulatedReplica("r0", replace(FLEET, max_waiting=2), Idle([Step({"a": 10})]), 0)
+    assert [type(verdict_on(replica, name, 0.0, 1, best_effort=True)) for name in "abc"] == [
+        BestEffort,
+        BestEffort,
+        Rejected,
+    ]
+    arrived(replica, "with an SLO", 0.0)
+    end_s = replica.begin(0.0)
+    assert end_s is not None
+    assert [ended.arrival.id for ended in replica.finish(end_s)] == ["a"]
+    assert [type(verdict_on(replica, name, end_s, best_effort=True)) for name in "de"] == [
+        BestEffort,
+        Rejected,
+    ]
 
 
 def test_a_policy_may_leave_an_engine_idle_for_so_long_since_its_last_progress() -> None:

@@ -39,6 +39,7 @@ OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of all objects that the operator creates."""
 
 START_PAUSE_S = 1.0
+"""Seconds between attempts to reach the API server at the start."""
 
 STALE_RESYNC_S = 15.0
 """Resync interval while the API server's history has gone back, after which watches report nothing."""

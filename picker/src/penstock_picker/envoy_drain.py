@@ -15,7 +15,9 @@ import httpx2
 import structlog
 
 ANSWER_S = 2.0
+"""Timeout of one request to Envoy's administration interface."""
 POLL_S = 0.05
+"""Seconds between reads of Envoy's open requests."""
 ACTIVE = re.compile(rb"^http\.api\.downstream_rq_active: (\d+)$", re.MULTILINE)
 
 log = structlog.get_logger()

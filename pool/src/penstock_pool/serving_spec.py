@@ -13,11 +13,12 @@ from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
 from penstock_pool.spec import Spec
 
 MOST_BODY_BYTES = 60 * 2**20
-MOST_MOVES = 8
 """Upper limit of a request in bytes.
 
 It is sent to its replica in one message of 64 MiB, with other fields.
 """
+MOST_MOVES = 8
+"""Upper limit of the replicas on which one answer is continued."""
 
 _TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
 

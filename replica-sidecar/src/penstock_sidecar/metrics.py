@@ -7,9 +7,13 @@ from penstock_core.forecast.snapshot import Snapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Buckets of TTFT and durations."""
 _TPOT = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+"""Buckets of TPOT."""
 _PLANNING = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.03, 0.1)
+"""Buckets of planning times."""
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+"""Buckets of errors of predictions."""
 
 
 class Metrics:

@@ -15,6 +15,7 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Tier
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 200
+"""Size of the requests that the policy decides on: any will do."""
 
 
 def warm_up(policy: Policy[Any], idle: ReplicaView, tiers: Iterable[Tier]) -> None:

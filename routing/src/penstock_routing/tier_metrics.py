@@ -14,9 +14,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from penstock_routing.request.outcome import Ending, Outcome, measured, misses, targets_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
+"""Buckets of TTFT and durations."""
 TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+"""Buckets of TPOT."""
 
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Buckets of the replicas that a request asked."""
 
 NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
 """Endings that the service is not judged by: attainment leaves them out."""

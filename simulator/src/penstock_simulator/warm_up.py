@@ -22,8 +22,11 @@ STEPS = 16
 """Enough for prefills, decodes and finished requests."""
 
 REQUESTS = 8
+"""Requests of the small engine."""
 KV_TOKENS = 1 << 14
+"""Its memory: ample."""
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 6
+"""Size of the first request."""
 
 
 def warm_up(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:

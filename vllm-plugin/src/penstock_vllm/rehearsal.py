@@ -16,8 +16,11 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
 REQUESTS = 8
+"""Requests of the small engine."""
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 20
+"""Size of a request."""
 BLOCKS, BLOCK_TOKENS = 1024, 16
+"""Its memory: ample."""
 
 
 def rehearse(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:

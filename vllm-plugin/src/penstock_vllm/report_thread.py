@@ -20,6 +20,7 @@ from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports
 log = logging.getLogger("vllm.penstock")
 
 HEARTBEAT_S = 1.0
+"""Seconds between repeated reports of an idle engine."""
 
 
 class ReportThread:

@@ -14,7 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from penstock_cli.capacity.run import SearchProgress
 
 TRIALS_GUESSED = 30
+"""Trials of a search, as long as none has ended."""
 LINE_EVERY_S = 15.0
+"""Seconds between lines of progress where there is no terminal."""
 
 
 def share_done(watch: SearchProgress, searches: int) -> float:

@@ -19,6 +19,7 @@ from penstock_cli.failure import Failure
 
 DECIDING = ("penstock_core", "penstock_simulator")
 KEY_DIGITS = 24
+"""Hexadecimal digits of a trial's key."""
 
 
 class TrialLog:

@@ -13,9 +13,11 @@ from penstock_cli.local.layout import ProcessSpec
 from penstock_cli.local.parent_death import stop_with_parent
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""First and longest pause before a process that ended is started again; it doubles each time."""
 SETTLED_S = 30.0
 """After running for this time, the restart pause is reset to the first."""
 LONGEST_LINE_BYTES = 64 * 1024
+"""Buffer of a process's output, and so its longest line."""
 NO_MEMORY = (
     "if nobody killed it, the machine ran out of memory: run fewer replicas, or give engines less memory"
 )

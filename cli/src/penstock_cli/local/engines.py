@@ -12,6 +12,7 @@ from penstock_runtime.engine_key import VARIABLE, bearer, engine_key
 from penstock_cli.failure import NO_REPLICAS, Failure
 
 ANSWER_TIMEOUT_S = 5.0
+"""Timeout of a question to an engine that runs already."""
 
 STARTED_TYPES = ("simulated", "vllm")
 """Engine types that this command starts."""

@@ -28,6 +28,7 @@ from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, VllmEngine, argv, env
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
+"""Timeout of a process's start; loading vLLM has its own."""
 ADMIN_STEP = 1000
 """Default distance of the admin port from the router's port: 8080 and 9080."""
 

@@ -16,6 +16,7 @@ from penstock_cli.replay.report import PlannerTimes
 HISTOGRAM = "penstock_replica_planner_seconds"
 LONGEST = "penstock_replica_planner_seconds_max"
 READ_TIMEOUT_S = 3.0
+"""Timeout of reading one sidecar's metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,11 @@ from rich.progress import Progress as Bar
 from penstock_cli.replay.generator import ReplayProgress
 
 REFRESH_S = 0.5
+"""Seconds between updates of the bar."""
 LINE_EVERY_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
 RATE_PERIODS = 10
+"""Updates over which the shown rate is averaged."""
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ with the server.
 from random import Random
 
 BLOCK_TOKENS = 512
+"""Tokens of a block, as in Mooncake's traces."""
 LOWEST_ID, IDS = 1000, 9000
 """Token ids of four digits: in every vocabulary, and above the special tokens."""
 

@@ -25,6 +25,7 @@ from penstock_cli.replay.tier_slos import TierSlos
 from penstock_cli.traces import summarise
 
 READ_BUFFER_BYTES = 2**16
+"""Buffer of a connection's reader."""
 
 
 @dataclass(frozen=True, slots=True)

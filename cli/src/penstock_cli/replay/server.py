@@ -15,6 +15,7 @@ from penstock_cli.failure import Failure
 from penstock_cli.replay.tier_slos import TierSlos
 
 LOOK_TIMEOUT_S = 10.0
+"""Timeout of the questions before a replay."""
 POOL_PAGE = "/penstock/v1/pool"
 
 

@@ -9,7 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 REFRESH_S = 0.2
+"""Seconds between updates of the bar."""
 LINE_EVERY_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
 
 Item = TypeVar("Item")
 

@@ -24,7 +24,9 @@ WAIT_S = 30.0
 """Seconds to wait until a CRD that was just applied is published."""
 
 POLL_S = 1.0
+"""Seconds between reads of a CRD that is not published yet."""
 MOST_NAMED = 8
+"""Most missing fields that the error names."""
 
 
 async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:

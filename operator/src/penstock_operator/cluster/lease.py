@@ -30,7 +30,9 @@ from penstock_operator.manifests.manifest import Manifest, Ref
 log = structlog.get_logger()
 
 DURATION_S = 15.0
+"""Seconds after which another operator may take a Lease that is not renewed."""
 RENEW_S = 4.0
+"""Seconds between renewals."""
 HOLD_S = 10.0
 """Seconds after its last renewal for which a holder may write; shorter than `DURATION_S`."""
 

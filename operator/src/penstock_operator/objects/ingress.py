@@ -14,6 +14,7 @@ from penstock_operator.objects.services import api_port
 
 API_PATH = "/v1"
 LONGEST_ANSWER_S = 3600
+"""Timeout of the ingress controller for an answer, in its annotations."""
 
 _NGINX = "nginx.ingress.kubernetes.io"
 

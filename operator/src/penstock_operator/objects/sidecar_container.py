@@ -32,6 +32,7 @@ SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
 """Entries of the TLS Secret that a replica needs."""
 
 START_S = 120
+"""Time that a sidecar may take to start, of its startup probe."""
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 """Default resources, enough for 100 requests/s; `podTemplate` overrides them by container name."""

@@ -12,7 +12,9 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K")
 
 FIRST_PAUSE_S = 0.2
+"""Pause before a reconcile that failed is tried again; it doubles with each failure."""
 LONGEST_PAUSE_S = 30.0
+"""Longest of these pauses."""
 
 
 class _Timer(NamedTuple):

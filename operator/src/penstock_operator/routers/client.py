@@ -17,6 +17,7 @@ from penstock_operator.manifests.pods import is_ready
 from penstock_operator.routers.demand_page import DemandReading, reading_of
 
 ASK_S = 2.0
+"""Timeout of one router's answer."""
 ANSWER_BYTES = 4 * 2**20
 """Largest answer that is read; one of 32 tiers and 1,000 replicas has a tenth of it."""
 

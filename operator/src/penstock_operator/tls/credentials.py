@@ -34,10 +34,12 @@ from penstock_operator.tls.certificates import (
 )
 
 CERTIFICATE_LIFE = timedelta(days=365)
+"""Validity of a certificate."""
 CERTIFICATE_RENEWED = CERTIFICATE_LIFE / 3
 """Remaining life of a certificate at which it is renewed."""
 
 AUTHORITY_LIFE = timedelta(days=3650)
+"""Validity of an authority."""
 AUTHORITY_RENEWED = timedelta(days=730)
 """Remaining life of an authority at which it gets a successor; longer than the life of its certificates."""
 

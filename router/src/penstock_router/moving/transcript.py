@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 BATCH_EVENTS = 32
+"""Events that are parsed together."""
 
 EVENT_BYTES = 1 << 20
 """Longest event that is looked at. A stream with a longer one is passed on as it is."""

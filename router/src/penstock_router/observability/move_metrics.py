@@ -5,6 +5,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 SILENCE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+"""Buckets of the histogram."""
 
 
 class MoveCause(StrEnum):

@@ -13,6 +13,7 @@ from time import monotonic
 from penstock_routing.replicas.replica_set import ReplicaSet
 
 MOST_REQUESTS = 1024
+"""Most requests that wait; further ones are rejected."""
 AGAIN_S = 0.05
 """Pause of a request that no replica took although one seems to take work: its snapshot is on the way."""
 

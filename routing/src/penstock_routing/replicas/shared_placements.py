@@ -30,6 +30,7 @@ GATHER_S = 0.003
 """How long submits wait for others to share a message: about as long as a verdict takes."""
 
 HEARTBEAT_S = 2.0
+"""Seconds between messages of a router that has nothing to say."""
 SILENCE_S = 3 * HEARTBEAT_S
 """A connection that brings nothing for so long is dead."""
 

@@ -21,6 +21,7 @@ ANSWER_S = 1.0
 """Longest wait for the picker's answer, which takes a millisecond."""
 
 CONNECT_S = 0.25
+"""Timeout of a connection to the picker, which is beside Envoy."""
 
 
 class PickerFilter(NamedTuple):

@@ -19,6 +19,7 @@ MOST_BLOCKS_A_REQUEST = 8.0
 """Blocks in which the average request may decode. More blocks hardly tighten the bound."""
 
 MOST_BLOCKS = 600
+"""Most blocks of a grid, which bounds the size of the program."""
 
 
 @dataclass(frozen=True, slots=True)

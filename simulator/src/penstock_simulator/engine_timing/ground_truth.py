@@ -23,6 +23,7 @@ from penstock_simulator.engine_timing.kernel_times import kernel_times, measured
 from penstock_simulator.engine_timing.noise import TimingNoise
 
 TILE_TOKENS = 128
+"""Tokens of a tile of the matrix kernels."""
 TILE_STEP = 0.08
 """Share by which a model without tables is slower at a tile's first token, and faster at its last."""
 

@@ -8,10 +8,15 @@ from math import exp, pi, sin
 from random import Random
 
 NOISE = 0.03
+"""Deviation of the logarithm of an iteration's time."""
 SLOW_STEP_CHANCE = 0.001
+"""Share of slow iterations."""
 SLOW_STEP_LEAST, SLOW_STEP_MOST = 1.2, 2.0
+"""Range of their factor."""
 DRIFT = 0.05
+"""Largest drift, as a share."""
 DRIFT_PERIODS_S = (97.0, 263.0, 611.0)
+"""Periods of the waves that drift is made of."""
 
 
 class TimingNoise:

@@ -25,6 +25,7 @@ from penstock_simulator.serving.token_stream import Aborted, TokenStream
 ANSWER_MEDIAN_LOG = 5.3
 """Answers of unstated length are log-normal: median of 200 stream, 90th percentile of 560."""
 ANSWER_SIGMA = 0.8
+"""Deviation of the logarithm of their lengths."""
 
 _PREFIX = {ApiEndpoint.CHAT: "chatcmpl-", ApiEndpoint.COMPLETION: "cmpl-"}
 

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 TOKEN_BYTES = 4
+"""Length of a token's text, with its space."""
 MESSAGE_TOKENS = 4
 """Tokens that a chat template adds to each message."""
 
 VOCABULARY = 128256
+"""Token ids, as many as Llama 3 has."""
 
 _LETTERS = (
     "air arc ash bay bed bow box cap car cog dam day dew dip ebb eel elm eye fan fen fin fly fog fox gap gas "

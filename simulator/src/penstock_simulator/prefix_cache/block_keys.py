@@ -13,6 +13,7 @@ import numpy as np
 BlockKey = Hashable
 
 KEY_BYTES = 16
+"""Bytes of a block's hash."""
 
 
 def token_keys(tokens: Sequence[int], block_tokens: int, salt: str = "") -> list[BlockKey]:

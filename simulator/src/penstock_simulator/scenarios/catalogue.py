@@ -24,7 +24,9 @@ from penstock_simulator.scenarios.request_sources import as_recorded, pairs, rea
 from penstock_simulator.scenarios.scenario import RequestStream, Scenario
 
 TIGHT_TTFT, LOOSE_TTFT = 3.0, 5.0
+"""TTFT targets as multiples of the prefill time."""
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
+"""TPOT targets."""
 
 CHATTING = RecordingWindow("azure-conv", 0, 300, 300)
 SUMMARISING = RecordingWindow("azure-conv", 0, 300, 300, phase=0.5)
@@ -37,7 +39,9 @@ LONG_CONTEXT = RecordingWindow("mooncake", 0, 400, 1000)
 THINKING_CLIENTS = RecordingWindow("servegen-reasoning", 0, 120, 600)
 
 OPT_CONTEXT_TOKENS = 2048
+"""Longest context of OPT."""
 ANY_TOKENS = 1 << 20
+"""More than any request of a recording has."""
 ON_ENGINE = "@"
 """Between a scenario's name and that of the engine it runs on instead of its own."""
 

@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 NORMAL = NormalDist()
 TAIL_SHARE = 0.01
+"""Share of lengths that are drawn from the tail."""
 TAIL_WIDTH = 0.1
 """Width of the uniform tail, as a share of the 99th percentile."""
 

@@ -17,7 +17,9 @@ from penstock_core.autoscaling.demand import DemandObservation, ReplicaState
 from penstock_core.forecast.snapshot import Snapshot
 
 TOLERANCE = 0.1
+"""Kubernetes' `horizontal-pod-autoscaler-tolerance`."""
 MOST_TIMES, MOST_MORE = 2, 4
+"""Largest scale-up: times the replicas, or so many more, whichever is more."""
 
 
 def waiting(snapshot: Snapshot) -> float:
