@@ -9,8 +9,10 @@ FEW = 20
 """So many tests, the quickest, are asked first: most mutants need no more."""
 MANY = 400
 """More tests than these are named by their files."""
-FACTOR, GRACE_S = 5.0, 30.0
-"""A mutant's tests may take so many times what they take without it, and so much more, as one test waits."""
+FACTOR, GRACE_S = 5.0, 10.0
+"""A mutant's tests may take so many times what they take without it, one patience, and so much more."""
+LEAST_PATIENCE_S, PATIENCE_FACTOR = 20.0, 3.0
+"""How long a test waits for a condition: at least, and in times of the longest test without a mutant."""
 
 Runs = Mapping[str, Mapping[int, frozenset[str]]]
 """Path -> line -> the tests that run it."""
@@ -18,10 +20,14 @@ Runs = Mapping[str, Mapping[int, frozenset[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Tests that are asked at once, and how long they may take."""
+    """Tests that are asked at once, how long they may take, and how long one of them waits for a condition.
+
+    The patience is below the bound: a test that waits in vain fails, and kills the mutant.
+    """
 
     tests: Sequence[str]
     bound_s: float
+    patience_s: float = LEAST_PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,9 @@ class Baseline:
 
     def _round(self, tests: Sequence[str]) -> Round:
         within = tuple(tests)
-        return Round(
-            tests, FACTOR * sum(s for name, s in self.seconds.items() if name.startswith(within)) + GRACE_S
-        )
+        usual_s = sum(seconds for name, seconds in self.seconds.items() if name.startswith(within))
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE_FACTOR * max(self.seconds.values(), default=0.0))
+        return Round(tests, FACTOR * usual_s + patience_s + GRACE_S, patience_s)
 
 
 def _named(names: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@ Starting Python and importing libraries takes longer than most tests. The tree's
 each fork: it runs the files as they are by then, and so do the processes that its tests start.
 
 It prints a line once it is ready. A request is a line of JSON on standard input: pytest's arguments, how long
-it may take in seconds or null, the file that takes what it prints, and whether it may leave bytecode. The
-answer is a line on standard output: the exit code of pytest, negative for the signal that ended it, or null
+it may take in seconds or null, the file that takes what it prints, and environment variables. The answer
+is a line on standard output: the exit code of pytest, negative for the signal that ended it, or null
 where it took too long; and the seconds of each test that ended.
 """
 
@@ -46,8 +46,9 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        leaves_none = {} if request["bytecode"] else {"PYTHONDONTWRITEBYTECODE": "1"}
-        answer = run(request["arguments"], request["timeout_s"], Path(request["output"]), leaves_none)
+        answer = run(
+            request["arguments"], request["timeout_s"], Path(request["output"]), request["environment"]
+        )
         print(json.dumps(answer), flush=True)
 
 

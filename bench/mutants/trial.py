@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -36,8 +37,6 @@ COLLECTION_S = 300.0
 
 OURS = ("PYTEST_", "COV_CORE_")
 """Beginnings of variables by which a run of tests speaks to its own processes: these are others."""
-PATIENCE_S = 20
-"""How long a test waits for a condition. Below the bound of its run: it fails, and kills the mutant."""
 
 
 class Verdict(StrEnum):
@@ -92,7 +91,7 @@ class Tree:
     def baseline(self, package: str, jobs: int) -> Baseline:
         """Run the tests as they are. Raises RedBaseline."""
         flags = [f"--cov={package}/src", "--cov-context=test", "--cov-report=", "-n", str(jobs)]
-        code, seconds = self._pytest([*flags, *self.tests], None, bytecode=True)
+        code, seconds = self._pytest(Round(self.tests, inf), *flags, bytecode=True)
         if code:
             raise RedBaseline((self.root / ".printed").read_text()[-4000:])
         return Baseline(self._runs(), seconds)
@@ -109,8 +108,7 @@ class Tree:
         _write(file, mutant.applied(source), written + 10**9)
         try:
             for each in rounds:
-                arguments = ["--exitfirst", *each.tests]
-                code, _ = self._pytest(arguments, each.bound_s, interpreted=interpreted)
+                code, _ = self._pytest(each, "--exitfirst", interpreted=interpreted)
                 if code is None:
                     return Verdict.TIMED_OUT
                 if code == ExitCode.TESTS_FAILED:
@@ -124,23 +122,20 @@ class Tree:
         return Verdict.SURVIVED
 
     def _collects(self, tests: Sequence[str]) -> bool:
-        return self._pytest(["--collect-only", *tests], COLLECTION_S)[0] == ExitCode.OK
+        return self._pytest(Round(tests, COLLECTION_S), "--collect-only")[0] == ExitCode.OK
 
     def _pytest(
-        self,
-        arguments: Sequence[str],
-        timeout_s: float | None,
-        interpreted: bool = False,
-        bytecode: bool = False,
+        self, asked: Round, *flags: str, interpreted: bool = False, bytecode: bool = False
     ) -> tuple[int | None, dict[str, float]]:
-        """The exit code (None: it took too long), and the seconds of each test."""
+        """The exit code (None: it took too long), and the seconds of each test. bytecode: is left behind."""
         server = self._server(interpreted)
         assert server.stdin is not None and server.stdout is not None
+        variables = {"PENSTOCK_PATIENCE_S": str(asked.patience_s), "PYTHONDONTWRITEBYTECODE": "1"}
         request = {
-            "arguments": arguments,
-            "timeout_s": timeout_s,
+            "arguments": [*flags, *asked.tests],
+            "timeout_s": None if bytecode else asked.bound_s,
             "output": str(self.root / ".printed"),
-            "bytecode": bytecode,
+            "environment": {} if bytecode else variables,
         }
         print(json.dumps(request), file=server.stdin, flush=True)
         answer = json.loads(server.stdout.readline())
@@ -150,12 +145,11 @@ class Tree:
         """The process whose forks run the tests, once it is ready. interpreted: without compiled code."""
         if interpreted not in self._servers:
             outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-            ours = {"GRPC_VERBOSITY": "ERROR", "PENSTOCK_PATIENCE_S": str(PATIENCE_S)}
             python = {"NUMBA_DISABLE_JIT": "1"} if interpreted else {}
             server = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("fork_server.py")), *self.tests],
                 cwd=self.root,
-                env={**outer, **ours, **python},
+                env={**outer, "GRPC_VERBOSITY": "ERROR", **python},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 from mutants.__main__ import ROOT, judged, score, summary
-from mutants.baseline import FACTOR, FEW, GRACE_S, MANY, Baseline, Round
+from mutants.baseline import (
+    FACTOR,
+    FEW,
+    GRACE_S,
+    LEAST_PATIENCE_S,
+    MANY,
+    PATIENCE_FACTOR,
+    Baseline,
+    Round,
+)
 from mutants.equivalent import InvalidMark, Mark, marked, marks_of
 from mutants.mutations import Mutant, mutants_of
 from mutants.selection import changed_lines, of_package, sampled
@@ -210,10 +219,13 @@ def test_of_many_tests_the_quickest_are_asked_first() -> None:
 def test_tests_may_take_a_multiple_of_what_they_take_without_a_mutant() -> None:
     ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
     runs = {"x.py": {2: frozenset({"t/a.py::a", "t/a.py::b"})}}
+    waits_s = LEAST_PATIENCE_S + GRACE_S
     baseline = Baseline(runs, {"t/a.py::a": 2.0, "t/a.py::b": 3.0, "t/b.py::a": 4.0})
-    assert [each.bound_s for each in baseline.rounds_for(ran, ["t"])] == [FACTOR * 5 + GRACE_S]
+    assert baseline.rounds_for(ran, ["t"]) == [Round(["t/a.py::a", "t/a.py::b"], FACTOR * 5 + waits_s)]
     everything = baseline.rounds_for(imported, ["t"])[-1]
-    assert everything == Round(["t"], FACTOR * 9 + GRACE_S)
+    assert everything == Round(["t"], FACTOR * 9 + waits_s)
+    slow = Baseline({}, {"t/a.py::a": 10.0 * LEAST_PATIENCE_S}).rounds_for(imported, ["t"])[0]
+    assert slow.patience_s == PATIENCE_FACTOR * 10 * LEAST_PATIENCE_S < slow.bound_s
 
 
 def test_the_seconds_of_each_test_are_known(project: Path) -> None:
