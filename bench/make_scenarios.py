@@ -14,6 +14,7 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ import numpy as np
 OUT = Path(__file__).parents[1] / "simulator/src/penstock_simulator/scenarios/recordings"
 SERVEGEN_FOLDER = "data/reason/deepseek-r1"
 SERVEGEN_START_S, SERVEGEN_SECONDS = 50400, 600
+CONTEXT_TOKENS = 131_072
 SERVEGEN_DATASET = "43200"  # the lengths of the six hours in which the window lies
 
 
@@ -36,6 +38,11 @@ def main() -> None:
     write("mooncake", ("arrival_s", *lengths), mooncake(data / "mooncake-synthetic.jsonl.gz"))
     reasoning = servegen(data / "servegen-reasoning-deepseek-r1.tar.gz")
     write("servegen-reasoning", ("arrival_s", *lengths, "thinking_tokens"), reasoning)
+    turns = ("session", "think_s", *lengths, "blocks")
+    write("agents", turns, coding_agents(data / "claude-code-sessions.csv.gz"))
+    write("swe", turns, logged_agents(data / "agents-mini-swe-blk16.jsonl.gz"))
+    write("web", turns, logged_agents(data / "agents-magentic-blk16.jsonl.gz"))
+    write("rag-chat", turns, single_turns(data / "mooncake-synthetic.jsonl.gz"))
 
 
 def azure(path: Path, start_s: float, seconds: float) -> Iterator[Sequence[object]]:
@@ -65,6 +72,71 @@ def mooncake(path: Path) -> Iterator[Sequence[object]]:
         for line in file:
             row = json.loads(line)
             yield f"{row['timestamp'] / 1000:.3f}", row["input_length"], row["output_length"]
+
+
+def coding_agents(path: Path) -> Iterator[Sequence[object]]:
+    """Sessions within the context without sub-agents. Ids are made unique, as the file's are by session."""
+    with gzip.open(path, "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["output_tokens"] != "0"]
+    left_out = {row["session"] for row in rows if row["agent"] or int(row["input_tokens"]) > CONTEXT_TOKENS}
+    ids: dict[tuple[str, int], int] = {}
+    for row in rows:
+        if (session := row["session"]) not in left_out:
+            blocks = [ids.setdefault((session, block), len(ids)) for block in expanded(row["blocks"])]
+            yield session, row["think_s"] or 0, row["input_tokens"], row["output_tokens"], ranges(blocks)
+
+
+def expanded(text: str) -> Iterator[int]:
+    """The numbers of ranges like `1-5 9`."""
+    for run in text.split():
+        first, _, last = run.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def logged_agents(path: Path) -> Iterator[Sequence[object]]:
+    """Whole sessions. A pause is what the gap to the request before leaves beside that one's answer.
+
+    How long answers took was not logged: as many seconds per token as the shortest gaps, the 1st percentile.
+    """
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for row in json_lines(path):
+        sessions.setdefault(row["session_id"], []).append(row)
+    paces_s = [gap_s / tokens for rows in sessions.values() for gap_s, tokens in gaps(rows)]
+    token_s = float(np.percentile(paces_s, 1))
+    for number, rows in enumerate(sessions.values()):
+        thought = [max(gap_s - tokens * token_s, 0.0) for gap_s, tokens in gaps(rows)]
+        for think_s, row in zip([0.0, *thought], rows, strict=True):
+            yield number, f"{think_s:.3f}", row["input_length"], row["output_length"], ranges(row["hash_ids"])
+
+
+def gaps(rows: Sequence[dict[str, Any]]) -> list[tuple[float, int]]:
+    """Seconds from each request to the next one, and the tokens of its answer."""
+    return [
+        ((after["timestamp"] - before["timestamp"]) / 1000, before["output_length"])
+        for before, after in pairwise(rows)
+    ]
+
+
+def single_turns(path: Path) -> Iterator[Sequence[object]]:
+    """Requests of which no session is known, each a session of its own."""
+    for number, row in enumerate(json_lines(path)):
+        yield number, 0, row["input_length"], row["output_length"], ranges(row["hash_ids"])
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        yield from (json.loads(line) for line in file)
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """Ids in order, consecutive ones as ranges: `1-5 9`."""
+    runs: list[list[int]] = []
+    for one in ids:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1][1:] = [one]
+        else:
+            runs.append([one])
+    return " ".join("-".join(map(str, run)) for run in runs)
 
 
 def servegen(path: Path) -> list[Sequence[object]]:

@@ -65,8 +65,8 @@ class Found(NamedTuple):
 
 
 def cases(budgets_tokens: Sequence[int], middle_only: bool) -> Iterator[Case]:
-    for scenario in SCENARIOS.values():
-        rates_rps = RATES_RPS[scenario.name]
+    for name, rates_rps in RATES_RPS.items():
+        scenario = SCENARIOS[name]
         for drafts in (0, FIXED_DRAFTS) if scenario.speculation else (0,):
             for budget_tokens in budgets_tokens:
                 for rate_rps in rates_rps[1:2] if middle_only else rates_rps:

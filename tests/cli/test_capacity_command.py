@@ -111,8 +111,12 @@ def test_the_picture_is_made(penstock: Call) -> None:
             "--plot o.pdf: a figure is .svg or .png",
         ),
         (["--scenario", ",", "--policy", "vllm"], "--scenario: names nothing"),
+        (
+            ["--scenario", "coder,swe", "--policy", "vllm,oracle"],
+            "--policy oracle: knows no prefix caches, which scenario swe has",
+        ),
     ],
-    ids=["scenario", "policy", "order", "plot", "nothing"],
+    ids=["scenario", "policy", "order", "plot", "nothing", "prefixes"],
 )
 def test_bad_input_is_one_clear_line(
     penstock: Call, capfd: pytest.CaptureFixture[str], arguments: list[str], output: str

@@ -118,6 +118,15 @@ def test_a_row_holds_the_whole_result(requested: CapacityResult) -> None:
     assert answer_of(row) == requested
 
 
+def test_the_cached_share_is_there_where_engines_have_prefix_caches() -> None:
+    with_caches, without = as_json(
+        [answer("vllm", 1.0, 1.02, cached_share=0.61234), answer("vllm", 1.0, 1.02)]
+    )
+    assert with_caches["cached_share"] == 0.6123
+    assert "cached_share" not in without
+    assert answer_of(with_caches).cached_share == 0.6123
+
+
 def test_a_row_of_no_capacity_has_no_shares() -> None:
     (row,) = as_json([answer("vllm", 0.0, 0.02, promoted=3)])
     assert (row["attainment"], row["attained_promoted"], row["attainment_95"]) == (None, None, None)

@@ -191,6 +191,7 @@ def test_a_trial_is_of_its_questions_conditions() -> None:
         "most_misses": 7,
         "ratio": None,
         "slots": 16,
+        "block_tokens": None,
     }
 
 
@@ -223,3 +224,35 @@ def test_the_bound_misses_as_few_whole_requests_as_its_share_allows(
 ) -> None:
     monkeypatch.setattr("penstock_simulator.bounds.bound", lambda coming, setting: share)
     assert run_trial(replace(TRIAL, policy="oracle")) == TrialResult(REQUESTS, missed, complete=True)
+
+
+@pytest.fixture
+def few_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`swe` with two sessions for each replica."""
+    here = scenario("swe")
+    assert here.sessions is not None
+    few = replace(here, sessions=replace(here.sessions, count=2))
+    monkeypatch.setattr("penstock_cli.capacity.trial.scenario", lambda name: few)
+
+
+SWE = Trial("swe", "slos-serve", 2048, 0, 2, "prefix", "known", "exact", 1.0, 0, most_misses=10**9)
+
+
+@pytest.mark.usefixtures("few_sessions")
+def test_turns_of_recorded_sessions_count_one_by_one_and_find_their_prefixes() -> None:
+    found = run_trial(SWE)
+    assert found.requests > 20
+    assert (found.missed, found.complete) == (0, True)
+    assert 0.8 < found.cached_tokens / found.prompt_tokens < 0.95
+
+
+@pytest.mark.usefixtures("few_sessions")
+def test_ids_can_stand_for_fewer_tokens_than_recorded() -> None:
+    found = run_trial(replace(SWE, block_tokens=4))
+    assert 0 < found.cached_tokens < 0.5 * found.prompt_tokens
+
+
+def test_with_prefix_caches_every_replica_may_be_asked() -> None:
+    trial = replace(SWE, replicas=8)
+    assert fleet_of(trial, scenario("swe")).max_hops == 8
+    assert fleet_of(replace(trial, scenario="coder"), scenario("coder")).max_hops == 3

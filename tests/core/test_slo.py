@@ -109,3 +109,9 @@ def test_tokens_on_their_due_times_are_judged_on_pace(leads: list[float], pace: 
     judged = judged_tpot_s(times_s, judge)
     assert judged is not None
     assert judged <= pace * (1 + 1e-9) or math.isclose(judged, pace)
+
+
+def test_of_a_duration_and_a_slowdown_the_shorter_is_the_target() -> None:
+    slo = Slo(ttft_s=2.0, ttft_slowdown=5.0)
+    assert slo.targets(0.1).ttft_s == 0.5
+    assert slo.targets(1.0).ttft_s == 2.0

@@ -61,6 +61,8 @@ class Load(NamedTuple):
             max_output_tokens=here.max_output_tokens,
             order=self.order,
             snapshot_age_s=0.1,
+            prefix_caching=here.prefix_caching,
+            block_tokens=here.block_tokens,
         )
 
 
@@ -86,6 +88,8 @@ def served(load: Load, lengths: LengthKnowledge, *, may_stand: bool) -> tuple[li
         Load("sjf", "toolllm", 0.5),
         Load("slos-serve", "toolllm", 0.5),
         Load("slos-serve", "servegen-reasoning", 2.0, "best-fit"),
+        Load("slos-serve", "swe", 2.0, "prefix", kv_share=0.1),
+        Load("vllm", "web", 2.0, "prefix", kv_share=0.05),
     ],
     ids=str,
 )

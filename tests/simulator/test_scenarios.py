@@ -56,7 +56,11 @@ def test_a_fitted_distribution_has_mean_percentile_and_deviation(wanted: tuple[i
     assert lengths.at(0.0) >= 1
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+ONCE = [name for name, here in SCENARIOS.items() if here.sessions is None]
+"""Scenarios without a closed loop."""
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_arrivals_come_in_order_at_the_rate(name: str) -> None:
     rate_rps = 0.3
     made = list(arrivals(scenario(name), rate_rps, seed=1))
@@ -73,6 +77,7 @@ def test_every_arrival_has_a_tier_and_fits_the_engine(name: str) -> None:
     for arrival in arrivals(here, 1.0, seed=0):
         assert arrival.tier in here.tiers
         assert 0 < arrival.prompt_tokens + arrival.output_tokens <= here.kv_tokens
+        assert len(arrival.hash_ids) <= -(-arrival.prompt_tokens // arrival.hash_id_tokens)
         assert arrival.output_tokens <= here.max_output_tokens
         assert 0 <= arrival.thinking_tokens <= arrival.output_tokens
 

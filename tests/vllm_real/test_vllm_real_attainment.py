@@ -13,4 +13,6 @@ def test_vllm_attains_what_vllm_itself_does_in_every_scenario() -> None:
     command = [sys.executable, str(BENCH), "--middle", "--budgets", "512", "--requests", "60"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"| {name} |" in done.stdout for name in SCENARIOS)
+    assert all(
+        f"| {name} |" in done.stdout for name, scenario in SCENARIOS.items() if scenario.sessions is None
+    )

@@ -15,6 +15,7 @@ class SearchConditions:
     lengths: answer lengths that planning uses. truth: kind of ground truth.
     seeds: number of samples of the scenario, whose requests are counted together.
     order: order in which routers try replicas.
+    block_tokens: that a hash id of a scenario's recording stands for; None for what it says itself.
     """
 
     replicas: int
@@ -23,6 +24,7 @@ class SearchConditions:
     truth: TruthKind
     seeds: int
     order: str
+    block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

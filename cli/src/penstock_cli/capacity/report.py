@@ -59,8 +59,15 @@ def _as_json(answer: CapacityResult) -> dict[str, Any]:
         "batch_tokens": answer.setting.batch_tokens,
         "drafts": answer.setting.drafts,
         **({"prefill_decode_ratio": str(answer.setting.ratio)} if answer.setting.ratio else {}),
+        **({"block_tokens": asked.block_tokens} if asked.block_tokens else {}),
+        **_cached(answer),
         **({"slots": answer.setting.slots} if answer.setting.slots else {}),
     }
+
+
+def _cached(answer: CapacityResult) -> dict[str, float]:
+    """The cached share, of scenarios whose engines have prefix caches."""
+    return {} if answer.cached_share is None else {"cached_share": round(answer.cached_share, 4)}
 
 
 def answer_of(row: Mapping[str, Any]) -> CapacityResult:
@@ -73,6 +80,7 @@ def answer_of(row: Mapping[str, Any]) -> CapacityResult:
         TruthKind(row["truth"]),
         row["seeds"],
         row["order"],
+        row.get("block_tokens"),
     )
     ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
     setting = PolicySetting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
@@ -81,7 +89,9 @@ def answer_of(row: Mapping[str, Any]) -> CapacityResult:
     promoted = None if share is None else round(row["requests"] * share)
     question = Question(row["scenario"], row["policy"], asked)
     low_rps, high_rps = row["bracket_rps"]
-    return CapacityResult(question, setting, low_rps, high_rps, row["requests"], missed, promoted)
+    return CapacityResult(
+        question, setting, low_rps, high_rps, row["requests"], missed, promoted, row.get("cached_share")
+    )
 
 
 def _attained(answer: CapacityResult) -> float | None:

@@ -71,6 +71,7 @@ class CapacityResult:
     high_rps: the lowest found not to.
     requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None where nobody
         counted them.
+    cached_share: of the prompt tokens of served requests, found in prefix caches; None without any.
     """
 
     question: Question
@@ -80,6 +81,7 @@ class CapacityResult:
     requests: int
     missed: int
     promoted: int | None = None
+    cached_share: float | None = None
 
 
 Result = TypeVar("Result")
@@ -239,16 +241,24 @@ def _confirm(
 ) -> Trials[CapacityResult]:
     """Run all samples in full at the rate found, and go down while they do not attain."""
     requests, missed, promoted = sum(sampled.samples), 0, 0
+    cached_share: float | None = None
     while low > 0:
         probe = RateProbe(setting, low)
         tallies = yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]
         missed = sum(tally.missed for tally in tallies)
         promoted = sum(tally.promoted for tally in tallies)
+        cached_share = _cached_share(tallies)
         if missed <= sampled.allowed(requests):
             break
         low, high = _rounded(low / FINE), low
         low = low if low > high / GROWTH**MOST_STEPS else 0.0
-    return CapacityResult(sampled.question, setting, low, high, requests, missed, promoted)
+    return CapacityResult(sampled.question, setting, low, high, requests, missed, promoted, cached_share)
+
+
+def _cached_share(tallies: Sequence[TrialResult]) -> float | None:
+    prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
+    cached_tokens = sum(tally.cached_tokens for tally in tallies)
+    return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
 def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) -> Trials[bool]:

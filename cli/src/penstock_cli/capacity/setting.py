@@ -22,6 +22,9 @@ ORACLE = "oracle"
 DISTSERVE = "distserve"
 """Disaggregated serving: prefill and decode on separate GPUs."""
 
+WITHOUT_PREFIXES = frozenset({ORACLE, DISTSERVE, "vllm-real"})
+"""Names that cannot run scenarios with prefix caches: they compute every prompt whole, or need its tokens."""
+
 SPECULATING = "-spec"
 ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Token budgets of policies that depend on theirs."""

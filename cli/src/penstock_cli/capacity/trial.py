@@ -28,6 +28,11 @@ from penstock_cli.plots.series import Spot
 MOST = 0.9
 """The quantile of requests that a tier's point in the plane shows."""
 
+MOST_HOPS = 3
+"""Replicas that may reject a request. With prefix caches all of them may: the holder is asked first, whatever
+its load.
+"""
+
 WHOLE = 1e-6
 """A bound this little above a whole number of requests is that number."""
 
@@ -40,6 +45,7 @@ class Trial:
     ratio: of one group of GPUs that are; there are `replicas` such groups.
     most_misses: it ends as soon as there are more.
     slots: most requests that run at once; None for the engine's own number.
+    block_tokens: that a hash id of the scenario's recording stands for; None for what it says itself.
     """
 
     scenario: str
@@ -55,6 +61,7 @@ class Trial:
     most_misses: int
     ratio: Ratio | None = None
     slots: int | None = None
+    block_tokens: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the trial as JSON values."""
@@ -68,6 +75,8 @@ class TrialResult(NamedTuple):
     spots: where each tier is in the plane of its targets: name, then TTFT and TPOT that 90 % of those that
         were served stay within, as shares of the targets. Of complete trials only.
     promoted: that met every target although they were answered "best effort" first. Of complete trials only.
+    prompt_tokens, cached_tokens: of served requests, and of these, found in prefix caches, if engines have
+        any. Of complete trials only.
     """
 
     requests: int
@@ -75,6 +84,8 @@ class TrialResult(NamedTuple):
     complete: bool
     spots: tuple[tuple[str, float, float], ...] = ()
     promoted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 def trial_of(
@@ -96,6 +107,7 @@ def trial_of(
         most_misses=most_misses,
         ratio=setting.ratio,
         slots=setting.slots,
+        block_tokens=asked.block_tokens,
     )
 
 
@@ -106,6 +118,7 @@ def run_trial(trial: Trial) -> TrialResult:
     if trial.policy == ORACLE:
         return _bound(coming, here, trial.replicas)
     fleet, total = fleet_of(trial, here), requests_in(coming)
+    prompt_tokens = cached_tokens = 0
     missed, best_effort, seen = set[str](), set[str](), defaultdict[str, list[Spot]](list)
     for outcome in _outcomes(trial, fleet, coming):
         place = spot(
@@ -116,14 +129,19 @@ def run_trial(trial: Trial) -> TrialResult:
         )
         if place is not None:
             seen[outcome.tier].append(place)
+        counted = outcome.id if here.sessions is not None else outcome.session or outcome.id
         if not outcome.met:
-            missed.add(outcome.session or outcome.id)
+            missed.add(counted)
         if outcome.verdict is FirstVerdict.BEST_EFFORT:
-            best_effort.add(outcome.session or outcome.id)
+            best_effort.add(counted)
+        if outcome.replica and fleet.prefix_caching:
+            prompt_tokens += outcome.prompt_tokens
+            cached_tokens += outcome.cached_tokens
         if len(missed) > trial.most_misses:
             return TrialResult(total, len(missed), complete=False)
     spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
-    return TrialResult(total, len(missed), True, spots, len(best_effort - missed))
+    promoted = len(best_effort - missed)
+    return TrialResult(total, len(missed), True, spots, promoted, prompt_tokens, cached_tokens)
 
 
 def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:
@@ -156,12 +174,19 @@ def arrivals_of(trial: Trial, here: Scenario) -> list[Arrival]:
     """Return its requests: one lap of the scenario per replica, so that load lasts as long as for one."""
     gpus = trial.replicas if trial.ratio is None else _all_gpus(trial.ratio, trial.replicas).gpus
     laps = laps_of(trial.policy, trial.replicas)
-    return list(arrivals(here, trial.rate_rps * gpus, trial.seed, laps=laps))
+    coming = arrivals(here, trial.rate_rps * gpus, trial.seed, laps=laps)
+    if trial.block_tokens is None:
+        return list(coming)
+    return [arrival._replace(hash_id_tokens=trial.block_tokens) for arrival in coming]
 
 
 def requests_in(coming: Sequence[Arrival]) -> int:
-    """Return the number of requests; a session counts once."""
-    return len({arrival.session or arrival.id for arrival in coming})
+    """Return the number of requests; a session counts once, unless it is a closed loop."""
+    return len({_counted_as(arrival) for arrival in coming})
+
+
+def _counted_as(arrival: Arrival) -> str:
+    return arrival.id if arrival.think_s is not None else arrival.session or arrival.id
 
 
 def fleet_of(trial: Trial, here: Scenario) -> Fleet:
@@ -179,6 +204,9 @@ def fleet_of(trial: Trial, here: Scenario) -> Fleet:
         max_output_tokens=here.max_output_tokens,
         speculation=_drafting(here.speculation, trial.drafts),
         order=trial.order,
+        max_hops=trial.replicas if here.prefix_caching else MOST_HOPS,
+        prefix_caching=here.prefix_caching,
+        block_tokens=here.block_tokens,
     )
 
 

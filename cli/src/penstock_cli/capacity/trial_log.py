@@ -82,7 +82,8 @@ def _lines(path: Path) -> Iterator[tuple[str, TrialResult]]:
 
 def _tally(row: dict[str, Any]) -> TrialResult:
     spots = tuple((tier, ttft, tpot) for tier, ttft, tpot in row["spots"])
-    return TrialResult(row["requests"], row["missed"], row["complete"], spots, row["promoted"])
+    found = (row[name] for name in ("promoted", "prompt_tokens", "cached_tokens"))
+    return TrialResult(row["requests"], row["missed"], row["complete"], spots, *found)
 
 
 def code_digest() -> str:

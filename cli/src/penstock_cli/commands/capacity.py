@@ -9,10 +9,10 @@ from typing import Annotated
 import orjson
 import typer
 from penstock_core.policies import UnknownPolicy
-from penstock_core.routing.orders import ORDERS
 from penstock_core.timing.builtin_models import UnknownTimeModel
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.real_vllm.location import VllmMissing
+from penstock_simulator.routing_rules import ROUTING_RULES
 from penstock_simulator.scenarios import SCENARIOS, UnknownScenario, scenario
 from penstock_simulator.simulation import LengthKnowledge
 from penstock_simulator.simulation.replica import StuckPolicy
@@ -26,7 +26,7 @@ from penstock_cli.capacity.report import as_json, summary_line, table
 from penstock_cli.capacity.run import run_all
 from penstock_cli.capacity.search import CapacityResult, Result, Trials, UnboundedCapacity
 from penstock_cli.capacity.search import capacity as search
-from penstock_cli.capacity.setting import base_policy
+from penstock_cli.capacity.setting import WITHOUT_PREFIXES, base_policy
 from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import run_trial
 from penstock_cli.capacity.trial_log import TrialLog
@@ -70,7 +70,15 @@ ResumeFile = Annotated[
     Path | None,
     typer.Option("--resume", help="Remember simulations here, and go on from it."),
 ]
-Order = Annotated[str, typer.Option(help=f"How routers try replicas: {', '.join(ORDERS)}.")]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Tokens of prompt that a hash id of a scenario's recording stands for; as recorded by default.",
+    ),
+]
+Order = Annotated[str, typer.Option(help=f"How routers try replicas: {', '.join(ROUTING_RULES)}.")]
 
 
 def capacity(
@@ -83,6 +91,7 @@ def capacity(
     truth: Truth = TruthKind.MEASURED,
     seeds: Seeds = 3,
     order: Order = "round-robin",
+    block_tokens: BlockTokens = None,
     jobs: Jobs = None,
     resume: ResumeFile = None,
     json: JsonFile = None,
@@ -101,7 +110,7 @@ def capacity(
       penstock capacity --scenario coder --policy slos-serve --replicas 4 --order best-fit
     """
     check_suffix(plot)
-    conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order)
+    conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order, block_tokens)
     questions = questions_of(scenarios, policies, conditions)
     with TrialLog(resume) as memory:
         run = SearchRun(memory, jobs or os.cpu_count() or 1)
@@ -113,19 +122,32 @@ def capacity(
 
 def questions_of(scenarios: str, policies: str, conditions: SearchConditions) -> list[Question]:
     """Return a question for every scenario and policy. Raises Failure."""
-    if conditions.order not in ORDERS:
-        raise Failure(f'--order "{conditions.order}": has to be one of {", ".join(ORDERS)}', bad_input=True)
+    if conditions.order not in ROUTING_RULES:
+        raise Failure(
+            f'--order "{conditions.order}": has to be one of {", ".join(ROUTING_RULES)}', bad_input=True
+        )
     names, of = _names("--scenario", scenarios), _names("--policy", policies)
     try:
         for name in names:
             scenario(name)
         for policy in of:
             base_policy(policy)
+        _check_prefixes(names, of)
     except (UnknownScenario, UnknownTimeModel) as error:
         raise Failure(f"--scenario {scenarios}: {error}", bad_input=True) from None
     except UnknownPolicy as error:
         raise Failure(f"--policy {policies}: {error}", bad_input=True) from None
     return [Question(name, policy, conditions) for name in names for policy in of]
+
+
+def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
+    """Check that every policy can run every scenario. Raises Failure."""
+    unaware = [policy for policy in policies if base_policy(policy) in WITHOUT_PREFIXES]
+    shared = [name for name in scenarios if scenario(name).prefix_caching]
+    if unaware and shared:
+        raise Failure(
+            f"--policy {unaware[0]}: knows no prefix caches, which scenario {shared[0]} has", bad_input=True
+        )
 
 
 @dataclass(frozen=True, slots=True)

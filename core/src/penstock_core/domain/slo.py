@@ -46,7 +46,8 @@ class Slo:
     """Targets as a tier states them.
 
     ttft_s: seconds to the first token, or None.
-    ttft_slowdown: instead, a multiple of the prompt's prefill time on an idle replica.
+    ttft_slowdown: a multiple of the prompt's prefill time on an idle replica. With both, the shorter one is
+        the target.
     tpot_s: seconds per output token after the first, or None.
     e2e_s: seconds to the last token, or None.
     answer_tpot_s: TPOT target of the answer, for models that think first; `tpot_s` is then that of the
@@ -62,7 +63,10 @@ class Slo:
 
     def targets(self, idle_prefill_s: float) -> "Targets":
         """Return the targets for one prompt, whose prefill takes `idle_prefill_s` on an idle replica."""
-        ttft_s = self.ttft_s if self.ttft_slowdown is None else self.ttft_slowdown * idle_prefill_s
+        ttft_s = self.ttft_s
+        if self.ttft_slowdown is not None:
+            slowed_s = self.ttft_slowdown * idle_prefill_s
+            ttft_s = slowed_s if ttft_s is None else min(ttft_s, slowed_s)
         return Targets(ttft_s, self.tpot_s, self.e2e_s, self.judge, self.answer_tpot_s)
 
 

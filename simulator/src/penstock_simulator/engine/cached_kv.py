@@ -103,8 +103,15 @@ class CachedKv:
 
     def grow(self, entry: ActiveRequest, kv_tokens: int) -> None:
         """Give a request blocks for `kv_tokens` entries; those that it completes are cached."""
+        self._grow(entry, kv_tokens, _size_tokens(entry.job))
+
+    def grow_decode(self, entry: ActiveRequest, kv_tokens: int) -> None:
+        """Give a request a block for its next token, after `kv_tokens - 1` entries that are all its own."""
+        self._grow(entry, kv_tokens, kv_tokens)
+
+    def _grow(self, entry: ActiveRequest, kv_tokens: int, known_tokens: int) -> None:
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
-        self.cache.grow(entry.kv, kv_tokens, _size_tokens(entry.job))
+        self.cache.grow(entry.kv, kv_tokens, known_tokens)
         entry.blocks = len(entry.kv.blocks)
 
     def release(self, entry: ActiveRequest) -> None:

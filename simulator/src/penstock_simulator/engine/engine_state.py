@@ -249,14 +249,20 @@ class EngineState:
 
     def repeat_last(self) -> Iteration | None:
         """Begin the last iteration again; None if its step does not repeat or a request has an event."""
-        if self._repeated is None and self._repeatable_blocks is not None and self._cached is None:
+        if self._repeated is None and self._repeatable_blocks is not None:
             entries = list(self._running.values())
             self._repeated = repeated_decodes(entries, self._repeatable_blocks, self.block_tokens)
         repeated = self._repeated
         if repeated is None or self._waiting or not repeated.left or self.free_blocks < repeated.least_blocks:
             self._stop_repeating()
             return None
-        self.free_blocks -= repeated.begin()
+        growing = repeated.begin()
+        if self._cached is None:
+            self.free_blocks -= len(growing)
+        else:
+            for entry, kv_tokens in growing:
+                self._cached.grow_decode(entry, kv_tokens)
+            self.free_blocks = self._cached.free_blocks
         self._iteration = repeated.iteration
         return self._iteration
 

@@ -22,7 +22,8 @@ class RepeatedDecodes:
     iteration: each of them. least_blocks: blocks that must be free before each.
     left: how many may still begin before an event of a request (`ActiveRequest.next_event_tokens`).
     context_tokens: context that the first one reads, without the tokens that it computes.
-    blocks_needed: blocks that an iteration allocates, indexed by `begun` modulo a block's tokens.
+    growing: requests that need a block in an iteration, indexed by `begun` modulo a block's tokens.
+    first_tokens: KV entries of each request in the first one.
     begun: iterations begun.
     jobs: as they were before the first of `ends_s`.
     ends_s: end times of iterations that are not yet applied to the jobs.
@@ -32,18 +33,20 @@ class RepeatedDecodes:
     least_blocks: int
     left: int
     context_tokens: int
-    blocks_needed: list[int]
+    growing: list[list[ActiveRequest]]
+    first_tokens: dict[RequestId, int]
     jobs: tuple[Job, ...]
     tokens_out: dict[RequestId, int]
     begun: int = 0
     ends_s: list[float] = field(default_factory=list)
 
-    def begin(self) -> int:
-        """Begin one more iteration. Returns the blocks that it allocates."""
-        blocks = self.blocks_needed[self.begun % len(self.blocks_needed)]
+    def begin(self) -> list[tuple[ActiveRequest, int]]:
+        """Begin one more iteration. Returns the requests that need a block, with their KV entries then."""
+        growing = self.growing[self.begun % len(self.growing)]
+        needed = [(entry, self.first_tokens[entry.job.request.id] + self.begun) for entry in growing]
         self.begun += 1
         self.left -= 1
-        return blocks
+        return needed
 
     def shape(self) -> BatchShape:
         """Return the shape of the iteration that has just begun."""
@@ -72,16 +75,17 @@ def repeated_decodes(
     rooms = [entry.blocks * block_tokens - entry.job.computed_tokens for entry in entries]
     if left < 1 or not 0 <= min(rooms) <= max(rooms) < block_tokens:
         return None
-    blocks_needed = [0] * block_tokens
-    for room in rooms:
-        blocks_needed[room] += 1
+    growing: list[list[ActiveRequest]] = [[] for _ in range(block_tokens)]
+    for entry, room in zip(entries, rooms, strict=True):
+        growing[room].append(entry)
     jobs = tuple([entry.job for entry in entries])
     return RepeatedDecodes(
         iteration=Iteration(list(entries)),
         least_blocks=least_blocks,
         left=left,
         context_tokens=sum([job.computed_tokens for job in jobs]),
-        blocks_needed=blocks_needed,
+        growing=growing,
+        first_tokens={job.request.id: job.computed_tokens + 1 for job in jobs},
         jobs=jobs,
         tokens_out=dict.fromkeys([job.request.id for job in jobs], 1),
     )

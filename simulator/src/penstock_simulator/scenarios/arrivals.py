@@ -21,6 +21,9 @@ def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> I
     laps: how often the recorded window is repeated, with new lengths each time. A fleet of four needs four
         times the requests to be under load for as long as one replica.
     """
+    if scenario.sessions is not None:
+        yield from scenario.sessions.arrivals(rate_rps, seed, laps)
+        return
     samples = [stream.window.rows(seed) for stream in scenario.streams]
     each = min(len(rows) for rows in samples)  # streams have equal shares and equal durations
     lap_s = each * len(samples) / rate_rps
@@ -30,7 +33,7 @@ def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> I
         )
         for number, (stream, rows) in enumerate(zip(scenario.streams, samples, strict=True))
     )
-    return merge(*streams, key=attrgetter("arrival_s"))
+    yield from merge(*streams, key=attrgetter("arrival_s"))
 
 
 def _laps(rows: list[RecordedRequest], laps: int, lap_s: float) -> list[RecordedRequest]:

@@ -22,6 +22,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_simulator.scenarios.recording import RecordingWindow
 from penstock_simulator.scenarios.request_sources import as_recorded, pairs, reasoning, tool_sessions
 from penstock_simulator.scenarios.scenario import RequestStream, Scenario
+from penstock_simulator.scenarios.sessions import RecordedSessions
 
 TIGHT_TTFT, LOOSE_TTFT = 3.0, 5.0
 """TTFT targets as multiples of the prefill time."""
@@ -48,7 +49,13 @@ ON_ENGINE = "@"
 OPT, OPT_KV_TOKENS = "slos-serve-opt-6.7b-a100", 43_296
 TOOL_LLAMA = "slos-serve-toolllama-7b-a100"
 R1_DISTILL = "slos-serve-r1-distill-1.5b-a100"
-LLAMA = "llama-3-8b-a100"
+LLAMA, LLAMA_H100 = "llama-3-8b-a100", "llama-3-8b-h100"
+TURN_SLO = Slo(ttft_s=2.0, ttft_slowdown=LOOSE_TTFT, tpot_s=TIGHT_TPOT_S, judge=Judge.WINDOW)
+"""A slowdown of 5 is longer than 2 s for prompts of more than 15,000 tokens."""
+
+MOST_ANSWER_TOKENS = 32_768
+"""Longer than any answer of the recorded sessions."""
+
 OPT_DRAFTER = Speculation(max_tokens=10, acceptance=0.7)
 
 
@@ -74,6 +81,21 @@ def _on(
     max_output_tokens: int = 4096,
 ) -> Scenario:
     return Scenario(name, about, tiers, (stream,), model, kv_cache_tokens(model), max_output_tokens)
+
+
+def _with_prefixes(name: str, about: str, sessions: RecordedSessions, block_tokens: int) -> Scenario:
+    return Scenario(
+        name,
+        about,
+        _named(Tier(sessions.tier, TURN_SLO)),
+        (),
+        LLAMA_H100,
+        kv_cache_tokens(LLAMA_H100),
+        max_output_tokens=MOST_ANSWER_TOKENS,
+        sessions=sessions,
+        prefix_caching=True,
+        block_tokens=block_tokens,
+    )
 
 
 CHAT_TIER = _tier("chat", LOOSE_TTFT, LOOSE_TPOT_S)
@@ -144,6 +166,30 @@ SCENARIOS: Mapping[str, Scenario] = {
             _named(_tier("reasoning", LOOSE_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
             RequestStream(THINKING_CLIENTS, as_recorded("reasoning")),
             max_output_tokens=32_768,
+        ),
+        _with_prefixes(
+            "agents",
+            "turns of coding agents on Llama-3-8B: prompts of 66,000 tokens, 95 % of them repeated",
+            RecordedSessions("agents", "agent", 20, 64),
+            block_tokens=64,
+        ),
+        _with_prefixes(
+            "swe",
+            "agents that repair software on Llama-3-8B: prompts of 6,100 tokens, 93 % of them repeated",
+            RecordedSessions("swe", "agent", 100, 16),
+            block_tokens=16,
+        ),
+        _with_prefixes(
+            "web",
+            "teams of agents in the web on Llama-3-8B: prompts of 2,100 tokens, 84 % of them repeated",
+            RecordedSessions("web", "agent", 60, 16),
+            block_tokens=16,
+        ),
+        _with_prefixes(
+            "rag-chat",
+            "questions about long documents on Llama-3-8B: prompts of 15,000 tokens, 64 % of them repeated",
+            RecordedSessions("rag-chat", "chat", 600, 512),
+            block_tokens=64,
         ),
     )
 }

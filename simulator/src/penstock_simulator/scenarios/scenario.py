@@ -9,6 +9,7 @@ from penstock_core.timing.speculation import Speculation
 
 from penstock_simulator.scenarios.recording import RecordingWindow
 from penstock_simulator.scenarios.request_sources import RequestSource
+from penstock_simulator.scenarios.sessions import RecordedSessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Scenario:
     time_model: name of the engine's built-in time model.
     kv_tokens: KV cache tokens of one replica.
     max_output_tokens: `max_tokens` of all requests.
+    sessions: recorded sessions instead of streams, whose requests are judged one by one.
+    prefix_caching: whether engines keep KV blocks for later prompts that begin alike. block_tokens: of them.
     speculation: draft tokens of the engine with their true acceptance rate; None without a drafter.
     """
 
@@ -41,3 +44,6 @@ class Scenario:
     max_output_tokens: int
     speculation: Speculation | None = None
     limits: Limits = field(default_factory=Limits)
+    sessions: RecordedSessions | None = None
+    prefix_caching: bool = False
+    block_tokens: int = 16

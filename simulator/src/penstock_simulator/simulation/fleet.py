@@ -44,7 +44,7 @@ class Fleet:
     max_output_tokens: `max_tokens` of requests whose true answer is not longer.
     speculation: draft tokens of engines and their true acceptance rate, which planning starts from and then
         measures; None without a drafter.
-    order, max_hops, backup: how routers choose replicas.
+    order, max_hops, backup: how routers choose replicas; the order is one of `ROUTING_RULES`.
     routers: number of routers; requests go to them in turn.
     hop_latency_s: network latency of each hop.
     snapshot_age_s: delay until routers see what a replica publishes, at each iteration and each verdict.

@@ -14,10 +14,10 @@ from penstock_core.domain.request import Request
 from penstock_core.domain.verdict import Rejected, Verdict
 from penstock_core.forecast.prompt_length import BYTES_PER_TOKEN
 from penstock_core.routing.attempts import Attempts, Backup, NextAction, Try, after_rejection, next_action
-from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import NOTHING_CACHED, Asked, ReplicaLoad
 
 from penstock_simulator.prefix_cache.block_keys import BlockKey
+from penstock_simulator.routing_rules import ROUTING_RULES
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.simulated_request import SimulatedRequest
 from penstock_simulator.simulation.snapshots import ReplicaSnapshots
@@ -33,7 +33,7 @@ class Routers:
     """All routers of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self._order = fleet, ORDERS[fleet.order]
+        self._fleet, self._order = fleet, ROUTING_RULES[fleet.order]
         self._snapshots: dict[str, ReplicaSnapshots] = {}
         self._cached: dict[str, CachedTokens] = {}
         self._names: list[ReplicaLoad] = []

@@ -67,6 +67,12 @@ class _RequestArrives(NamedTuple):
     replica: SimulatedReplica
 
 
+class _TurnArrives(NamedTuple):
+    """The next request of a session arrives, after its think time."""
+
+    arrival: Arrival
+
+
 class _IterationEnds(NamedTuple):
     """A replica's iteration ends."""
 
@@ -83,7 +89,7 @@ class _AutoscalerDecides(NamedTuple):
     """The autoscaler decides."""
 
 
-_Event = _RequestArrives | _IterationEnds | _PolicyRetried | _AutoscalerDecides | ReplicaStart
+_Event = _TurnArrives | _RequestArrives | _IterationEnds | _PolicyRetried | _AutoscalerDecides | ReplicaStart
 
 
 class _Simulation:
@@ -162,6 +168,9 @@ class _Simulation:
             return
         if isinstance(event, ReplicaStart):
             self._start(event, now_s)
+            return
+        if isinstance(event, _TurnArrives):
+            self._send(event.arrival, now_s)
             return
         replica = event.replica
         if isinstance(event, _RequestArrives):
@@ -249,7 +258,11 @@ class _Simulation:
         self._under_way -= 1
         self._counts.ended(outcome)
         following = self._sessions.ended(outcome, now_s)
-        if following is not None:
+        if following is None:
+            return
+        if following.think_s:
+            self._events.schedule(now_s + following.think_s, _TurnArrives(following))
+        else:
             self._send(following, now_s)
 
     def _autoscale(self, now_s: float) -> None:

@@ -1,6 +1,8 @@
 """Sessions: sequences of requests, each sent when the previous one has ended.
 
-A later stage that arrives early waits here. After a stage that was not admitted, which the client reads in
+A later stage that arrives early waits here. In a closed loop all stages arrive with the first one, and each
+is sent when the previous one has ended and its think time has passed; each asks for its own SLO. Otherwise,
+after a stage that was not admitted, which the client reads in
 the
 verdict header, it sends the rest of the session as best effort: the session as a whole has missed its SLO,
 and must not displace others.
@@ -47,8 +49,9 @@ class Sessions:
         return True
 
     def best_effort(self, arrival: Arrival) -> bool:
-        """Return whether an earlier request of its session was not admitted."""
-        return bool(arrival.session) and self._open[arrival.session].best_effort
+        """Return whether it is sent as best effort, because an earlier request was not admitted."""
+        closed_loop = arrival.think_s is not None
+        return bool(arrival.session) and not closed_loop and self._open[arrival.session].best_effort
 
     def ended(self, outcome: SimulatedOutcome, now_s: float) -> Arrival | None:
         """Record that a request has ended. Returns the request that waited for it, if any."""

@@ -1,0 +1,26 @@
+"""Dynamo's KV router with its defaults: the lowest sum of prefill and decode cost first.
+
+Prefill cost: prompt tokens to compute at the replica, those of this request without what is cached included.
+Decode cost: tokens in the KV memory of its requests. Both are in blocks there; the unit does not change the
+order. The overlap weight is 1, the temperature 0.
+
+Source: NVIDIA Dynamo documentation, "Routing Concepts" (v1.2), cost calculation.
+"""
+
+from collections.abc import Sequence
+
+from penstock_core.routing.orders.turns import ranked
+from penstock_core.routing.replica_load import Asked, ReplicaLoad
+
+OVERLAP_WEIGHT = 1.0
+
+
+def dynamo(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+    """Order by the cost."""
+    return ranked(loads, asked, lambda load: (_cost_tokens(load, asked),))
+
+
+def _cost_tokens(load: ReplicaLoad, asked: Asked) -> float:
+    prefill = load.prefill_tokens_left + asked.uncached_tokens(load.name)
+    decode = load.snapshot.kv_tokens_total - load.snapshot.kv_tokens_free
+    return OVERLAP_WEIGHT * prefill + decode

@@ -1,0 +1,33 @@
+"""SGLang's cache-aware policy with its defaults: affinity while loads are balanced, else the least loaded.
+
+Loads are requests at a replica. They are out of balance if the largest exceeds the smallest by more than 64
+and by more than half. While they are balanced, the replica with the longest cached prefix leads if it has
+more than 0.3 of the prompt; otherwise the one that has cached least, here the one with the most free memory.
+
+Source: SGLang model gateway, `cache_aware`: --cache-threshold 0.3, --balance-abs-threshold 64,
+--balance-rel-threshold 1.5.
+"""
+
+from collections.abc import Sequence
+
+from penstock_core.routing.orders.turns import ranked
+from penstock_core.routing.replica_load import Asked, ReplicaLoad
+
+CACHE_THRESHOLD = 0.3
+BALANCE_REQUESTS = 64
+BALANCE_RATIO = 1.5
+
+
+def sglang(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+    """Order by load if it is out of balance; else by cached prefix or free memory."""
+    if _out_of_balance([load.batch for load in loads]):
+        return ranked(loads, asked, lambda load: (load.batch,))
+    longest = max((asked.cached_at(load.name) for load in loads), default=0)
+    if longest > CACHE_THRESHOLD * asked.prompt_tokens:
+        return ranked(loads, asked, lambda load: (-asked.cached_at(load.name),))
+    return ranked(loads, asked, lambda load: (-load.snapshot.kv_tokens_free,))
+
+
+def _out_of_balance(batches: Sequence[int]) -> bool:
+    fewest, most = min(batches, default=0), max(batches, default=0)
+    return most - fewest > BALANCE_REQUESTS and most > BALANCE_RATIO * fewest
