@@ -28,6 +28,7 @@ from penstock_simulator.simulation.event_queue import EventQueue
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.outcome import FirstVerdict, SimulatedOutcome
 from penstock_simulator.simulation.replica import STUCK_S, SimulatedReplica, StuckPolicy
+from penstock_simulator.simulation.run import REPLAN_S, simulate
 from penstock_simulator.simulation.sessions import FORGOTTEN_S, Sessions
 from penstock_simulator.simulation.simulated_request import SimulatedRequest, request_of
 
@@ -293,3 +294,30 @@ def test_a_policy_may_leave_an_engine_idle_for_so_long_since_its_last_progress()
     assert replica.begin(end_s + STUCK_S) is None, "counted from the last iteration"
     with pytest.raises(StuckPolicy):
         replica.begin(end_s + STUCK_S + 0.5)
+
+
+class LateStarter:
+    """Admits, and plans a step only from some time on. asked_s: when it was asked for one."""
+
+    def __init__(self, begins_s: float) -> None:
+        self.begins_s, self.asked_s = begins_s, list[float]()
+
+    def start(self) -> None:
+        return None
+
+    def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
+        return [Admitted(0.0, 0.0) for _ in new]
+
+    def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
+        self.asked_s.append(view.now_s)
+        jobs = (*view.running, *view.waiting) if view.now_s >= self.begins_s else ()
+        return Step({job.request.id: job.pending_tokens for job in jobs}), None
+
+
+def test_a_policy_that_leaves_an_engine_idle_is_asked_again_at_arrivals_and_after_one_pause() -> None:
+    policy = LateStarter(begins_s=0.015)
+    fleet = replace(FLEET, hop_latency_s=0.0)
+    requests = [Arrival(name, at_s, "", 10, 1) for name, at_s in (("a", 0.0), ("b", 0.004))]
+    ended = list(simulate(fleet, requests, 0, build=lambda name, knobs: policy))
+    assert [outcome.verdict for outcome in ended] == [FirstVerdict.ADMITTED] * 2
+    assert policy.asked_s == pytest.approx([0.0, 0.004, REPLAN_S, 2 * REPLAN_S])
