@@ -112,6 +112,11 @@ def test_beside_an_earlier_answer_the_bracket_widens_from_two_percent() -> None:
     ]
 
 
+def test_a_search_that_ended_without_a_rate_is_begun_anew() -> None:
+    beside_none = RateProbe(PolicySetting(1024), 0.0)
+    assert next(capacity(question("vllm"), beside_none)) == next(capacity(question("vllm")))
+
+
 @pytest.mark.parametrize("before_rps", [0.05, 0.97, 1.0, 1.3, 20.0])
 def test_where_a_search_ended_before_the_next_begins_and_finds_the_same(before_rps: float) -> None:
     best = {512: 0.9, 1024: 1.0, 2048: 1.5, 4096: 1.46}

@@ -7,10 +7,12 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from loop_time import skip
 from penstock_cli.failure import Failure
 from penstock_cli.local import local_pool
 from penstock_cli.local.child_process import LONGEST_LINE_BYTES, ChildProcess
@@ -91,6 +93,24 @@ async def test_the_pause_grows_while_it_keeps_dying() -> None:
     assert [note.rpartition(" in ")[2] for note in notes] == ["0.2 s", "0.4 s", "0.8 s"]
     assert "exit code 3" in notes[0]
     await one.stop(PATIENCE_S)  # while it pauses
+
+
+async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_cli.local.child_process.FIRST_PAUSE_S", 3600.0)
+    received, starts, start = Heard(), list[object](), asyncio.create_subprocess_exec
+
+    async def noted(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+        starts.append(argv)
+        return await start(*argv, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    one = child("raise SystemExit(3)", received)
+    assert (await received.next_note()).endswith("starting it again in 3600 s")
+    await skip(3599.0)
+    assert len(starts) == 1
+    await skip(1.5)
+    assert len(starts) == 2
+    await one.stop(PATIENCE_S)
 
 
 async def test_one_that_does_not_listen_is_killed() -> None:

@@ -206,3 +206,16 @@ async def test_a_closed_box_still_sends_the_snapshot_that_was_due_then() -> None
     desk.box.close()
     assert (await desk.frame()).HasField("snapshot")
     assert await desk.box.frame() is None
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["now", "soon"])
+async def test_a_change_that_is_to_be_sent_goes_before_the_end(within: bool) -> None:
+    desk = await opened()
+    desk.state = wire.Snapshot(running=2)
+    if within:
+        desk.box.tell_within(1e6)
+    else:
+        desk.box.tell_changes()
+    desk.box.close()
+    assert (await desk.frame()).snapshot.running == 2
+    assert await desk.box.frame() is None
