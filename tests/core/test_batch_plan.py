@@ -26,7 +26,7 @@ from penstock_core.policies.slos_serve.batch_plan import (
     plan,
     rules,
 )
-from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Rule, simulate
+from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
@@ -300,9 +300,10 @@ Numbers = tuple[int, int, float, list[int], list[float], list[int]]
 def simulated(state: InitialState, rule: BatchingRule, *, compiled: bool) -> Numbers:
     run = simulate if compiled else interpreted(simulate)
     drafts = np.full(len(state.tiers), float(rule.speculation.get("tier", 0)))
-    rows = state.rows._replace(drafts=drafts)
+    rows = Rows._make([column.copy() for column in state.rows._replace(drafts=drafts)])
+    prompts = Prompts._make([column.copy() for column in state.prompts])
     in_time, sustainable, limit_s, chosen, first_token_s, batches = run(
-        state.engine, rows, state.prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
+        state.engine, rows, prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
     )
     return in_time, sustainable, limit_s, chosen.tolist(), first_token_s.tolist(), batches.tolist()
 

@@ -196,7 +196,11 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     if rule.speculation:
         rows = rows._replace(drafts=_floats([rule.speculation.get(tier, 0) for tier in state.tiers]))
     in_time, sustainable, limit_s, chosen, first_token_s, batches = simulate(
-        state.engine, rows, state.prompts, Rule(rule.longest_s, int(rule.skips), rule.margin), state.start_s
+        state.engine,
+        Rows._make([column.copy() for column in rows]),
+        Prompts._make([column.copy() for column in state.prompts]),
+        Rule(rule.longest_s, int(rule.skips), rule.margin),
+        state.start_s,
     )
     skipped = frozenset(np.flatnonzero(rows.decoding > chosen).tolist() if rule.skips else ())
     first_s, after = first_token_s.tolist(), batches.tolist()

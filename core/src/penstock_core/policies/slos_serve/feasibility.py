@@ -1,7 +1,7 @@
 """Checks whether candidates fit beside the admitted requests: a feasible plan, KV blocks, slots, price."""
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,11 @@ from penstock_core.domain.replica_view import KvCache, ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
 from penstock_core.forecast.kv_forecast import forecast
+from penstock_core.forecast.prefill_queue import full_batches
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.time_model import BatchWork, chunk_work
+from penstock_core.timing.time_model import BatchWork
 
 
 class Feasible(NamedTuple):
@@ -80,13 +81,7 @@ def possible_when_idle(job: Job, view: ReplicaView) -> bool:
         return False
     if job.tpot_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.tpot_s:
         return False
-    done = 0 if job.unheld_blocks is None else job.computed_tokens  # what is cached is not computed
-    end, alone_s = done + job.pending_tokens, 0.0
-    while done < end:
-        chunk = min(view.limits.batch_tokens, end - done)
-        alone_s += model.seconds(BatchWork(chunk, 0, chunk_work(chunk, done)))
-        done += chunk
-    return alone_s <= job.due_s - job.request.arrival_s
+    return full_batches(view, [job], 0, 0).seconds <= job.due_s - job.request.arrival_s
 
 
 class _Peak(NamedTuple):
@@ -130,4 +125,4 @@ def _until_computed_s(view: ReplicaView, together: AdmittedSet, new: Sequence[Jo
     waited_s = max(view.busy_until_s - view.now_s, 0.0)
     slack_s = min([job.due_s - job.request.arrival_s for job in new], default=inf)
     busy_s = waited_s + view.model.seconds(BatchWork(tokens + len(together.decodes)))
-    return max(busy_s - slack_s if isfinite(slack_s) else 0.0, step_s)
+    return max(busy_s - slack_s, step_s)

@@ -300,26 +300,6 @@ def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
     return iteration_seconds(engine, work) <= tightest_s
 
 
-@part
-def _copy(rows: Rows) -> Rows:
-    """The rows, to be changed in place."""
-    return Rows(
-        rows.decoding.copy(),
-        rows.in_batch,
-        rows.window,
-        rows.deadline_s.copy(),
-        rows.tpot_s,
-        rows.gap_s.copy(),
-        rows.gap_ends_s.copy(),
-        rows.since.copy(),
-        rows.most.copy(),
-        rows.sure.copy(),
-        rows.left.copy(),
-        rows.context.copy(),
-        rows.drafts,
-    )
-
-
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
     record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT),
@@ -333,12 +313,11 @@ def simulate(
 ) -> tuple[int, int, float, Ints, Floats, Ints]:
     """Simulate batch after batch until no prompt is left or a deadline is missed.
 
-    Return whether every deadline is met and whether the decodes are sustainable then (1 or 0); the longest
-    that the first batch may be, and its decodes; when each prompt's first token is generated, and after how
-    many batches.
+    Rows and prompts are changed in place. Return whether every deadline is met and whether the decodes are
+    sustainable then (1 or 0); the longest that the first batch may be, and its decodes; when each prompt's
+    first token is generated, and after how many batches.
     """
-    rows, left = _copy(rows), len(prompts.pending)
-    prompts = Prompts(prompts.pending.copy(), prompts.computed.copy(), prompts.due_s)
+    left = len(prompts.pending)
     first_token_s, batches = np.full(left, inf), np.zeros(left, np.int64)
     catch_up_s = _catch_up_s(engine, rows)
     _generate(rows, rows.in_batch, start_s, catch_up_s)
