@@ -110,7 +110,9 @@ async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(starts) == 1
     await skip(1.5)
     assert len(starts) == 2
+    await received.next_note()
     await one.stop(PATIENCE_S)
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing of it is left"
 
 
 async def test_one_that_does_not_listen_is_killed() -> None:

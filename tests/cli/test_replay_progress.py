@@ -65,3 +65,11 @@ async def test_a_bar_shows_what_is_answered_now_and_at_the_end(frozen: None) -> 
         await asyncio.sleep(0)
         assert "100/100" not in written(terminal)
     assert "100/100 answered, 20.0/s sent, 0 in flight" in written(terminal)
+
+
+async def test_a_replay_that_ends_within_a_period_has_no_rate(frozen: None) -> None:
+    terminal, progress = console(terminal=True), ReplayProgress()
+    async with show_progress(terminal, "trace", progress, 2):
+        await skip(0.0)
+        progress.sent = progress.ended = 2
+    assert "2/2 answered, 0.0/s sent, 0 in flight" in written(terminal)
