@@ -94,7 +94,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             http = await stack.enter_async_context(http_serving(app, listener, pool, options.tls))
         address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
         await stack.enter_async_context(
-            _background(
+            background(
                 watch, replica, engine, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
             )
         )
@@ -187,7 +187,7 @@ async def _pages(
 
 
 @contextlib.asynccontextmanager
-async def _background(
+async def background(
     watch: EngineWatch,
     replica: Replica,
     engine: EngineClient,

@@ -6,10 +6,10 @@ when its first verdict is known, and when it ends, so demand is visible before a
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from time import monotonic
 from typing import Any
 
 import orjson
+from penstock_runtime.clock import monotonic
 
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.request.outcome import Outcome

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from math import inf
-from time import monotonic
 
 from penstock_core.routing.attempts import spread_retry_s
 from penstock_core.routing.replica_load import Asked, tokens_about
 from penstock_core.timing.time_model import TimeModel
+from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_routing.request.generation_request import GenerationRequest, slo_with

@@ -10,9 +10,9 @@ one that was killed resets their connections by itself. One that hangs or answer
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from time import monotonic
 
 import structlog
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import Probe

@@ -5,7 +5,6 @@ whose key the gateway has checked, as in the router. In a pool with applications
 no targets: best effort at most.
 """
 
-from time import monotonic
 from typing import NamedTuple
 
 from penstock_core.domain.slo import Tier
@@ -20,6 +19,7 @@ from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import HttpRequest
 
 from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head

@@ -5,7 +5,6 @@ and the first bytes of its answer: a rejection is a response that the gateway ta
 """
 
 from random import Random
-from time import monotonic
 
 import structlog
 from penstock_core.domain.verdict import Admitted, Reason, Rejected
@@ -18,6 +17,7 @@ from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.answer import answer_headers, write_answer
 from penstock_routing.response.client_scope import ClientScope
 from penstock_routing.response.upstream_error import UpstreamError, upstream_error
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 

@@ -10,13 +10,13 @@ of arrival; the first failure is logged.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
 from penstock_core.domain.policy import Policy
 from penstock_core.external_engine.capacity import ReleaseWindow
 from penstock_core.external_engine.release import Release, in_order_of_arrival, release
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.metrics import EngineLoad
@@ -109,10 +109,10 @@ class ReleaseGate:
         self._asking = None
         if not self._turns:
             return
-        now_s, began_s = monotonic(), perf_counter()
+        now_s = monotonic()
         with self._faults.within("gate"):
             self._give_turns(now_s)
-        took_s = perf_counter() - began_s
+        took_s = monotonic() - now_s
         self._next_s = now_s + max(self._bounds.ask_s, took_s / self._bounds.ask_share)
         self._metrics.release.observe(took_s)
         self._metrics.held.set(len(self._turns))

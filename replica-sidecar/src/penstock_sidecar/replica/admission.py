@@ -1,13 +1,13 @@
 """Admission of requests, and the actions that follow from verdicts."""
 
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
 from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_admission import AdmissionState, decide, for_all
 from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.frames.messages import verdict_words
@@ -104,10 +104,10 @@ class AdmissionController:
         jobs = [job for request in candidates for job in request.jobs]
         state, held = self._state, self._accepted
         standing = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
-        began_s = perf_counter()
-        view = self._mirror.view(monotonic(), self._learned.model)
+        began_s = monotonic()
+        view = self._mirror.view(began_s, self._learned.model)
         verdicts = decide(self._policy, view, jobs, standing, self._bounds.holds)
-        self._metrics.planned(perf_counter() - began_s)
+        self._metrics.planned(monotonic() - began_s)
         if len(verdicts) != len(jobs):
             raise ValueError(f"{len(verdicts)} verdicts for {len(jobs)} answers")
         return verdicts if len(candidates) == len(jobs) else [for_all(verdicts)]

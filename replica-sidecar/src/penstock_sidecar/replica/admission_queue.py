@@ -9,9 +9,9 @@ verdicts of the others; then open streams get their turn, and verdicts go out.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
 from penstock_core.domain.request_lifecycle import State
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.requests.replica_request import ReplicaRequest
@@ -26,7 +26,7 @@ class AdmissionQueue:
     clock_s: reads seconds while the event loop's own clock stands still, within a turn.
     """
 
-    def __init__(self, decide: Decide, bounds: Bounds, clock_s: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, decide: Decide, bounds: Bounds, clock_s: Callable[[], float] = monotonic) -> None:
         self._decide, self._bounds, self._clock_s = decide, bounds, clock_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[ReplicaRequest] = deque()

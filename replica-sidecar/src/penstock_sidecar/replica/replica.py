@@ -10,11 +10,11 @@ import contextlib
 import os
 from collections.abc import Callable
 from itertools import count
-from time import monotonic
 
 import structlog
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient, Probe

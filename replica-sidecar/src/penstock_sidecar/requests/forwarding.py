@@ -7,12 +7,12 @@ task.
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 
 import structlog
 from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.engine.client import AnswerTooLong, EngineClient, EngineResponse
 from penstock_sidecar.engine.connection import EngineGone

@@ -1,11 +1,11 @@
 """Step reports taken in: the time model learns from them, the mirror follows them, gaps are counted."""
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 
 import structlog
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror

@@ -4,7 +4,6 @@ Checks are ordered by cost: a wrong key is answered before the body is read. The
 later stages.
 """
 
-from time import monotonic
 from typing import NamedTuple
 
 from penstock_pool import Application
@@ -19,6 +18,7 @@ from penstock_routing.request.byte_budget import BodyBytes
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import HttpRequest
 
 from penstock_router.moving.continued_body import asking_ids

@@ -8,7 +8,6 @@ A request that fails at the intake is counted as refused; from placement on ever
 """
 
 from collections.abc import Callable
-from time import monotonic
 
 import structlog
 from penstock_core.timing.time_model import TimeModel
@@ -17,6 +16,7 @@ from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.client_scope import ClientScope
 from penstock_routing.response.upstream_error import UpstreamError
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 

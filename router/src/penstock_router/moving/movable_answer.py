@@ -13,7 +13,6 @@ deadline of the first token of a continuation behind k tokens. Each move of a re
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import NamedTuple
 
 import orjson
@@ -26,6 +25,7 @@ from penstock_routing.request.generation_request import GenerationRequest, slo_w
 from penstock_routing.request.outcome import Outcome
 from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_routing.response.upstream_error import UpstreamError
+from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.moving.continued_body import continued_body, tokens_left

@@ -8,9 +8,9 @@ beyond a bound is answered as if there were no waiting. A request whose client d
 """
 
 import asyncio
-from time import monotonic
 
 from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_runtime.clock import monotonic
 
 MOST_REQUESTS = 1024
 """Most requests that wait; further ones are rejected."""

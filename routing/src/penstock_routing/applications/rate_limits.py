@@ -11,11 +11,11 @@ Rejections and their headers are in OpenAI's format, which its clients use to re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from time import monotonic
 from typing import Protocol
 
 from penstock_pool import Application
 from penstock_pool.application_spec import ApplicationLimits
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CollectorRegistry, Counter, Gauge

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from secrets import token_hex
-from time import monotonic
 
 import structlog
 from penstock_pool.application_spec import ApplicationLimits
+from penstock_runtime.clock import monotonic
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff

@@ -1,10 +1,10 @@
 """Ejection of one replica, as `penstock_core.routing.outlier_detection` decides."""
 
 from collections.abc import Callable
-from time import monotonic
 
 import structlog
 from penstock_core.routing.outlier_detection import ReplicaHealth, answered, failed, sent, taken_back
+from penstock_runtime.clock import monotonic
 
 log = structlog.get_logger()
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
 from math import inf
-from time import monotonic
 
 import grpc
 import structlog
@@ -29,6 +28,7 @@ from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
+from penstock_runtime.clock import monotonic
 
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Connect

@@ -8,12 +8,12 @@ keeps its link and gets no new requests; no new link is made to a terminating on
 import asyncio
 from collections.abc import Callable
 from random import Random
-from time import monotonic
 
 from penstock_core.routing.outlier_detection import panics
 from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_core.timing.time_model import TimeModel
+from penstock_runtime.clock import monotonic
 
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Source
 from penstock_routing.replicas.peer_placements import PeerLoad

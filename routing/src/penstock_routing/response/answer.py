@@ -7,10 +7,10 @@ waking the request's task (`UpstreamRequest.changed`).
 
 import asyncio
 from collections.abc import Callable, Iterable
-from time import monotonic
 from typing import Protocol
 
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import EVENT_STREAM, Header
 from penstock_runtime.openai_errors import ApiError
 

@@ -6,11 +6,11 @@ the delay beyond `CATCH_UP_S` is not made up for, and the engine is slower.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 from penstock_core.domain.request import Job
 from penstock_core.timing.time_model import BatchWork
+from penstock_runtime.clock import monotonic
 
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import IterationResult
@@ -46,7 +46,7 @@ class StepLoop:
         truth: GroundTruth,
         reports: StepReportSender,
         metrics: EngineMetrics,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.state, self.metrics, self.now_s = state, metrics, clock
         self._planner, self._time_model, self._speculation = planner, time_model, speculation

@@ -1,11 +1,10 @@
 """Step reports: the engine's state after each iteration, sent to the sidecar."""
 
 import uuid
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
-from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
 from penstock_simulator.engine.engine_state import EngineState
@@ -19,13 +18,22 @@ class MeasuredIteration(NamedTuple):
     duration_s: float
 
 
+class ReportSink(Protocol):
+    """Where reports go: a `ReportSocket`. lost: reports that were not sent."""
+
+    lost: int
+
+    def send(self, report: StepReport) -> bool:
+        """Send a report, or drop it. Return whether it was sent. Never waits."""
+
+
 class StepReportSender:
     """Numbers step reports and sends them, with an instance id by which the sidecar detects a restart.
 
     reports: the sidecar's socket; None sends nothing.
     """
 
-    def __init__(self, reports: ReportSocket | None) -> None:
+    def __init__(self, reports: ReportSink | None) -> None:
         self._reports = reports
         self._instance = uuid.uuid4().hex
         self._sequence = 0

@@ -1,0 +1,70 @@
+"""Simulated hosts: the tasks, connections and clock of one process.
+
+Tasks, timers and callbacks of a host run in its context (`contextvars`), which they inherit from what
+starts them. So a host's tasks are known without its code taking part, and `kill` ends all of them as kill
+-9 does: its connections are reset first, so that nothing that its tasks do while they end is seen by
+anybody.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Protocol
+
+from penstock_runtime.clock import CLOCK
+
+HOST: ContextVar["Host | None"] = ContextVar("host", default=None)
+"""The host whose code runs."""
+
+ENDING_TURNS = 200
+"""Turns of the loop within which the tasks of a killed host have ended."""
+
+
+class Severable(Protocol):
+    """A connection of a host."""
+
+    def sever(self, *, silent: bool = False) -> None:
+        """Break it for both ends. silent: the peer of a host that is gone finds out late."""
+
+
+class Host:
+    """One process. clock_offset_s: how far its clock is ahead of the loop's."""
+
+    def __init__(self, name: str, clock_offset_s: float = 0.0) -> None:
+        self.name, self.alive = name, True
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in order, as sets of objects are not
+        self.connections: dict[Severable, None] = {}
+        self.context: Context = copy_context()
+        loop = asyncio.get_running_loop()
+        self.context.run(CLOCK.set, lambda: loop.time() + clock_offset_s)
+        self.context.run(HOST.set, self)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task of this host."""
+        return asyncio.get_running_loop().create_task(coroutine, context=self.context.copy())
+
+    async def kill(self, *, silent: bool = False) -> None:
+        """End it at once. silent: its peers find out late, as when a node is gone."""
+        self.alive = False
+        for connection in list(self.connections):
+            connection.sever(silent=silent)
+        for _ in range(ENDING_TURNS):
+            for task in list(self.tasks):
+                task.cancel()
+            if not self.tasks:
+                return
+            await asyncio.sleep(0)
+
+
+def follow_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Note every task at the host whose code starts it."""
+
+    def start(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> Any:
+        task = asyncio.Task(coroutine, loop=loop, context=context)
+        host = HOST.get() if context is None else context.get(HOST)
+        if host is not None:
+            host.tasks[task] = None
+            task.add_done_callback(lambda ended: host.tasks.pop(ended, None))
+        return task
+
+    loop.set_task_factory(start)

@@ -1,0 +1,203 @@
+"""What has to hold in every run. Each function returns what is broken, as lines that begin with the number in
+docs/invariants.md.
+"""
+
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any
+
+import orjson
+from fault_simulation.clients import Answer
+from fault_simulation.processes import EngineProcess, RouterProcess, SidecarProcess
+from penstock_simulator.http.request_body import ApiEndpoint
+
+DONE = b"[DONE]"
+
+
+def broken_answer(answer: Answer) -> Iterator[str]:
+    """Yield what is wrong with what one client got."""
+    who = answer.plan.id
+    if answer.left:
+        yield from _begun(answer)
+        return
+    if answer.error:
+        yield f"1 {who}: {answer.error}"
+    if not answer.whole:
+        yield f"1 {who}: its answer has no end (status {answer.status}, {len(answer.body)} bytes)"
+    if answer.excess:
+        yield f"1 {who}: bytes behind the end: {answer.excess[:80]!r}"
+    if answer.headers.get(b"x-request-id", who.encode()) != who.encode():
+        yield f"4 {who}: the answer is of {answer.headers[b'x-request-id']!r}"
+    if answer.whole and answer.status == 200:
+        yield from _broken_text(answer)
+    elif answer.whole:
+        yield from _broken_error(answer)
+
+
+def error_of(answer: Answer) -> dict[str, Any]:
+    """Return the error that a client got, as a status or as an event; empty where it got none."""
+    found = orjson.loads(answer.body) if answer.status != 200 else None
+    for event in _events(answer.body) if answer.status == 200 and answer.plan.body["stream"] else ():
+        found = event if isinstance(event, dict) and "error" in event else found
+    return dict(found["error"]) if found is not None and "error" in found else {}
+
+
+def _broken_error(answer: Answer) -> Iterator[str]:
+    """An error is whole, and tells what it is."""
+    try:
+        error = error_of(answer)
+    except ValueError:
+        error = {}
+    if not error.get("message"):
+        yield f"1 {answer.plan.id}: status {answer.status} without an error: {answer.body[:80]!r}"
+
+
+def _begun(answer: Answer) -> Iterator[str]:
+    """What a client got that left is the beginning of its answer."""
+    if answer.status == 200 and answer.plan.body["stream"]:
+        whole = answer.body[: answer.body.rfind(b"\n\n") + 2]
+        text = _text(answer, list(_events(whole)))
+        if not answer.plan.answer.startswith(text):
+            yield f"3 {answer.plan.id}: got {text[-60:]!r} of {answer.plan.answer!r}"
+
+
+def _broken_text(answer: Answer) -> Iterator[str]:
+    """A whole answer is the expected one, token for token."""
+    plan = answer.plan
+    if not plan.body["stream"]:
+        yield from _broken_whole(answer)
+        return
+    try:
+        events = list(_events(answer.body))
+    except ValueError as error:
+        yield f"3 {plan.id}: an event is not JSON: {error}: {answer.body[-200:]!r}"
+        return
+    text = _text(answer, events)
+    ended_in_error = bool(error_of(answer))
+    if not plan.answer.startswith(text) or (text != plan.answer and not ended_in_error):
+        yield f"3 {plan.id}: {_difference(text, plan.answer)}"
+    if ended_in_error:
+        return
+    if events.count(DONE) != 1 or events[-1] != DONE:
+        yield f"2 {plan.id}: {events.count(DONE)} [DONE], last event {events[-1]!r}"
+    yield from _broken_frame(answer, [event for event in events if isinstance(event, dict)])
+
+
+def _broken_frame(answer: Answer, events: list[dict[str, Any]]) -> Iterator[str]:
+    """One answer has one id, one end, and a usage that adds up."""
+    who = answer.plan.id
+    for name in ("id", "created", "model", "object"):
+        if len({event.get(name) for event in events}) != 1:
+            yield f"3 {who}: {name} changes: {sorted({str(event.get(name)) for event in events})}"
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+    if [reason for reason in reasons if reason] != ["length"]:
+        yield f"2 {who}: finish reasons {[reason for reason in reasons if reason]}"
+    if any(
+        "token_ids" in choice or "prompt_token_ids" in choice
+        for event in events
+        for choice in event["choices"]
+    ):
+        yield f"3 {who}: token ids that it has not asked for"
+    usages = [event["usage"] for event in events if event.get("usage")]
+    if bool(usages) != bool(answer.plan.body.get("stream_options")) or len(usages) > 1:
+        yield f"3 {who}: {len(usages)} usages"
+    for usage in usages:
+        yield from _broken_usage(answer, usage)
+
+
+def _broken_whole(answer: Answer) -> Iterator[str]:
+    plan, document = answer.plan, orjson.loads(answer.body)
+    choice = document["choices"][0]
+    text = choice["message"]["content"] if plan.endpoint is ApiEndpoint.CHAT else choice["text"]
+    if text != plan.answer:
+        yield f"3 {plan.id}: {_difference(text, plan.answer)}"
+    yield from _broken_usage(answer, document["usage"])
+
+
+def _broken_usage(answer: Answer, usage: dict[str, Any]) -> Iterator[str]:
+    plan = answer.plan
+    tokens = plan.body["max_tokens"]
+    counted = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
+    if counted != (plan.prompt_tokens, tokens, plan.prompt_tokens + tokens):
+        yield f"3 {plan.id}: usage {counted} for {plan.prompt_tokens} + {tokens} tokens"
+
+
+def _difference(text: str, expected: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(text, expected, strict=False))
+    at = len(list(same))
+    return (
+        f"{len(text) / 4:g} of {len(expected) / 4:g} tokens; "
+        f"at token {at / 4:g} {text[at : at + 12]!r}, not {expected[at : at + 12]!r}"
+    )
+
+
+def _events(body: bytes) -> Iterator[Any]:
+    """Yield each event of a stream, parsed; DONE as it is. Raises ValueError."""
+    for event in body.split(b"\n\n"):
+        data = event.removeprefix(b"data: ")
+        if data:
+            yield DONE if data == DONE else orjson.loads(data)
+
+
+def _text(answer: Answer, events: list[Any]) -> str:
+    choices = [choice for event in events if isinstance(event, dict) for choice in event.get("choices", ())]
+    if answer.plan.endpoint is ApiEndpoint.CHAT:
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+    return "".join(choice["text"] for choice in choices)
+
+
+def broken_rest(
+    router: RouterProcess, sidecars: list[SidecarProcess], engines: list[EngineProcess]
+) -> Iterator[str]:
+    """Yield what is left when no request is."""
+    budget = router.app._request_path._budget
+    yield from _left(
+        router.host.name,
+        open=router.app._open,
+        held=router.app._room.held,
+        held_bytes=budget.held_bytes,
+        holders=len(budget._holders),
+        answering=len(router.server.tasks),
+        connections=len(router.server.connections),
+    )
+    for link in router.replica_set.links:
+        yield from _left(
+            f"link {link.name}",
+            carried=len(link._carried),
+            unanswered=len(link._unanswered),
+            sent=link.load.sent,
+            sent_tokens=link.load.sent_tokens,
+            unwritten=len(link._writer._attempts) + len(link._writer._cancels),
+            not_idle=not link._idle.is_set(),
+        )
+        if link.state != "ready":
+            yield f"7 link {link.name}: {link.state.value}"
+    for sidecar in sidecars:
+        replica = sidecar.replica
+        yield from _left(
+            sidecar.host.name,
+            unfinished=replica.unfinished,
+            best_effort=replica.accepted.best_effort,
+            sequences=replica.accepted.sequences,
+            mirrored=len(replica._mirror._accepted),
+            of_sessions=sum(len(session._requests) for session in replica._sessions),
+            forwarding=len(replica._forwarder._tasks),
+        )
+        if len(replica._sessions) != 1:
+            yield f"6 {sidecar.host.name}: {len(replica._sessions)} sessions of one router"
+    for engine in engines:
+        state = engine.loop.state
+        yield from _left(
+            engine.host.name,
+            running=state.running_count,
+            waiting=state.waiting_count,
+            blocks=state.total_blocks - state.free_blocks,
+            streams=len(engine.loop._streams),
+            answering=len(engine.server.tasks),
+        )
+
+
+def _left(where: str, **counts: float) -> Iterator[str]:
+    for name, count in counts.items():
+        if count:
+            yield f"6 {where}: {name} is {count} at rest"

@@ -1,0 +1,18 @@
+"""The whole system in virtual time, under faults drawn from seeds (docs/invariants.md)."""
+
+import pytest
+from fault_simulation.world import simulate
+
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_invariant_breaks(seed: int) -> None:
+    result = simulate(seed)
+    assert result.broken == [], f"make bench-faults SEEDS=1 FIRST={seed}"
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, again = simulate(3), simulate(3)
+    assert (first.turns, first.virtual_s) == (again.turns, again.virtual_s)
+    assert [answer.times_s for answer in first.answers] == [answer.times_s for answer in again.answers]
