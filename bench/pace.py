@@ -22,11 +22,11 @@ from functools import reduce
 from itertools import product, takewhile
 from typing import NamedTuple
 
+from kept_slos import NEAR_CAPACITY_RPS
 from penstock_simulator.engine_timing.disturbance import Disturbance, SlowSteps, SpeedChange
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import FirstVerdict, LengthKnowledge, SimulatedOutcome, simulate
-from promises import NEAR_CAPACITY_RPS
 from scenario_fleet import fleet_of
 
 RATES_RPS = {**NEAR_CAPACITY_RPS, "arxiv": 2.6, "mooncake": 0.58, "servegen-reasoning": 2.8}

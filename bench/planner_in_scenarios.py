@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
+from kept_slos import NEAR_CAPACITY_RPS, OVERLOAD
 from penstock_core.domain.policy import Knobs, Policy, Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -25,7 +26,6 @@ from penstock_simulator import policies
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import LengthKnowledge, simulate
-from promises import NEAR_CAPACITY_RPS, OVERLOAD
 from scenario_fleet import fleet_of
 
 Answer = TypeVar("Answer")

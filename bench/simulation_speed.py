@@ -4,7 +4,7 @@
     .venv/bin/python bench/simulation_speed.py --replicas 64 --seconds 600 --rate 5 --policies slos-serve
 
 Poisson arrivals with the lengths of the SLOs-Serve paper's ChatBot, predicted lengths, measured truth,
-Llama-3 8B on an A100; 10 requests a second are near what one replica keeps its promises at. Each policy runs
+Llama-3 8B on an A100; 10 requests a second are near the capacity of one replica. Each policy runs
 in a process of its own, so that its memory is its own.
 """
 

@@ -73,7 +73,7 @@ async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
 
 
 async def memory(way: Way, seen: Seen, streams: int) -> None:
-    """Resident memory with `streams` answers open. Best effort: no replica promises a pace to so many."""
+    """Resident memory with `streams` answers open. Best effort: no replica meets TPOT targets of so many."""
     async with streaming(way, streams, "batch") as answers:
         await asyncio.sleep(SETTLE_S)
         seen.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}

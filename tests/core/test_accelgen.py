@@ -112,11 +112,11 @@ def test_the_budget_counts_what_decodes_read() -> None:
     )
 
 
-def test_a_decode_without_a_pace_is_held_to_reading_speed() -> None:
+def test_a_decode_without_a_tpot_is_held_to_reading_speed() -> None:
     assert budget(replica([], []), [decode("a", tpot_s=None)], 0.02).tokens == 100
 
 
-def test_a_pace_that_decodes_alone_break_bounds_nothing() -> None:
+def test_a_tpot_that_decodes_alone_break_bounds_nothing() -> None:
     hopeless, tight = decode("hopeless", tpot_s=0.010), decode("tight", tpot_s=0.03)
     assert budget(replica([], []), [hopeless, tight], 0.1875).limit_s == 0.03
     assert budget(replica([], []), [hopeless], 0.1875).limit_s == inf
@@ -140,7 +140,7 @@ def test_a_decode_s_remaining_time_is_its_gap_less_one_iteration() -> None:
     assert remaining_s(decode("a", tpot_s=0.2, waited_s=0.08)) == pytest.approx(0.2 - 0.08 - 0.05)
 
 
-def test_those_that_were_promised_nothing_are_patient_or_read() -> None:
+def test_requests_without_targets_wait_or_are_held_to_reading_speed() -> None:
     assert remaining_s(prompt("a", waited_s=4.0, targets=Targets())) == pytest.approx(30 - 4 - 0.05)
     reader = advance(prompt("b", targets=Targets()), 100, 1, NOW_S - 0.1)
     assert remaining_s(reader) == pytest.approx(0.1875 - 0.1 - 0.05)
@@ -161,7 +161,9 @@ def test_many_preemptions_at_once_count_as_one_a_token() -> None:
 @pytest.mark.parametrize(
     ("waited_s", "urgent"), [(0.8, False), (0.89, False), (0.91, True), (0.99, True), (1.01, False)]
 )
-def test_urgent_is_who_keeps_its_target_only_in_the_next_iteration(waited_s: float, urgent: bool) -> None:
+def test_a_request_is_urgent_if_only_the_next_iteration_meets_its_target(
+    waited_s: float, urgent: bool
+) -> None:
     assert claim(prompt("a", waited_s=waited_s), NOW_S, TEMPO, 0.1875, FOREVER_S).urgent == urgent
 
 
@@ -239,13 +241,13 @@ def test_the_urgent_go_before_decodes_that_can_wait() -> None:
     assert step_of(replica(decodes, waiting)).tokens == {"b": 300, "a": 100}
 
 
-def test_the_urgent_take_blocks_from_whoever_has_most_time() -> None:
+def test_urgent_requests_preempt_the_one_with_most_time() -> None:
     running = [decode("soon", tpot_s=0.6), decode("late", tpot_s=0.9)]
     step = step_of(replica(running, [prompt("a", 100, waited_s=0.92)], free_blocks=1))
     assert (step.tokens, step.preempt) == ({"a": 100, "soon": 1}, ("late",))
 
 
-def test_the_urgent_take_a_seat_too_but_not_from_one_that_is_late_itself() -> None:
+def test_the_urgent_take_a_slot_too_but_not_from_one_that_is_late_itself() -> None:
     full = Limits(running=1)
     step = step_of(replica([decode("d", tpot_s=0.9)], [prompt("a", waited_s=0.92)], limits=full))
     assert (step.tokens, step.preempt) == ({"a": 100}, ("d",))
@@ -279,7 +281,7 @@ def test_an_urgent_prompt_without_any_room_waits() -> None:
     assert (step.tokens, step.preempt) == ({"d": 1}, ())
 
 
-def test_who_gave_way_is_not_served_however_urgent() -> None:
+def test_a_preempted_request_is_not_served_however_urgent() -> None:
     """The decode takes one of the prompt's four blocks, and the three that it lacks would be free."""
     pressing = prompt("p", 100, done=64, waited_s=0.92)
     step = step_of(replica([decode("d", context=16, tpot_s=0.06), pressing], [], free_blocks=0))
@@ -287,7 +289,7 @@ def test_who_gave_way_is_not_served_however_urgent() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 16])
-def test_best_effort_gives_way_whatever_it_holds(block: int) -> None:
+def test_best_effort_is_preempted_whatever_it_holds(block: int) -> None:
     offline = prompt("o", 500, done=block, best_effort=True, targets=Targets())
     step = step_of(replica([offline], [prompt("a", 100, waited_s=0.92)], free_blocks=6))
     assert (step.tokens.get("a"), step.preempt) == (100, ("o",))
@@ -328,7 +330,7 @@ def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:
     assert (step.tokens, step.preempt) == ({"first": 640}, ("second",))
 
 
-def test_a_decode_that_needs_a_block_takes_it_from_who_has_most_time() -> None:
+def test_a_decode_that_needs_a_block_preempts_the_one_with_most_time() -> None:
     running = [decode("a", context=160, tpot_s=0.9), decode("b", context=160, tpot_s=0.2)]
     step = step_of(replica(running, [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"b": 1}, ("a",))
@@ -369,7 +371,7 @@ def test_the_last_token_of_the_budget_and_of_a_block_is_used() -> None:
     assert step_of(replica([prompt("half", 900, done=15)], [], free_blocks=0)).tokens == {"half": 1}
 
 
-def test_without_a_free_block_nobody_starts_and_with_just_enough_somebody_does() -> None:
+def test_a_request_starts_only_with_enough_free_blocks() -> None:
     def started(free_blocks: int) -> dict[str, int]:
         return dict(step_of(replica([decode("d")], [prompt("a", 16)], free_blocks=free_blocks)).tokens)
 
@@ -389,7 +391,7 @@ def test_what_a_prompt_under_way_still_needs_is_kept_for_it() -> None:
     assert step_of(replica([half], [small], free_blocks=58)).tokens == {"small": 30, "half": 370}
 
 
-def test_no_more_start_than_there_are_seats() -> None:
+def test_no_more_start_than_there_are_slots() -> None:
     view = replica([decode("d")], [prompt("a", 50), prompt("b", 60)], limits=Limits(running=2))
     assert step_of(view).tokens == {"d": 1, "b": 60}
 
@@ -464,7 +466,7 @@ def test_decodes_draft_what_the_drafter_is_set_to() -> None:
     assert step_of(replica([decode("d")], [], speculation=Speculation(3, 0.7))).drafts == {"d": 3}
 
 
-def test_everybody_is_admitted() -> None:
+def test_all_requests_are_admitted() -> None:
     verdicts = AccelGen().admit(replica([], []), [prompt("a"), prompt("b", best_effort=True)])
     assert [type(verdict).__name__ for verdict in verdicts] == ["Admitted", "BestEffort"]
     assert AccelGen().start() == AccelGenState()

@@ -32,7 +32,7 @@ def test_the_prior_fades_as_trials_come() -> None:
     assert seen.measured(TOLD).acceptance == pytest.approx(0.5)
 
 
-def test_what_is_measured_replaces_what_was_told() -> None:
+def test_a_measured_rate_replaces_the_configured_one() -> None:
     seen = Acceptance(0.2)
     for _ in range(100):
         seen = observe(seen, [Drafted("chat", 1, 1)] * 45 + [Drafted("chat", 1, 0)] * 5)

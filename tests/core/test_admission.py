@@ -66,7 +66,7 @@ def admitted(verdicts: list[Verdict]) -> int:
     return sum(isinstance(verdict, Admitted) for verdict in verdicts)
 
 
-def test_nobody_new_gets_no_verdicts() -> None:
+def test_no_candidates_get_no_verdicts() -> None:
     assert answer(replica()) == []
 
 
@@ -101,11 +101,11 @@ def test_a_budget_spent_elsewhere_is_not_never() -> None:
     assert reason(answer(view, asks("a", 1500, at_s=0.0))[0]) is Reason.PREFILL_BUDGET
 
 
-def test_best_effort_is_taken_without_a_promise() -> None:
+def test_best_effort_is_accepted_without_a_plan() -> None:
     assert answer(replica(), asks("a", best_effort=True)) == [BestEffort()]
 
 
-def test_verdicts_stand_in_the_order_of_the_newcomers() -> None:
+def test_verdicts_are_in_the_order_of_the_candidates() -> None:
     verdicts = answer(replica(), asks("a", best_effort=True), asks("b", ttft_s=2.0), asks("c", tpot_s=0.01))
     assert [type(v) for v in verdicts] == [BestEffort, Admitted, Rejected]
 
@@ -125,7 +125,7 @@ def test_the_batch_under_way_is_waited_for() -> None:
     assert admitted(answer(replica(busy_s=0.12), urgent)) == 0
 
 
-def test_decodes_that_leave_no_room_for_the_pace_refuse() -> None:
+def test_candidates_are_rejected_if_decodes_leave_no_time_for_their_tpot() -> None:
     running = tuple(decodes(f"d{i}", 20, 50, tpot_s=0.05) for i in range(300))
     view = replica(running, limits=Limits(running=512))
     verdict = answer(view, asks("a", 20, 50, tpot_s=0.045))[0]
@@ -134,7 +134,7 @@ def test_decodes_that_leave_no_room_for_the_pace_refuse() -> None:
     assert verdict.earliest_s is not None
 
 
-def test_seats_are_counted() -> None:
+def test_slots_are_counted() -> None:
     view = replica(tuple(decodes(f"d{i}") for i in range(4)), limits=Limits(running=5))
     verdicts = answer(view, asks("a"), asks("b"))
     assert admitted(verdicts) == 1
@@ -152,7 +152,7 @@ def test_memory_is_judged_by_the_future_peak_of_the_set() -> None:
     assert verdict.earliest_s > 0
 
 
-def test_more_valuable_newcomers_are_preferred() -> None:
+def test_more_valuable_candidates_are_preferred() -> None:
     crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5, value=1.0 + (i == 7) * 9) for i in range(9)]
     assert isinstance(answer(replica(), *crowd)[7], Admitted)
 
@@ -179,7 +179,7 @@ def test_a_decode_that_is_nearly_due_delays_everything_else() -> None:
     assert admitted(answer(nearly_due, urgent)) == 0
 
 
-def test_several_newcomers_wait_for_what_is_nearly_due() -> None:
+def test_several_candidates_wait_for_what_is_nearly_due() -> None:
     """Each would have been in time alone; the program takes as many as the next period has room for."""
     nearly_due = replica((decodes("d", tpot_s=0.06),), now_s=0.02)
     crowd = [asks(f"{i}", 1000, ttft_s=0.3) for i in range(6)]
@@ -188,7 +188,7 @@ def test_several_newcomers_wait_for_what_is_nearly_due() -> None:
     assert admitted(answer(late, *crowd)) < 6
 
 
-def test_several_newcomers_of_whom_none_is_in_time_are_all_refused() -> None:
+def test_candidates_that_are_all_late_are_all_rejected() -> None:
     crowd = [asks(f"{i}", 2500, ttft_s=0.5) for i in range(3)]
     verdicts = answer(replica(now_s=0.45), *crowd)
     assert [reason(verdict) for verdict in verdicts] == [Reason.PREFILL_BUDGET] * 3
@@ -209,19 +209,19 @@ def test_more_than_one_group_is_decided_by_deadline() -> None:
     assert 8 <= admitted(verdicts) < MOST_CANDIDATES
 
 
-def test_a_pace_the_engine_cannot_keep_any_more_binds_nobody() -> None:
+def test_a_tpot_that_the_engine_can_no_longer_meet_constrains_no_request() -> None:
     hopeless = decodes("d", tpot_s=0.02)
     assert admitted(answer(replica((hopeless,)), asks("a"))) == 1
 
 
-def test_decodes_past_their_pace_leave_room_for_nobody() -> None:
+def test_decodes_beyond_their_tpot_leave_no_time_for_candidates() -> None:
     running = tuple(decodes(f"d{i}", 20, 50, tpot_s=0.04) for i in range(300))
     view = replica(running, (asks("w", ttft_s=None),), limits=Limits(running=512))
     verdict = answer(view, asks("a", 20, ttft_s=None, tpot_s=None))[0]
     assert reason(verdict) is Reason.DECODE_BUDGET
 
 
-def test_the_fuller_memory_the_cheaper_a_newcomer_has_to_be() -> None:
+def test_the_fuller_memory_the_cheaper_a_new_request_has_to_be() -> None:
     """Blocks would suffice for each of them; only who asks for little, or is worth much, is taken."""
     running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
     costly = asks("a", 1500, 2000, ttft_s=5.0)
@@ -235,7 +235,7 @@ def test_the_fuller_memory_the_cheaper_a_newcomer_has_to_be() -> None:
     assert admitted(answer(full, asks("a", 1500, 2000, ttft_s=5.0, value=50.0))) == 1
 
 
-def test_the_later_its_first_token_the_shorter_a_newcomers_prompt_has_to_be() -> None:
+def test_the_later_its_first_token_the_shorter_a_candidate_s_prompt_has_to_be() -> None:
     """It would be just in time, but several short ones would be too, until then."""
     waiting = tuple(asks(f"w{i}", 400, 20, ttft_s=2.0) for i in range(16))
     long, short = asks("long", 2500, 20, ttft_s=1.0), asks("short", 400, 20, ttft_s=1.0)
@@ -245,7 +245,7 @@ def test_the_later_its_first_token_the_shorter_a_newcomers_prompt_has_to_be() ->
     assert admitted(answer(replica(waiting=waiting), long)) == 1
 
 
-def test_newcomers_fit_around_best_effort_that_has_waited_too_long() -> None:
+def test_new_requests_fit_around_best_effort_that_has_waited_too_long() -> None:
     offline = asks("offline", 4000, best_effort=True, at_s=0.0, ttft_s=None, tpot_s=None)
     new = asks("new", 500, ttft_s=0.33, at_s=100.0)
     waiting = replica(waiting=(offline,), now_s=100.0)
@@ -256,7 +256,7 @@ def test_newcomers_fit_around_best_effort_that_has_waited_too_long() -> None:
     assert admitted(answer(patient, new)) == 1
 
 
-def test_old_best_effort_is_served_first_only_where_all_promises_hold() -> None:
+def test_old_best_effort_is_served_first_only_if_all_slos_are_met() -> None:
     offline = asks("offline", 3000, 10, best_effort=True, ttft_s=None, tpot_s=None)
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
@@ -272,7 +272,7 @@ def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:
     assert answer(view, *offline) == [BestEffort(), Rejected(Reason.NEVER)]
 
 
-def test_one_that_costs_too_much_keeps_nobody_cheaper_out() -> None:
+def test_a_costly_candidate_does_not_exclude_a_cheaper_one() -> None:
     """Blocks suffice for both, so the program takes both; by the price of memory only one may come."""
     running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
     costly, cheap = asks("costly", 1500, 2000, ttft_s=5.0), asks("cheap", 500, 100, ttft_s=5.0)
@@ -281,7 +281,7 @@ def test_one_that_costs_too_much_keeps_nobody_cheaper_out() -> None:
     assert isinstance(second, Admitted)
 
 
-def test_several_newcomers_wait_for_the_batch_under_way() -> None:
+def test_several_candidates_wait_for_the_batch_under_way() -> None:
     crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5) for i in range(10)]
     free, busy = (admitted(answer(replica(busy_s=busy_s), *crowd)) for busy_s in (0.0, 0.2))
     assert 0 < busy < free < 10

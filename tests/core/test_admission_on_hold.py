@@ -29,7 +29,7 @@ def started(tpot_s: float | None, candidates: list[Job], *, drafts: int = 0, gen
 
 
 @pytest.mark.parametrize("generated", [1, 7])
-def test_a_newcomer_starts_where_both_can_just_keep_the_tighter_pace(generated: int) -> None:
+def test_a_new_request_starts_if_both_can_just_meet_the_tighter_tpot(generated: int) -> None:
     tpot_s = MODEL.seconds(BatchWork(2, 18 + 100))
     assert started(tpot_s, [job("p", 100)], generated=generated) == {"p"}
     assert started(nextafter(tpot_s, 0), [job("p", 100)], generated=generated) == set()
@@ -38,7 +38,7 @@ def test_a_newcomer_starts_where_both_can_just_keep_the_tighter_pace(generated: 
     assert started(None, [job("p", 100, None)], generated=generated) == {"p"}
 
 
-def test_whoever_starts_counts_for_the_next() -> None:
+def test_a_started_request_counts_for_the_next() -> None:
     tpot_s = MODEL.seconds(BatchWork(3, 18 + 100 + 50))
     assert started(tpot_s, [job("p", 100), job("q", 50)]) == {"p", "q"}
     assert started(nextafter(tpot_s, 0), [job("p", 100), job("q", 50)]) == {"p"}

@@ -56,7 +56,7 @@ def first_step(view: ReplicaView, policy: Annealing | None = None) -> Step:
     return policy.step(view, policy.start())[0]
 
 
-def test_it_is_built_by_its_name_and_admits_everybody() -> None:
+def test_it_is_built_by_its_name_and_admits_all() -> None:
     policy = build("annealing", Knobs(aging_s=7.0))
     assert policy == Annealing(aging_s=7.0)
     assert [type(verdict) for verdict in policy.admit(replica([], []), [prompt("a")])] == [Admitted]
@@ -74,12 +74,12 @@ def test_one_that_is_lost_anyway_goes_last() -> None:
     assert list(first_step(view).tokens) == ["fine"]
 
 
-def test_what_runs_goes_on_and_newcomers_fill_the_batch() -> None:
+def test_what_runs_goes_on_and_new_requests_fill_the_batch() -> None:
     view = replica([decode("a")], [prompt("b"), prompt("c")], limits=Limits(batch_tokens=151))
     assert first_step(view).tokens == {"a": 1, "b": 100, "c": 50}
 
 
-def test_those_of_a_first_batch_who_found_no_tokens_left_start_next() -> None:
+def test_requests_of_a_first_batch_without_tokens_start_next() -> None:
     policy, limits = Annealing(), Limits(batch_tokens=100)
     step, memory = policy.step(replica([], [prompt("a"), prompt("b")], limits=limits), policy.start())
     assert step.tokens == {"a": 100}
@@ -89,7 +89,7 @@ def test_those_of_a_first_batch_who_found_no_tokens_left_start_next() -> None:
     assert memory.plans == 1
 
 
-def test_nobody_starts_who_would_make_a_running_one_late() -> None:
+def test_no_request_starts_that_would_make_a_running_one_late() -> None:
     tight = decode("tight", Targets(10.0, 0.026), answer=20)
     view = replica([tight], [prompt("b")], now_s=0.01)
     step, memory = Annealing().step(view, AnnealingState())
@@ -98,7 +98,7 @@ def test_nobody_starts_who_would_make_a_running_one_late() -> None:
     assert first_step(late).tokens == {"tight": 1, "b": 100}
 
 
-def test_a_newcomer_waits_for_memory_until_its_peak_fits() -> None:
+def test_a_new_request_waits_for_memory_until_its_peak_fits() -> None:
     view = replica([decode("a", answer=400)], [prompt("b", answer=400)], free_blocks=40)
     assert first_step(view).tokens == {"a": 1}
     assert first_step(replica([decode("a", answer=400)], [prompt("b", answer=400)])).tokens == {
@@ -107,12 +107,12 @@ def test_a_newcomer_waits_for_memory_until_its_peak_fits() -> None:
     }
 
 
-def test_on_an_empty_replica_somebody_always_starts() -> None:
+def test_an_empty_replica_always_starts_a_request() -> None:
     view = replica([], [prompt("huge", tokens=700, answer=4000)], free_blocks=45)
     assert first_step(view).tokens == {"huge": 700}
 
 
-def test_best_effort_waits_until_nobody_else_does_and_gives_way() -> None:
+def test_best_effort_waits_behind_all_others_and_is_preempted() -> None:
     offline = prompt("offline", at_s=-1.0, best_effort=True)
     assert list(first_step(replica([], [offline, prompt("a")], limits=Limits(100))).tokens) == ["a"]
     assert list(first_step(replica([], [offline])).tokens) == ["offline"]
@@ -138,7 +138,7 @@ def test_the_oldest_that_is_far_too_late_is_overtaken_no_more() -> None:
     assert memory.moving == "second"
 
 
-def test_late_best_effort_moves_as_if_it_had_a_promise() -> None:
+def test_late_best_effort_is_served_as_if_it_had_an_slo() -> None:
     policy = Annealing(aging_s=30.0)
     view = replica([], [prompt("offline", best_effort=True), prompt("a", at_s=31.0)], 31.0, 10)
     step, memory = policy.step(view, policy.start())
@@ -243,7 +243,7 @@ def test_deadlines_are_those_that_cannot_be_met_any_more(job: Job, due_s: float)
     assert deadline_s(job) == pytest.approx(due_s)
 
 
-def test_who_has_no_deadline_is_overdue_by_its_wait() -> None:
+def test_a_request_without_a_deadline_is_overdue_by_its_wait() -> None:
     free, offline = prompt("free", Targets(), at_s=2.0), prompt("offline", at_s=1.0, best_effort=True)
     assert overdue([free, offline, prompt("chat")], 30.0, 30.0) is None
     assert overdue([free, offline, prompt("chat")], 31.5, 30.0) is offline
@@ -280,7 +280,7 @@ def test_room_ends_where_the_first_running_one_would_be_late() -> None:
     assert room(LATENCY, running, asks, 10.0, 10).places > free.places
 
 
-def test_whoever_runs_may_just_keep_its_target_and_nobody_makes_it_late() -> None:
+def test_a_running_request_may_just_meet_its_target_and_no_other_makes_it_late() -> None:
     chunk = advance(prompt("a", tokens=500), 100, 0, 0.0)
     prefill_s, decode_s = LATENCY.prefill_s(1.0, 400.0), LATENCY.decode_s(1.0, 400.0, 10.0)
     for target in (
@@ -292,7 +292,7 @@ def test_whoever_runs_may_just_keep_its_target_and_nobody_makes_it_late() -> Non
         assert (free.places, free.beside.met) == (0, 1), target
 
 
-def test_room_minds_first_tokens_and_paces_of_prompts_under_way() -> None:
+def test_capacity_accounts_for_ttft_and_tpot_of_prompts_in_progress() -> None:
     chunk = advance(prompt("a", Targets(0.2, 0.1), tokens=500), 100, 0, 0.0)
     asks = [ask(chunk, 0.0, 1.0)]
     assert room(LATENCY, [chunk], asks, 300.0, 10).places < room(LATENCY, [chunk], asks, 10.0, 10).places
@@ -300,7 +300,7 @@ def test_room_minds_first_tokens_and_paces_of_prompts_under_way() -> None:
     assert room(LATENCY, [hasty], [ask(hasty, 0.0, 1.0)], 10.0, 10).places < 10
 
 
-def test_memory_is_counted_at_its_peak_and_who_does_not_fit_is_passed_over() -> None:
+def test_memory_is_counted_at_its_peak_and_a_request_that_does_not_fit_is_skipped() -> None:
     kv = KvCache(20, 20, 16)
     large, small = prompt("large", tokens=200, answer=60), prompt("small", tokens=60, answer=10)
     assert fitting(kv, [], [large, large, small]) == [large, small]

@@ -222,7 +222,7 @@ def test_a_plan_by_latency_in_which_all_are_in_time_is_taken_at_once() -> None:
     assert plan.sizes == (2, 2, 2, 2, 1)
 
 
-def test_where_nobody_can_be_in_time_the_shortest_go_first() -> None:
+def test_if_no_request_can_be_in_time_the_shortest_go_first() -> None:
     asks = [Ask(100, tokens, e2e_s=0.001) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
     plan = best_plan(prospects(QWEN_7B_2XV100, asks, 1), 0)
     assert (plan.value, plan.order) == (0.0, (1, 5, 3, 7, 0, 8, 4, 6, 2))

@@ -258,7 +258,7 @@ def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
     assert decided(ZERO, seen(chat(60, refused=60), (), held=60), memory).replicas == 5
 
 
-def test_a_pool_that_is_told_to_have_none_sleeps_until_it_is_needed() -> None:
+def test_a_pool_scaled_to_zero_sleeps_until_it_is_needed() -> None:
     decision, memory = decide_replicas(ZERO, seen({}, (), elapsed_s=0.0), AutoscalerState(), NOW_S)
     assert (decision.replicas, decision.reason) == (0, Reason.IDLE)
     assert decide_replicas(ZERO, seen({}, ()), memory, NOW_S + 15)[0].replicas == 0

@@ -46,7 +46,7 @@ def test_quanta_double_from_the_shortest_iteration() -> None:
 @pytest.mark.parametrize(
     ("tokens", "queue"), [(1, 0), (300, 1), (1000, 2), (2000, 3), (4000, 4), (50_000, 4)]
 )
-def test_a_newcomer_skips_to_the_queue_that_covers_its_prompt(tokens: int, queue: int) -> None:
+def test_a_new_request_skips_to_the_queue_that_covers_its_prompt(tokens: int, queue: int) -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
     assert queues.position_of(prompt("a", tokens), {}).queue == queue
     covers_s = queues.quanta_s[queue]
@@ -64,14 +64,14 @@ def test_a_job_sinks_when_it_has_used_its_quantum_and_no_further_than_the_last()
     assert (last.queue, last.used_s) == (2, 100.0)
 
 
-def test_who_was_not_served_for_long_starts_again_at_the_top() -> None:
+def test_a_starved_request_starts_again_at_the_top() -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
     assert queues.position_of(decode("a"), {"a": standing(4, served_ago_s=29.0)}).queue == 4
     assert queues.position_of(decode("a"), {"a": standing(4, served_ago_s=30.0, used_s=1.0)}) == standing(0)
     assert queues.position_of(prompt("b", 4000, at_s=NOW_S - 30.0), {}).queue == 0
 
 
-def test_upper_queues_go_first_and_running_jobs_before_newcomers_of_theirs() -> None:
+def test_upper_queues_go_first_and_running_jobs_before_new_requests_of_theirs() -> None:
     view = replica([decode("low"), decode("top")], [prompt("long", 4000), prompt("short")])
     tokens = step(view, {"low": standing(2), "top": standing(1)}).tokens
     assert list(tokens) == ["top", "short", "low", "long"]
@@ -82,12 +82,12 @@ def test_a_full_batch_leaves_lower_queues_waiting() -> None:
     assert step(view, {"low": standing(4), "top": standing(0)}).tokens == {"top": 1, "short": 49}
 
 
-def test_newcomers_of_one_queue_start_one_after_the_other_to_the_last_token() -> None:
+def test_new_requests_of_one_queue_start_one_after_the_other_to_the_last_token() -> None:
     view = replica([decode("top")], [prompt("a", 50), prompt("b", 60), prompt("c", 9)], tokens=112)
     assert step(view, {"top": standing(0)}).tokens == {"top": 1, "a": 50, "b": 60, "c": 1}
 
 
-def test_a_newcomer_takes_a_seat_from_a_lower_queue_and_no_more_than_one() -> None:
+def test_a_new_request_takes_one_slot_from_a_lower_queue() -> None:
     running = [decode(f"low{i}") for i in range(16)]
     standings = {f"low{i}": standing(4) for i in range(16)}
     taken = step(replica(running, [prompt("short", 100)]), standings)
@@ -96,7 +96,7 @@ def test_a_newcomer_takes_a_seat_from_a_lower_queue_and_no_more_than_one() -> No
 
 
 @pytest.mark.parametrize(("prompt_tokens", "started"), [(128, True), (129, False)])
-def test_a_newcomer_starts_where_all_idle_memory_just_suffices(prompt_tokens: int, started: bool) -> None:
+def test_a_new_request_starts_where_all_idle_memory_just_suffices(prompt_tokens: int, started: bool) -> None:
     """One block is free and one idle request has seven; the one served keeps its own."""
     running = [decode("low"), decode("top")]
     view = replica(running, [prompt("short", prompt_tokens)], free_blocks=1)
@@ -105,20 +105,20 @@ def test_a_newcomer_starts_where_all_idle_memory_just_suffices(prompt_tokens: in
     assert served.preempt == (("low",) if started else ())
 
 
-def test_whoever_was_not_served_keeps_its_standing() -> None:
+def test_a_request_that_was_not_served_keeps_its_place() -> None:
     view = replica([decode("top"), decode("low")], [], tokens=1)
     before = {"top": standing(0), "low": standing(3, served_ago_s=5.0, used_s=0.25)}
     after = FastServe().step(view, before)[1]
     assert after["low"] == before["low"]
 
 
-def test_a_newcomer_begins_with_all_of_its_quantum() -> None:
+def test_a_new_request_begins_with_all_of_its_quantum() -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
     assert queues.position_of(prompt("a", 1), {}) == standing(0)
     assert queues.served(standing(3), 100.0).queue == 4
 
 
-def test_a_newcomer_takes_memory_from_lower_queues_where_that_is_enough() -> None:
+def test_a_new_request_takes_memory_from_lower_queues_where_that_is_enough() -> None:
     standings = {"low": standing(4), "lower": standing(4), "top": standing(0)}
     view = replica([decode("low"), decode("lower"), decode("top")], [prompt("short", 100)], free_blocks=1)
     taken = step(view, standings)
@@ -128,18 +128,18 @@ def test_a_newcomer_takes_memory_from_lower_queues_where_that_is_enough() -> Non
     assert (set(waits.tokens), waits.preempt) == ({"top", "low", "lower"}, ())
 
 
-def test_behind_a_newcomer_that_does_not_fit_nobody_starts_but_everybody_runs_on() -> None:
+def test_no_request_starts_behind_one_that_does_not_fit_but_running_ones_continue() -> None:
     view = replica([decode("low")], [prompt("large", 300), prompt("small", 16)], free_blocks=5)
     assert step(view, {"low": standing(4)}).tokens == {"low": 1}
 
 
-def test_out_of_blocks_the_lowest_queue_gives_way() -> None:
+def test_out_of_blocks_the_lowest_queue_is_preempted() -> None:
     view = replica([decode("low", 96), decode("top", 96)], [], free_blocks=0)
     served = step(view, {"low": standing(3), "top": standing(1)})
     assert (served.tokens, served.preempt) == ({"top": 1}, ("low",))
 
 
-def test_memory_is_of_those_who_are_here() -> None:
+def test_memory_is_of_present_requests() -> None:
     policy = FastServe()
     view = replica([decode("a"), decode("idle", 8000)], [prompt("b"), prompt("far", 60_000)], tokens=102)
     before = {"a": standing(0), "gone": standing(3), "idle": standing(4, 3.0)}

@@ -53,7 +53,7 @@ def step_of(name: str, view: ReplicaView) -> Step:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_baselines_refuse_nobody(name: str) -> None:
+def test_baselines_reject_no_request(name: str) -> None:
     offline = prompt("c")._replace(best_effort=True)
     crowd = replica([decode(f"d{i}") for i in range(50)], [prompt(f"w{i}", 2000) for i in range(50)])
     verdicts = build(name).admit(crowd, [prompt("a"), prompt("b"), offline])
@@ -241,7 +241,7 @@ def test_knobs_are_as_the_manual_says_where_a_pool_sets_none() -> None:
     assert Limits() == Limits(batch_tokens=8192, running=256)
 
 
-def test_fcfs_lets_nobody_join_a_batch_that_runs() -> None:
+def test_no_request_joins_a_running_batch_of_fcfs() -> None:
     policy = Fcfs()
     first, members = policy.step(replica([], [prompt("a"), prompt("b")]), policy.start())
     assert first.tokens == {"a": 100, "b": 100}
@@ -291,7 +291,7 @@ def test_drafts_stop_where_tokens_do_and_in_order() -> None:
     assert (step.tokens, step.drafts) == ({"a": 1, "b": 1}, {"a": 4, "b": 2})
 
 
-def test_nobody_gives_way_for_drafts() -> None:
+def test_no_request_is_preempted_for_draft_tokens() -> None:
     """One block is free: a's token takes it, and a's drafts fit into it too; b's token fits into its own."""
     view = replica([decode("a", 96), decode("b", 94)], [], drafts=4, free_blocks=1)
     step = Vllm().step(view, None)[0]

@@ -88,12 +88,12 @@ PACES = {
 
 
 @pytest.mark.parametrize("case", PACES)
-def test_a_pace_is_lost_when_decoding_alone_would_not_regain_it(case: str) -> None:
+def test_a_tpot_is_lost_if_decoding_alone_would_not_catch_up(case: str) -> None:
     job, lost = PACES[case]
     assert lost_names(replica([job], [])) == lost
 
 
-def test_speculation_regains_a_pace_sooner() -> None:
+def test_speculation_catches_up_sooner() -> None:
     late = decode("d", due_in_s=-1.0, left=13)
     assert lost_names(replica([late], [])) == {"d"}
     assert lost_names(replica([late], [], drafts=3)) == set()
@@ -128,7 +128,7 @@ def test_qoserve_gives_prompts_nothing_while_a_decode_catches_up() -> None:
     assert step_of(QoServe(), replica([decode("d", due_in_s=-0.5)], [prompt("p")])).tokens == {"d": 1}
 
 
-def test_qoserve_with_nobody_decoding_takes_the_largest_chunk_that_saves() -> None:
+def test_qoserve_without_decodes_takes_the_largest_useful_chunk() -> None:
     assert step_of(QoServe(), replica([], [prompt("p", 5000)])).tokens == {"p": 1024}
     assert step_of(QoServe(most_prompt_tokens=700), replica([], [prompt("p", 5000)])).tokens == {"p": 700}
 
@@ -139,7 +139,7 @@ def test_qoserve_serves_by_deadline_and_work() -> None:
     assert list(step_of(QoServe(work_weight=0.0), replica([], waiting)).tokens) == ["long"]
 
 
-def test_the_relegated_go_behind_in_order_and_only_when_nobody_else_waits() -> None:
+def test_relegated_requests_go_last_in_order_if_no_other_waits() -> None:
     waiting = [prompt("late", 100, due_in_s=0.0), offline(prompt("offline", 100)), prompt("p", 100)]
     assert list(step_of(QoServe(), replica([], waiting)).tokens) == ["p", "late", "offline"]
     assert list(step_of(QoServe(most_prompt_tokens=99), replica([], waiting)).tokens) == ["p"]
@@ -154,7 +154,7 @@ def test_relegated_decodes_run_while_the_batch_ends_in_time() -> None:
     assert step_of(QoServe(), no_tokens).tokens == {"d": 1}
 
 
-def test_the_relegated_give_their_memory_to_newcomers_prompts_first() -> None:
+def test_relegated_requests_are_preempted_for_new_ones_prompts_first() -> None:
     running = [offline(decode("od", 320)), offline(prompt("op", 500, done=320)), decode("d")]
     step = step_of(QoServe(), replica(running, [prompt("p", 300)], free_blocks=2))
     assert step.preempt == ("op",)
@@ -164,7 +164,7 @@ def test_the_relegated_give_their_memory_to_newcomers_prompts_first() -> None:
     assert set(both.tokens) == {"d", "p"}
 
 
-def test_a_newcomer_takes_one_slot_and_no_more() -> None:
+def test_a_new_request_takes_one_slot_and_no_more() -> None:
     running = [offline(prompt(name, 500, done=320)) for name in ("first", "second")]
     step = step_of(QoServe(), replica(running, [prompt("p", 300)], limits=Limits(running=2)))
     assert step.preempt == ("second",)
@@ -199,14 +199,14 @@ def test_fluidserve_counts_memory_when_others_have_ended() -> None:
     assert "p" not in step_of(FluidServe(), replica([stays], [candidate], free_blocks=45)).tokens
 
 
-def test_fluidserve_holds_what_would_break_a_pace() -> None:
+def test_fluidserve_holds_what_would_break_a_tpot() -> None:
     running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(1)]
     assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "p"}
     running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(2)]
     assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "d1"}
 
 
-def test_who_is_held_does_not_hold_up_the_rest_but_the_shed_wait() -> None:
+def test_a_held_request_does_not_delay_others_but_shed_ones_wait() -> None:
     waiting = [prompt("large", 1500, answer=2000), prompt("small", 100), prompt("late", 10, due_in_s=0.0)]
     step = step_of(FluidServe(), replica([decode("d")], waiting, free_blocks=140))
     assert set(step.tokens) == {"d", "small"}
@@ -218,7 +218,7 @@ def test_an_idle_replica_starts_anybody() -> None:
     }
 
 
-def test_newcomers_go_by_deadline_as_many_as_are_looked_at() -> None:
+def test_new_requests_go_by_deadline_as_many_as_are_looked_at() -> None:
     waiting = [prompt(f"p{i:02d}", 10, due_in_s=9.0 - i / 10) for i in range(MOST_CANDIDATES + 4)]
     names = list(step_of(FluidServe(), replica([], waiting)).tokens)
     assert names == [job.request.id for job in reversed(waiting)][:MOST_CANDIDATES]

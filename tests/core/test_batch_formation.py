@@ -211,7 +211,7 @@ def test_best_effort_gets_surplus_only_within_the_ordinary_length() -> None:
     assert step.duration_s <= ORDINARY_S
 
 
-def test_best_effort_lengthens_batches_the_less_the_more_of_memory_is_promised() -> None:
+def test_best_effort_lengthens_batches_less_the_more_memory_admitted_requests_hold() -> None:
     """With half of it promised not at all: it then only runs where accepted work does not."""
     offline = prompt("offline", 5000, best_effort=True)
     loads = [batch([decode("d", 800)], [offline], free_blocks=free).tokens for free in (2000, 330, 150, 50)]
@@ -222,7 +222,7 @@ def test_best_effort_lengthens_batches_the_less_the_more_of_memory_is_promised()
     assert batch([], [prompt("offline", 100, best_effort=True)], free_blocks=8).tokens == {"offline": 100}
 
 
-def test_best_effort_gives_its_blocks_and_seats_to_accepted_work() -> None:
+def test_best_effort_gives_its_blocks_and_slots_to_accepted_work() -> None:
     running = [decode("old", best_effort=True), decode("young", best_effort=True), decode("d")]
     step = batch(running, [prompt("p", 500)], free_blocks=2)
     assert step.preempt == ("young",)
@@ -237,7 +237,7 @@ def test_a_prompt_waits_where_its_blocks_are_not_there() -> None:
     assert step.preempt == ()
 
 
-def test_of_accepted_decodes_the_one_that_can_wait_longest_gives_way() -> None:
+def test_of_accepted_decodes_the_one_that_can_wait_longest_is_preempted() -> None:
     """Only wrong lengths lead here: nobody has a block left and all need one."""
     running = [decode("a", 496), decode("b", 512, due_in_s=0.3), decode("c", 512, due_in_s=0.2)]
     running = [job._replace(computed_tokens=job.request.prompt_tokens) for job in running]

@@ -125,7 +125,7 @@ def test_a_plan_with_a_late_prompt_is_infeasible() -> None:
     assert not foreseen([], [prompt("a", 3000, 0.24)], BatchingRule(0.06)).in_time
 
 
-def test_who_is_late_whatever_is_done_is_not_waited_for() -> None:
+def test_a_plan_does_not_wait_for_a_request_that_is_late_in_any_case() -> None:
     assert foreseen([], [prompt("late", 3000, 0.05), prompt("b", 500, 1.0)]).in_time
 
 
@@ -146,7 +146,7 @@ def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
     assert reported.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
 
 
-def test_a_pace_that_no_batch_keeps_binds_nobody() -> None:
+def test_a_tpot_that_no_batch_keeps_binds_nobody() -> None:
     reported = foreseen([decode("d", tpot_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
     assert reported.in_time
     assert reported.sustainable
@@ -207,7 +207,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
     assert limit_s(STEP_S / 2) > 0.4, "what decodes alone exceed binds nobody any more"
 
 
-def test_a_job_without_a_pace_makes_nobody_late() -> None:
+def test_a_job_without_a_tpot_makes_nobody_late() -> None:
     """A decode is due just when a batch of its own ends: whoever else is in it has broken its promise."""
     due = decode("d", due_in_s=STEP_S + 1e-4)
     along = [decode(f"free{i}", tpot_s=None) for i in range(200)]
@@ -224,7 +224,7 @@ def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
     assert reported.in_time
 
 
-def test_more_decodes_than_a_pace_has_room_for_are_not_steady() -> None:
+def test_more_decodes_than_a_tpot_permits_are_not_sustainable() -> None:
     many = [decode(f"d{i}", tpot_s=0.05, due_in_s=0.05) for i in range(400)]
     assert not foreseen(many, []).sustainable
     few = many[:1] + [decode(f"l{i}", tpot_s=0.5, due_in_s=0.5) for i in range(399)]
@@ -364,7 +364,7 @@ def test_first_tokens_of_a_feasible_plan_are_in_time(seed: int) -> None:
 
 @examples(100)
 @given(st.integers(0, 1 << 20))
-def test_a_prompt_less_never_breaks_a_promise_of_one_batch(seed: int) -> None:
+def test_a_prompt_less_never_makes_a_plan_of_one_batch_infeasible(seed: int) -> None:
     """Who leaves only leaves room."""
     random = Random(seed)
     view, _, prompts = any_replica(random)

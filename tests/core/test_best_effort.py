@@ -77,12 +77,12 @@ def test_a_job_that_can_never_fit_holds_nobody_up() -> None:
     assert list(filled([], waiting, free_blocks=60).tokens) == ["small"]
 
 
-def test_seats_are_kept() -> None:
+def test_slots_are_kept() -> None:
     running = [offline("d", generated=True)]
     assert list(filled(running, [offline("p")], limits=Limits(running=1)).tokens) == ["d"]
 
 
-def test_where_blocks_run_out_the_young_give_way_to_the_old() -> None:
+def test_where_blocks_run_out_the_young_are_preempted_to_the_old() -> None:
     old = offline("old", 512, age_s=9, generated=True)
     young = offline("young", 512, age_s=1, generated=True)
     batch = filled([young, old], [], free_blocks=0)
@@ -104,7 +104,7 @@ def test_long_contexts_are_worked_off_alone() -> None:
     assert filled([book], [], free_blocks=20_000).tokens["book"] > 0
 
 
-def test_started_last_gives_way_first_and_waiting_ones_hold_nothing() -> None:
+def test_started_last_is_preempted_first_and_waiting_ones_hold_nothing() -> None:
     first, second = offline("first", done=10), offline("second", done=1)
     assert [job.request.id for job in newest_first([first, second, offline("waiting")])] == [
         "second",
@@ -166,7 +166,7 @@ def test_nobody_overtakes_a_prompt_whose_next_token_would_end_too_late() -> None
     assert added(nextafter(one_s, 0)) == {"d": 1}
 
 
-def test_the_last_seat_is_taken_and_who_runs_needs_none() -> None:
+def test_the_last_slot_is_taken_and_a_running_request_needs_none() -> None:
     running = [offline("d", generated=True)]
     assert list(filled(running, [offline("p")], limits=Limits(running=2)).tokens) == ["d", "p"]
     both = [talking("young", 15, 1), offline("old", 100, age_s=9, done=16)]

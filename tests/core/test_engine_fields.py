@@ -29,7 +29,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()), draw(st.integers(0, 500)))
 
 
-def test_a_promise_made_with_a_cached_prefix_says_so() -> None:
+def test_a_verdict_with_a_cached_prefix_says_so() -> None:
     job = new_job(Request("r-1", "chat", 0.0, 10, 10), 5, best_effort=False)
     assert counts_on_cache(to_fields(job, 0.0, counts_on_cache=True))
     assert not counts_on_cache(to_fields(job, 0.0))

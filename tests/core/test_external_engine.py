@@ -51,7 +51,7 @@ def batch_s(tokens: int, decodes: int = 1) -> float:
     return MODEL.seconds(BatchWork(decodes + tokens, 41 * decodes))
 
 
-def test_a_slot_and_memory_at_the_peak_are_for_whoever_just_fits() -> None:
+def test_a_request_that_just_fits_gets_a_slot_and_memory_at_the_peak() -> None:
     inside = EngineJobs((decode(),))
     assert refusal(view(slots=2), inside, prompt(), WINDOW) is None
     assert refusal(view(slots=1), inside, prompt(), WINDOW) == WAITED_FOR
@@ -95,7 +95,7 @@ def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time(
     assert refused(once_s, once_s - LESS_S)
 
 
-def test_a_decode_counts_that_can_just_keep_its_pace_by_decoding_alone() -> None:
+def test_a_decode_counts_that_can_just_keep_its_tpot_by_decoding_alone() -> None:
     """Five tokens left, each of which takes an iteration alone, at half of that pace."""
     alone_s = batch_s(0)
     tpot_s = alone_s / 2
@@ -113,7 +113,7 @@ def test_a_decode_counts_that_can_just_keep_its_pace_by_decoding_alone() -> None
     assert refusal(view(), EngineJobs((given,)), prompt(), WINDOW) is None
 
 
-def test_whoever_has_to_go_now_goes_whatever_it_costs_others() -> None:
+def test_a_request_that_must_start_now_is_released_whatever_it_costs_others() -> None:
     pressed = EngineJobs((decode(due_s=0.05),))
     done_s = batch_s(100)
     last_call_s = done_s + batch_s(0) + WINDOW.lead_s
@@ -126,7 +126,7 @@ def test_whoever_has_to_go_now_goes_whatever_it_costs_others() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "refused"), [(9.999, True), (10.0, False)])
-def test_whoever_has_waited_for_its_patience_goes(waited_s: float, refused: bool) -> None:
+def test_a_request_that_has_waited_for_its_patience_is_released(waited_s: float, refused: bool) -> None:
     pressed = EngineJobs((decode(due_s=5.0 + waited_s + 0.05),))
     candidate = prompt(arrived_s=5.0)
     assert (refusal(view(now_s=5.0 + waited_s), pressed, candidate, WINDOW) is not None) is refused

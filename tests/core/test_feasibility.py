@@ -43,7 +43,7 @@ def replica(blocks: int = 5000, *, slots: int = 256, scale: float = 1.0, busy_s:
     return ReplicaView(0.0, busy_s, (), (), kv, Limits(8192, slots), replace(OPT, scale=scale))
 
 
-def test_who_fits_is_told_when_its_first_token_is_out() -> None:
+def test_a_feasible_set_has_the_times_of_its_first_tokens() -> None:
     answer = feasible(replica(busy_s=0.02), admitted([]), [asks("a")])
     assert isinstance(answer, Feasible)
     assert answer.first_token_s == {"a": pytest.approx(0.02 + OPT.prefill_seconds(500))}
@@ -67,7 +67,9 @@ def test_who_fits_is_told_when_its_first_token_is_out() -> None:
         pytest.param(replica(scale=3.9), decodes(60), asks("a"), Reason.DECODE_BUDGET, id="decodes"),
     ],
 )
-def test_what_stands_in_the_way(view: ReplicaView, there: list[Job], new: Job, reason: Reason | None) -> None:
+def test_reasons_of_infeasible_sets(
+    view: ReplicaView, there: list[Job], new: Job, reason: Reason | None
+) -> None:
     answer = feasible(view, admitted(there), [new])
     if reason is None:
         assert isinstance(answer, Feasible)
@@ -125,7 +127,7 @@ def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_more_memory_or_seats_never_make_anybody_unfit(seed: int) -> None:
+def test_more_memory_or_slots_never_make_anybody_unfit(seed: int) -> None:
     random = Random(seed)
     promised, new = few_requests(random)
     blocks, slots = random.randint(20, 600), random.randint(1, 8)
@@ -178,7 +180,7 @@ def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet,
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_memory_suffices_for_whoever_fits_whatever_drafts_are_worth(seed: int) -> None:
+def test_memory_suffices_for_a_feasible_set_whatever_drafts_are_accepted(seed: int) -> None:
     random = Random(seed)
     promised = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]

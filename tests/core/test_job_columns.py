@@ -38,9 +38,9 @@ def test_every_column_is_what_each_job_says_of_itself() -> None:
     assert [column.tolist() for column in some] == [column.tolist() for column in columns(jobs[1:3])]
 
 
-def test_no_pace_is_an_infinite_one() -> None:
+def test_no_tpot_is_an_infinite_one() -> None:
     assert columns([job("free", 20, tpot_s=None), job("paced", 20)]).tpot_s.tolist() == [inf, 0.1]
 
 
-def test_nobody_has_empty_columns() -> None:
+def test_no_jobs_have_empty_columns() -> None:
     assert [len(column) for column in columns([])] == [0] * 6

@@ -28,25 +28,25 @@ def test_each_target_is_judged_by_its_own_measure(targets: Targets, broken: tupl
     assert (judged.ttft_s, judged.tpot_s, judged.e2e_s) == pytest.approx((1.0, 0.1, 1.9))
 
 
-def test_one_token_has_no_pace_to_break() -> None:
+def test_one_token_has_no_tpot_to_break() -> None:
     judged = judge(Targets(tpot_s=0.001), 0.0, [5.0], 0)
     assert (judged.met, judged.tpot_s) == (True, None)
 
 
-def test_the_tier_says_how_pace_is_judged() -> None:
+def test_the_tier_says_how_tpot_is_judged() -> None:
     times_s = [*steady(0.0, 0.01, 10), 1.0]
     assert judge(Targets(tpot_s=0.2), 0.0, times_s, 0).met
     assert not judge(Targets(tpot_s=0.2, judge=Judge.MAX), 0.0, times_s, 0).met
 
 
-def test_thinking_and_answer_have_paces_of_their_own() -> None:
+def test_thinking_and_answer_have_tpots_of_their_own() -> None:
     times_s = [*steady(0.0, 0.02, 11), *steady(0.3, 0.1, 5)]
     targets = Targets(tpot_s=0.03, answer_tpot_s=0.12)
     assert judge(targets, 0.0, times_s, thinking_tokens=11).met
     assert judge(targets, 0.0, times_s, thinking_tokens=14).broken == ("tpot",)
 
 
-def test_the_worse_stage_by_its_own_target_stands_for_the_request() -> None:
+def test_a_request_is_judged_by_its_worse_stage() -> None:
     times_s = [*steady(0.0, 0.02, 11), *steady(0.3, 0.1, 5)]
     slow_answer = judge(Targets(tpot_s=0.1, answer_tpot_s=0.05), 0.0, times_s, 11)
     slow_thinking = judge(Targets(tpot_s=0.01, answer_tpot_s=1.0), 0.0, times_s, 11)
@@ -72,6 +72,6 @@ def test_a_target_is_broken_by_more_than_sums_of_floats_are_off_by() -> None:
     assert not exceeds(None, 1.0) and not exceeds(1.0, None)
 
 
-def test_a_whole_answer_of_thinking_is_judged_by_the_thinking_pace() -> None:
+def test_a_whole_answer_of_thinking_is_judged_by_the_thinking_tpot() -> None:
     judged = judge(Targets(tpot_s=0.01, answer_tpot_s=0.1), 0.0, steady(0.0, 0.05, 4), thinking_tokens=4)
     assert judged.broken == ("tpot",)

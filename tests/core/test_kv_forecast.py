@@ -92,7 +92,7 @@ def fitting(kv: KvCache, running: list[Job], candidates: list[Job]) -> list[bool
 
 @pytest.mark.parametrize("block_tokens", [1, 16])
 @pytest.mark.parametrize("seed", range(30))
-def test_whoever_fits_beside_the_peak_of_all_before_it_fits(seed: int, block_tokens: int) -> None:
+def test_a_request_that_fits_beside_the_peak_of_all_earlier_ones_fits(seed: int, block_tokens: int) -> None:
     random = Random(seed)
     for _ in range(5):
         jobs = [decode(random.randint(2, 300), random.randint(1, 300)) for _ in range(random.randint(1, 7))]

@@ -45,7 +45,7 @@ def test_before_anything_it_expects_a_chat() -> None:
     assert sum(PRIOR) == pytest.approx(1.0)
 
 
-def test_nobody_is_sure_when_thinking_ends() -> None:
+def test_the_end_of_thinking_is_not_certain() -> None:
     predictor = learned([400] * 1000)
     for answer_tpot_s, sure in ((None, 400), (0.1, 0)):
         targets = Targets(1.0, 0.05, None, Judge.WINDOW, answer_tpot_s)
@@ -119,7 +119,7 @@ def test_asking_between_answers_changes_nothing() -> None:
     assert requested.predict("chat", PROMPT, 10) == silent.predict("chat", PROMPT, 10)
 
 
-def test_an_answer_cut_short_tells_that_it_was_longer() -> None:
+def test_an_answer_cut_short_counts_as_longer() -> None:
     cut = learned([100] * 50 + [600] * 50)
     for _ in range(100):
         cut.observe("chat", PROMPT, 256, cut_short=True)

@@ -163,7 +163,7 @@ def test_nobody_is_preempted_twice_nor_out_of_the_batch() -> None:
         (1, 4, "abc", False),
     ],
 )
-def test_victims_give_way_in_their_order_and_no_more_of_them_than_needed(
+def test_victims_are_preempted_in_their_order_and_no_more_of_them_than_needed(
     wanted: int, slots: int, given: str, there: bool
 ) -> None:
     running = [decode(name) for name in "abc"]
@@ -172,7 +172,7 @@ def test_victims_give_way_in_their_order_and_no_more_of_them_than_needed(
     assert "".join(batch.preempted) == given
 
 
-def test_a_step_stands_until_the_blocks_of_its_tokens_may_run_out() -> None:
+def test_a_step_repeats_until_its_tokens_may_run_out_of_blocks() -> None:
     decodes = [decode(name) for name in "abc"]
 
     def stands(batch: OpenBatch) -> int | None:

@@ -90,14 +90,14 @@ def test_decodes_draft_as_much_as_tokens_and_blocks_allow_and_together_as_one_by
     assert together.free_blocks >= 0 and together.left_tokens >= 0
 
 
-def test_who_runs_needs_no_seat() -> None:
+def test_a_running_request_needs_no_slot() -> None:
     running = [prompt("p", 100, done=20), decode("d", 15)]
     batch = OpenBatch(replica(running, [], slots=2))
     run_on(batch, running)
     assert (batch.tokens, list(batch.preempted)) == ({"p": 80, "d": 1}, [])
 
 
-def test_who_would_be_served_last_gives_way_and_in_the_end_the_one_in_need() -> None:
+def test_the_request_served_last_is_preempted_and_finally_the_one_in_need() -> None:
     running = [decode("a", 16), decode("b", 16), decode("c", 32)]
     batch = OpenBatch(replica(running, [], free_blocks=0))
     run_on(batch, running)
@@ -108,13 +108,13 @@ def test_who_would_be_served_last_gives_way_and_in_the_end_the_one_in_need() -> 
 
 
 @pytest.mark.parametrize(("spare", "started"), [(3, True), (4, False)])
-def test_a_newcomer_leaves_the_spare_blocks_free(spare: int, started: bool) -> None:
+def test_a_new_request_leaves_the_spare_blocks_free(spare: int, started: bool) -> None:
     batch = OpenBatch(replica([], [prompt("p", 100)], free_blocks=10))
     start(batch, batch.view.waiting, spare_blocks=spare)
     assert ("p" in batch.tokens) is started
 
 
-def test_a_newcomer_takes_the_last_block_and_the_last_seat() -> None:
+def test_a_new_request_takes_the_last_block_and_the_last_slot() -> None:
     last = replica([decode("d", 15)], [prompt("p", 112), prompt("q", 1)], free_blocks=7, slots=2)
     for batch in (OpenBatch(last), prompts_or_decodes(last, last.waiting)):
         start(batch, () if batch.tokens else last.waiting)
@@ -122,7 +122,7 @@ def test_a_newcomer_takes_the_last_block_and_the_last_seat() -> None:
         assert (batch.free_blocks, batch.free_slots) == (0, 0)
 
 
-def test_nobody_starts_without_a_seat_or_a_token() -> None:
+def test_no_request_starts_without_a_slot_or_a_token() -> None:
     full = OpenBatch(replica([decode("d")], [prompt("p")], slots=1))
     start(full, full.view.waiting)
     assert full.tokens == {}
@@ -142,7 +142,7 @@ def test_whole_prompts_start_whole_or_not_unless_no_batch_is_long_enough() -> No
     assert starting_tokens(batch, prompt("p", 101), whole=False) == 100
 
 
-def test_prompts_under_way_are_computed_before_any_starts_and_one_that_gave_way_lets_nobody_start() -> None:
+def test_prompts_in_progress_are_computed_first_and_no_request_starts_after_a_preemption() -> None:
     running = [prompt("early", 100, done=16), decode("d"), prompt("late", 100, done=16)]
     view = replica(running, [prompt("p", 50)])
     assert list(prompts_or_decodes(view, view.waiting).tokens.items()) == [
@@ -155,7 +155,7 @@ def test_prompts_under_way_are_computed_before_any_starts_and_one_that_gave_way_
     assert (batch.tokens, list(batch.preempted)) == ({"early": 84}, ["late"])
 
 
-def test_where_no_prompt_moves_decodes_go_alone_and_prompts_give_way_to_them() -> None:
+def test_where_no_prompt_moves_decodes_go_alone_and_prompts_are_preempted_to_them() -> None:
     running = [prompt("p", 600, done=16), decode("a", 16), decode("b", 16)]
     batch = prompts_or_decodes(replica(running, [], free_blocks=1), [])
     assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["p"])
@@ -171,7 +171,7 @@ def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool,
     return there, list(batch.preempted)
 
 
-def test_best_effort_gives_way_first_what_was_started_last_first() -> None:
+def test_best_effort_is_preempted_first_what_was_started_last_first() -> None:
     candidate = prompt("need", due_s=2.0)
     assert giving_way(candidate, 0, 0) == (True, [])
     assert giving_way(candidate, 1, 0, free=1) == (True, [])
@@ -179,7 +179,7 @@ def test_best_effort_gives_way_first_what_was_started_last_first() -> None:
     assert giving_way(candidate, 2, 1) == (True, ["new", "old"])
 
 
-def test_to_a_newcomer_nobody_with_a_promise_gives_way_and_to_one_that_runs_those_due_later() -> None:
+def test_no_admitted_request_is_preempted_for_a_new_one_and_later_ones_are_for_a_running_one() -> None:
     assert giving_way(prompt("need", due_s=2.0), 3, 0) == (False, ["new", "old"])
     assert giving_way(decode("need", 16, due_s=2.0), 3, 0) == (True, ["new", "old", "later"])
     assert giving_way(decode("need", 16, due_s=2.0), 4, 0) == (False, ["new", "old", "later"])
@@ -193,7 +193,7 @@ def moved(
     return batch
 
 
-def test_where_nobody_could_move_whoever_was_started_first_does_at_the_cost_of_the_last() -> None:
+def test_if_no_request_could_progress_the_first_started_does_and_the_last_is_preempted() -> None:
     running = [prompt("first", 100, done=16), prompt("second", 100, done=32), prompt("third", 100, done=32)]
     batch = moved(running, [prompt("w")], free_blocks=2)
     assert (batch.tokens, list(batch.preempted)) == ({"first": 84}, ["third", "second"])
@@ -204,7 +204,7 @@ def test_where_nobody_could_move_whoever_was_started_first_does_at_the_cost_of_t
     assert (batch.tokens, list(batch.preempted)) == ({"first": 99}, [])
 
 
-def test_where_nobody_runs_the_first_that_the_engine_can_hold_starts_as_far_as_a_batch_goes() -> None:
+def test_if_none_runs_the_first_that_fits_the_engine_starts_with_a_full_batch() -> None:
     waiting = [prompt("huge", 200), prompt("whole", 160), prompt("small", 10)]
     assert moved([], waiting, free_blocks=10).tokens == {"whole": 160}
     assert moved([], waiting, free_blocks=10, tokens=64).tokens == {"huge": 64}

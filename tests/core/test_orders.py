@@ -60,7 +60,7 @@ requests = st.builds(
 
 @every_order
 @given(there=some_replicas, requested=requests)
-def test_everyone_stands_in_it_once(order: Order, there: list[ReplicaLoad], requested: Asked) -> None:
+def test_an_order_has_each_replica_once(order: Order, there: list[ReplicaLoad], requested: Asked) -> None:
     assert sorted(order(there, requested)) == sorted(load.name for load in there)
 
 
@@ -131,7 +131,7 @@ def test_best_fit_looks_for_the_soonest_first_token_where_memory_holds_it() -> N
 
 
 @pytest.mark.parametrize("name", ["best-fit", "class-affinity"])
-def test_who_has_said_nothing_of_memory_is_not_taken_to_be_full(name: str) -> None:
+def test_a_replica_without_memory_figures_does_not_count_as_full(name: str) -> None:
     there = replicas(replace(IDLE, prefill_wait_s=0.1), Snapshot())
     assert ORDERS[name](there, ASKED) == ("r1", "r0")
 
@@ -150,7 +150,7 @@ CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot
         (inf, ("r2", "r0", "r1")),
     ],
 )
-def test_like_paces_gather(tpot_s: float, requested: tuple[str, ...]) -> None:
+def test_similar_tpot_targets_gather(tpot_s: float, requested: tuple[str, ...]) -> None:
     assert AFFINITY(replicas(CODERS, CHATS, IDLE), ASKED._replace(tpot_s=tpot_s)) == requested
 
 
@@ -177,7 +177,7 @@ def test_a_replica_is_busy_past_half_of_a_first_tokens_budget() -> None:
 
 
 @pytest.mark.parametrize(("tpot_s", "first"), [(0.125, "r0"), (0.126, "r1"), (0.08, "r0"), (0.079, "r1")])
-def test_paces_within_a_quarter_are_of_one_kind(tpot_s: float, first: str) -> None:
+def test_tpot_targets_within_a_quarter_are_one_class(tpot_s: float, first: str) -> None:
     assert AFFINITY(replicas(CHATS, IDLE), ASKED._replace(tpot_s=tpot_s, turn=0))[0] == first
 
 
@@ -249,7 +249,7 @@ def test_holders_of_equal_prefixes_take_turns() -> None:
     ]
 
 
-def test_in_a_large_pool_a_holder_is_found_whoever_has_the_turn() -> None:
+def test_in_a_large_pool_a_holder_is_found_at_any_turn() -> None:
     there = [ReplicaLoad(f"r{i:03d}", IDLE) for i in range(3 * MOST_COMPARED)]
     requested = cached(r150=16)
     assert {ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(len(there))} == {

@@ -70,7 +70,9 @@ def test_the_allowance_is_within_its_bounds(forecast_s: float, most_s: float) ->
 
 
 @given(st.sampled_from(Where), SECONDS, SECONDS, SECONDS)
-def test_who_is_not_overdue_was_not_before(where: Where, own_s: float, engine_s: float, now_s: float) -> None:
+def test_a_request_that_is_not_overdue_was_not_before(
+    where: Where, own_s: float, engine_s: float, now_s: float
+) -> None:
     signs = Signs(where, min(own_s, now_s), min(engine_s, now_s))
     if not is_overdue(signs, EXPECTED, now_s, MOST_S):
         assert not is_overdue(signs, EXPECTED, (signs.own_s + now_s) / 2, MOST_S)

@@ -110,7 +110,7 @@ def test_vllm_serves_in_its_own_order(case: str) -> None:
     assert step.preempt == preempt
 
 
-def test_vllm_admits_everybody_and_predicts_the_wait_behind_the_queue() -> None:
+def test_vllm_admits_all_requests_and_predicts_the_wait_behind_the_queue() -> None:
     view = replica(
         [decode("a"), prompt("b", 500, done=100)], [prompt("c", 300)], limits=Limits(batch_tokens=256)
     )
@@ -124,12 +124,12 @@ def test_vllm_admits_everybody_and_predicts_the_wait_behind_the_queue() -> None:
     assert first.tpot_predicted_s < second.tpot_predicted_s
 
 
-def test_slos_serve_admits_what_it_can_promise() -> None:
+def test_slos_serve_admits_requests_whose_slo_it_can_meet() -> None:
     verdicts = SlosServe().admit(replica([], [], 2000), [prompt("a"), prompt("b", best_effort=True)])
     assert [type(verdict) for verdict in verdicts] == [Admitted, BestEffort]
 
 
-def test_slos_serve_protects_the_oldest_best_effort_job_while_all_promises_hold() -> None:
+def test_slos_serve_protects_the_oldest_best_effort_job_while_all_slos_are_met() -> None:
     offline = prompt("offline", 3000, best_effort=True)
     relaxed = prompt("relaxed", 500, at_s=100.0)
     urgent = prompt("urgent", 500, at_s=96.0)

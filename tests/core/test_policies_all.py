@@ -106,7 +106,7 @@ EVERY_POLICY = pytest.mark.parametrize("name", POLICIES)
 @EVERY_POLICY
 @examples(15)
 @given(scene=SCENES)
-def test_steps_are_possible_and_everybody_finishes(name: str, scene: Scene) -> None:
+def test_steps_are_possible_and_all_requests_finish(name: str, scene: Scene) -> None:
     for step, engine, _ in run(build(name), scene):
         assert newcomers_blocks(step, engine) <= free_blocks(step, engine)
         assert sum(step.tokens.values()) + sum(step.drafts.values()) <= scene.limits.batch_tokens

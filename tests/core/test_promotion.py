@@ -53,14 +53,14 @@ def test_what_the_program_chooses_is_promoted_only_where_a_plan_confirms_it() ->
     assert promotes(replica(*queue, small, large)) == {"small"}
 
 
-def test_nobody_is_promoted_where_the_cheapest_does_not_fit() -> None:
+def test_no_request_is_promoted_if_the_cheapest_does_not_fit() -> None:
     queue = [asks(f"a{i}", 2500, 0.64, best_effort=False) for i in range(3)]
     patient = asks("patient", 1000, 9.0)
     assert promotes(replica(*queue, patient)) == {"patient"}
     assert promotes(replica(*queue, asks("cheap", 900, 0.3), patient)) == set()
 
 
-def test_nobody_is_promoted_who_has_no_targets_or_no_time_left_or_has_begun_to_answer() -> None:
+def test_requests_without_targets_or_time_or_that_have_begun_to_answer_are_not_promoted() -> None:
     assert chosen_of(replica()) is None
     assert chosen_of(replica(asks("free", ttft_s=None))) is None
     assert chosen_of(replica(asks("late"), now_s=0.99)) is None
@@ -68,17 +68,17 @@ def test_nobody_is_promoted_who_has_no_targets_or_no_time_left_or_has_begun_to_a
     assert chosen_of(replica(asks("admitted", best_effort=False))) is None
 
 
-def test_one_that_is_late_whatever_is_done_keeps_nobody_from_being_promoted() -> None:
+def test_a_late_request_does_not_prevent_promotions() -> None:
     assert promotes(replica(asks("late", 300, 0.905), asks("b", 900, 9.0), now_s=0.9)) == {"b"}
 
 
-def test_who_has_begun_its_prompt_can_still_be_promoted() -> None:
+def test_a_request_with_a_begun_prompt_can_still_be_promoted() -> None:
     chosen = chosen_of(replica(running=(advance(asks("begun"), 200, 0, 0.1),), now_s=0.1))
     assert chosen is not None
     assert (chosen.computed_tokens, chosen.best_effort) == (200, False)
 
 
-def test_nobody_is_promoted_past_what_fits() -> None:
+def test_no_request_is_promoted_beyond_capacity() -> None:
     crowd = [asks(f"a{i}", 2500, best_effort=False) for i in range(4)]
     for count in range(5):
         view = replica(*crowd[:count], asks("b", 2500))
@@ -87,7 +87,7 @@ def test_nobody_is_promoted_past_what_fits() -> None:
     assert promotes(replica(asks("b", 2500), blocks=100)) == set()
 
 
-def test_the_step_says_whom_it_promotes_and_serves_it_as_admitted() -> None:
+def test_a_step_names_the_promoted_request_and_serves_it_as_admitted() -> None:
     view = replica(asks("b"), asks("free", ttft_s=None))
     step, _ = SlosServe().step(view, None)
     assert step.promote == ("b",)

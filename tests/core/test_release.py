@@ -67,7 +67,7 @@ def test_an_idle_engine_gets_what_one_step_of_the_policy_computes() -> None:
     assert let_in(due, policy="vllm").let_in == ("loose", "tight", "next")
 
 
-def test_nobody_held_asks_nobody() -> None:
+def test_without_held_requests_the_policy_is_not_called() -> None:
     def never(_: ReplicaView, memory: None) -> tuple[Step, None]:
         raise AssertionError
 
@@ -85,7 +85,7 @@ def test_an_engine_that_is_later_than_foreseen_gets_the_next() -> None:
     assert let_in([job("b")], inside, now_s=9.0).let_in == ("b",)
 
 
-def test_there_is_a_seat_for_whoever_goes_in() -> None:
+def test_each_released_request_has_a_slot() -> None:
     inside = EngineJobs(tuple(decode(f"d{i}", 0.0, ahead_s=9.0) for i in range(6)))
     held = [job(f"h{i}", prompt=10) for i in range(4)]
     assert len(let_in(held, inside).let_in) == 2
@@ -97,7 +97,7 @@ def test_there_is_memory_for_all_of_them_at_their_peak() -> None:
     assert let_in([job("h", prompt=100, out=61)], inside, blocks=19, policy="vllm").let_in == ()
 
 
-def test_a_long_prompt_waits_until_those_inside_are_ahead_of_their_pace() -> None:
+def test_a_long_prompt_waits_until_decodes_inside_are_ahead_of_their_tpot() -> None:
     long = job("long", prompt=190, ttft_s=5.0)
     assert let_in([long], EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ()
     assert let_in([long], EngineJobs((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").let_in == ("long",)
@@ -112,7 +112,7 @@ def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None
     assert let_in([long], slower, policy="vllm", limits=limits).let_in == ()
 
 
-def test_who_can_only_just_be_in_time_goes_in_whatever_it_costs_others() -> None:
+def test_a_request_that_can_only_just_be_in_time_is_released_whatever_it_costs_others() -> None:
     inside = EngineJobs((decode("d", 0.0),))
     assert let_in([job("long", prompt=190, ttft_s=0.22)], inside, policy="vllm").let_in == ("long",)
     lost = job("long", prompt=190, ttft_s=0.1)
@@ -121,17 +121,17 @@ def test_who_can_only_just_be_in_time_goes_in_whatever_it_costs_others() -> None
     assert let_in([lost], inside, policy="vllm", window=impatient).let_in == ("long",)
 
 
-def test_who_cannot_keep_its_pace_anyway_holds_up_nobody() -> None:
+def test_a_decode_that_cannot_meet_its_tpot_in_any_case_delays_no_request() -> None:
     late = decode("d", 0.0, tpot_s=0.005)
     assert let_in([job("long", prompt=190)], EngineJobs((late,)), policy="vllm").let_in == ("long",)
 
 
-def test_who_has_no_pace_holds_up_nobody() -> None:
+def test_a_decode_without_a_tpot_delays_no_request() -> None:
     unpaced = decode("d", 0.0, tpot_s=None)
     assert let_in([job("long", prompt=190)], EngineJobs((unpaced,)), policy="vllm").let_in == ("long",)
 
 
-def test_nobody_with_a_promise_is_overtaken_for_want_of_room() -> None:
+def test_no_admitted_request_is_overtaken_for_lack_of_capacity() -> None:
     inside = EngineJobs((decode("d", 0.0),))
     held = [job("long", prompt=150, ttft_s=5.0), job("short", prompt=10, ttft_s=5.0)]
     assert let_in(held, inside, policy="vllm").let_in == ()
@@ -149,7 +149,7 @@ def test_best_effort_gets_its_share_and_is_passed_over_beyond() -> None:
     )
 
 
-def test_best_effort_that_would_break_a_pace_is_passed_over() -> None:
+def test_best_effort_that_would_exceed_a_tpot_is_skipped() -> None:
     held = [job("more", prompt=150, offline=True), job("short", prompt=10)]
     assert let_in(held, EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ("short",)
 
@@ -159,7 +159,7 @@ def test_best_effort_comes_last() -> None:
     assert let_in(held).let_in == ("short", "offline")
 
 
-def test_whom_the_policy_promises_something_after_all_counts_from_then_on() -> None:
+def test_a_promoted_request_counts_as_admitted() -> None:
     def promoting(seen: ReplicaView, requested: int) -> tuple[Step, int]:
         if requested == 0:
             return Step({"a": 1}, promote=("b",)), 1
@@ -171,7 +171,7 @@ def test_whom_the_policy_promises_something_after_all_counts_from_then_on() -> N
     assert (decided.let_in, decided.promote, decided.memory) == (("a", "b"), ("b",), 2)
 
 
-def test_an_idle_engine_gets_somebody_whatever_the_policy_says() -> None:
+def test_an_idle_engine_gets_a_request_whatever_the_policy_decides() -> None:
     def nobody(_: ReplicaView, memory: None) -> tuple[Step, None]:
         return Step(), memory
 
@@ -201,7 +201,7 @@ def test_the_outlook_is_the_moment_when_the_prompts_inside_are_done() -> None:
     assert half_done.running[0].generated_tokens == 2
 
 
-def test_nobody_inside_gives_way() -> None:
+def test_no_request_inside_is_preempted() -> None:
     ahead = planning_view(view([]), EngineJobs((decode("b", 0.0, offline=True),)))
     (rooted,) = ahead.running
     assert (rooted.best_effort, rooted.due_s, rooted.tpot_s) == (False, inf, None)
@@ -261,7 +261,7 @@ class Engine:
 
 @examples(60)
 @given(st.lists(jobs, min_size=1, max_size=14), POLICY, st.floats(1.0, 2.0), st.integers(30, 60))
-def test_everybody_goes_in_once_within_bounds_and_in_the_policys_order(
+def test_each_request_is_released_once_within_bounds_and_in_the_policy_s_order(
     drawn: list[Job], policy: str, slowness: float, blocks: int
 ) -> None:
     chosen = build(policy)

@@ -46,7 +46,7 @@ def verdicts(names: str, state: AdmissionState = FREE) -> list[Verdict]:
     return decide(OneInTwo(), VIEW, jobs(names), state, BOUNDS)
 
 
-def test_newcomers_are_decided_together_and_in_order() -> None:
+def test_candidates_are_decided_together_and_in_order() -> None:
     policy = OneInTwo()
     given = decide(policy, VIEW, jobs("aXbc"), FREE, BOUNDS)
     assert policy.asked == [["a", "b", "c"]]
@@ -59,14 +59,14 @@ def test_newcomers_are_decided_together_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "X", "aX"])
-def test_a_replica_that_takes_nobody_says_why(names: str) -> None:
+def test_a_replica_that_takes_no_requests_gives_the_reason(names: str) -> None:
     draining, down = replace(FREE, draining=True), replace(FREE, engine_ready=False)
     assert set(verdicts(names, draining)) == {Rejected(Reason.DRAINING)}
     assert set(verdicts(names, down)) == {Rejected(Reason.ENGINE_DOWN)}
     assert set(verdicts(names, replace(FREE, carried=4))) == {Rejected(Reason.QUEUE_FULL)}
 
 
-def test_a_full_backlog_of_best_effort_leaves_room_for_promises() -> None:
+def test_a_full_best_effort_queue_leaves_room_for_requests_with_slos() -> None:
     full = replace(FREE, best_effort=2)
     assert verdicts("Xa", full) == [Rejected(Reason.QUEUE_FULL), Admitted(1.0, 0.1)]
 

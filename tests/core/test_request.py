@@ -36,7 +36,7 @@ def test_chunk_brings_no_token_and_moves_no_deadline() -> None:
     assert (job.pending_tokens, job.generated_tokens, job.due_s) == (40, 0, 11.0)
 
 
-def test_first_token_anchors_the_pace() -> None:
+def test_first_token_anchors_the_tpot() -> None:
     job = advance(chat(), computed_tokens=100, new_tokens=1, now_s=10.5)
     assert job.decoding
     assert job.due_s == 10.6
@@ -67,13 +67,13 @@ def test_window_tier_is_due_from_its_window() -> None:
     assert job.anchor.tokens == 11
 
 
-def test_nobody_waits_for_a_job_without_targets() -> None:
+def test_no_request_waits_for_a_job_without_targets() -> None:
     job = chat(targets=Targets())
     assert (job.due_s, job.tpot_s) == (NO_DEADLINE_S, None)
     assert advance(job, 100, 1, 99.0).due_s == NO_DEADLINE_S
 
 
-def test_a_thinker_is_planned_by_its_tighter_pace_until_it_answers() -> None:
+def test_a_thinker_is_planned_by_its_tighter_tpot_until_it_answers() -> None:
     request = Request("r", "reasoning", 0.0, 10, 1000, Targets(1.0, 0.05, answer_tpot_s=0.1))
     thinking = advance(new_job(request, 100, best_effort=False), 10, 1, 0.5)
     assert thinking.tpot_s == 0.05
@@ -84,7 +84,7 @@ def test_a_thinker_is_planned_by_its_tighter_pace_until_it_answers() -> None:
     assert thinking_ended(answering, 0.8) is answering
 
 
-def test_where_answers_have_no_pace_of_their_own_thinking_changes_nothing() -> None:
+def test_where_answers_have_no_tpot_of_their_own_thinking_changes_nothing() -> None:
     job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=False)
     assert thinking_ended(job, 0.6) is job
 

@@ -102,7 +102,7 @@ def test_all_rejections_give_the_order_and_then_the_backup_once_more() -> None:
     assert attempts_if_all_reject(Attempts((), 2, Backup.BEST_EFFORT), []) == ()
 
 
-def test_nobody_is_there() -> None:
+def test_an_empty_replica() -> None:
     assert next_action(Attempts((), 3, BEST_EFFORT), []) == NOBODY
 
 

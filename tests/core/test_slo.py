@@ -26,7 +26,7 @@ def test_slowdown_becomes_a_duration_of_this_prompt() -> None:
     assert Slo(ttft_slowdown=5, tpot_s=0.1).targets(idle_prefill_s=0.2) == Targets(1.0, 0.1)
 
 
-def test_a_tier_is_worth_one_and_promises_nothing_that_it_does_not_say() -> None:
+def test_a_tier_has_value_one_and_no_targets_by_default() -> None:
     assert Tier("t") == Tier("t", Slo(), 1.0, best_effort=False, allow_request_targets=False)
 
 
@@ -40,7 +40,7 @@ def test_first_token_is_due_by_its_own_target_then_by_half_of_e2e() -> None:
     assert first_token_due_s(10, Targets()) == NO_DEADLINE_S
 
 
-def test_pace_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
+def test_tpot_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
     assert tpot_target_s(Targets(tpot_s=0.1), output_tokens=50) == 0.1
     assert tpot_target_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
     assert tpot_target_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
@@ -50,7 +50,7 @@ def test_pace_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
     assert tpot_target_s(Targets(), output_tokens=10) is None
 
 
-def test_token_without_a_pace_is_never_due() -> None:
+def test_token_without_a_tpot_is_never_due() -> None:
     assert next_token_due_s(Anchor(5, 1), 7, None) == NO_DEADLINE_S
 
 
@@ -76,7 +76,7 @@ def test_max_counts_every_gap_from_the_token_before() -> None:
     assert anchor_after(Judge.MAX, Anchor(2.0, 1), 2, now_s=2.5) == Anchor(2.5, 2)
 
 
-def test_one_token_has_no_pace() -> None:
+def test_one_token_has_no_tpot() -> None:
     assert judged_tpot_s([3.0], Judge.MEAN) is None
     assert judged_tpot_s([], Judge.MAX) is None
 
@@ -97,7 +97,7 @@ def test_every_gap_counts_and_the_last_window_is_what_is_left() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=60), paces, st.sampled_from(Judge))
-def test_tokens_on_their_due_times_are_judged_on_pace(leads: list[float], pace: float, judge: Judge) -> None:
+def test_tokens_on_their_due_times_are_judged_on_tpot(leads: list[float], pace: float, judge: Judge) -> None:
     """Whatever lead each token has over its due time, keeping all due times keeps the judged pace."""
     times_s = [0.0]
     anchor = anchor_after(judge, None, 1, 0.0)

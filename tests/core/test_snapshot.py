@@ -34,7 +34,7 @@ def view(
     return ReplicaView(0.0, busy_s, running, waiting, KvCache(blocks, free, 16), Limits(), MODEL)
 
 
-def test_nobody_is_there() -> None:
+def test_an_empty_replica() -> None:
     idle = snapshot(view())
     assert (idle.running, idle.waiting, idle.work_s, idle.prefill_wait_s, idle.step_s) == (0, 0, 0, 0, 0)
     assert (idle.prefill_slack_s, idle.tightest_tpot_s) == (inf, inf)
@@ -49,7 +49,7 @@ def test_counts() -> None:
     assert output.kv_tokens_free == output.kv_tokens_total - 7 * 16
 
 
-def test_a_newcomer_waits_for_the_batch_under_way_and_for_the_queue() -> None:
+def test_a_new_request_waits_for_the_batch_under_way_and_for_the_queue() -> None:
     output = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
     assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * 0.060 / 398)
 
@@ -62,7 +62,7 @@ def test_slack_is_what_the_most_urgent_can_spare() -> None:
     assert snapshot(view(waiting=(prefill("a", due_s=0.01),))).prefill_slack_s == 0.0
 
 
-def test_best_effort_gives_way() -> None:
+def test_best_effort_is_preempted() -> None:
     alone = snapshot(view(decode("a")))
     flooded = snapshot(view(decode("a"), waiting=tuple(prefill(f"b{i}", best_effort=True) for i in range(9))))
     assert flooded.prefill_wait_s == alone.prefill_wait_s
@@ -76,7 +76,7 @@ def test_decodes_slow_prefill_down() -> None:
     assert many.step_s == pytest.approx(0.030) and few.step_s == pytest.approx(0.021)
 
 
-def test_a_tight_pace_bounds_the_batch() -> None:
+def test_a_tight_tpot_bounds_the_batch() -> None:
     loose, tight = (snapshot(view(decode("a", tpot_s=tpot_s))) for tpot_s in (0.1, 0.030))
     assert (loose.tightest_tpot_s, tight.tightest_tpot_s) == (0.1, 0.030)
     assert tight.prefill_tokens_s < loose.prefill_tokens_s / 2
@@ -144,7 +144,7 @@ def _of(some: list[Job]) -> ReplicaView:
 
 
 @given(st.lists(jobs, max_size=6), st.floats(0.0, 2.0))
-def test_what_is_said_does_not_depend_on_the_clock(there: list[Job], busy_s: float) -> None:
+def test_a_snapshot_does_not_depend_on_the_clock(there: list[Job], busy_s: float) -> None:
     def at(now_s: float) -> Snapshot:
         moved = [
             job._replace(due_s=job.due_s + now_s, anchor=job.anchor and job.anchor._replace(at_s=now_s))
@@ -161,7 +161,7 @@ def test_work_is_every_token_to_come_at_what_one_more_costs() -> None:
     assert output.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))
 
 
-def test_a_pace_counts_that_an_engine_can_just_keep() -> None:
+def test_a_tpot_counts_that_an_engine_can_just_meet() -> None:
     one_s = MODEL.prefill_seconds(1)
     assert snapshot(view(decode("a", tpot_s=one_s))).tightest_tpot_s == one_s
     assert snapshot(view(decode("a", tpot_s=one_s - 1e-9))).tightest_tpot_s == inf
@@ -174,7 +174,7 @@ def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> 
     assert output.kv_tokens_headroom == (1000 - 17 - 13) * 16
 
 
-def test_what_has_said_nothing_is_taken_for_idle() -> None:
+def test_a_replica_without_a_snapshot_counts_as_idle() -> None:
     output = Snapshot()
     assert (output.running, output.waiting, output.best_effort, output.prefill_tokens_left) == (0, 0, 0, 0)
     assert (output.kv_tokens_free, output.kv_tokens_total, output.kv_tokens_headroom) == (0, 0, 0)

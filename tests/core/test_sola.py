@@ -93,7 +93,7 @@ def test_a_waiting_request_s_latency_is_its_wait_over_its_own_target() -> None:
     assert latency_ratios([prompt("a", ttft_s=None)], NOW_S)[0] == 0.0
 
 
-def test_a_decode_s_latency_is_its_pace_with_the_token_that_it_waits_for() -> None:
+def test_a_decode_s_latency_is_its_tpot_with_the_token_that_it_waits_for() -> None:
     assert latency_ratios([decode("a", since_s=0.5, tokens=10)], NOW_S)[0] == pytest.approx(0.5 / (10 * 0.1))
     assert latency_ratios([decode("a", since_s=0.3, tokens=1)], NOW_S)[0] == pytest.approx(3.0)
     assert latency_ratios([decode("a", tpot_s=None)], NOW_S)[0] == 0.0
@@ -114,7 +114,7 @@ def test_the_latency_starts_again_where_the_judgement_does(judge: Judge, ratio: 
     assert latency_ratios([job], NOW_S)[0] == pytest.approx(ratio)
 
 
-def test_a_preempted_request_counts_with_its_pace_and_best_effort_not_at_all() -> None:
+def test_a_preempted_request_counts_with_its_tpot_and_best_effort_not_at_all() -> None:
     resumed = preempted(decode("a", since_s=0.9, tokens=10))
     offline = prompt("b", waited_s=50, best_effort=True)
     view = replica([decode("c", since_s=0.1, tokens=10)], [resumed, prompt("d", waited_s=0.3), offline])
@@ -164,7 +164,7 @@ def test_the_choice_is_smoothed_over_the_window() -> None:
 # Order
 
 
-def test_prompts_stand_by_predicted_ttft_over_target() -> None:
+def test_prompts_are_ordered_by_predicted_ttft_over_target() -> None:
     short, long = prompt("short", 100, waited_s=0.30), prompt("long", 3000, waited_s=0.05)
     patient = prompt("patient", 100, waited_s=1.0, ttft_s=5.0)
     order = in_order([short, long, patient], NOW_S, PLAIN)
@@ -172,7 +172,7 @@ def test_prompts_stand_by_predicted_ttft_over_target() -> None:
     assert order.slack_s.tolist() == pytest.approx([1 - 0.05 - 0.31, 1 - 0.30 - 0.02, 5 - 1 - 0.02])
 
 
-def test_loosened_the_late_do_not_count_and_a_resumed_prompt_stands_by_its_pace() -> None:
+def test_loosened_late_ones_do_not_count_and_a_resumed_prompt_is_ordered_by_its_tpot() -> None:
     late, resumed = prompt("late", waited_s=1.5), preempted(decode("resumed", since_s=2.0, tokens=10))
     order = in_order([prompt("a"), late, resumed], NOW_S, PLAIN, loosened=True)
     assert [job.request.id for job in order.jobs] == ["resumed", "late", "a"]
@@ -195,7 +195,7 @@ def test_late_decodes_leave_no_time_unless_the_constraint_is_loosened() -> None:
 @pytest.mark.parametrize(
     ("judge", "left_tokens"), [(Judge.MEAN, 40), (Judge.WINDOW, 6), (Judge.MAX, 1)], ids=str
 )
-def test_a_decode_s_predicted_pace_goes_to_where_its_judgement_ends(judge: Judge, left_tokens: int) -> None:
+def test_a_decode_s_predicted_tpot_is_at_the_end_of_its_window(judge: Judge, left_tokens: int) -> None:
     job = decode("a", since_s=0.6, tokens=1, output=45, judge=judge)
     for _ in range(4 if judge is not Judge.MAX else 0):
         job = advance(job, 1, 1, NOW_S)
@@ -204,7 +204,7 @@ def test_a_decode_s_predicted_pace_goes_to_where_its_judgement_ends(judge: Judge
     assert predicted_ratio(job, NOW_S, decode_s=0.02) == pytest.approx(expected)
 
 
-def test_decodes_stand_by_predicted_tpot_and_those_without_a_pace_last() -> None:
+def test_decodes_are_ordered_by_predicted_tpot_and_those_without_a_target_last() -> None:
     behind, ahead = decode("behind", since_s=1.2, tokens=10), decode("ahead", since_s=0.2, tokens=10)
     free, tight = decode("free", tpot_s=None), decode("tight", since_s=0.2, tokens=10, tpot_s=0.02)
     order = worst_first([free, ahead, behind, tight], NOW_S, decode_s=0.01)
@@ -337,7 +337,9 @@ def test_prompts_and_decodes_of_a_step_are_predicted_apart() -> None:
     [([decode("a")], [], "decode"), ([], [prompt("b")], "prefill"), ([], [], None)],
     ids=["decodes", "prompts", "nothing"],
 )
-def test_kinds_of_iteration_are_told_apart(running: list[Job], waiting: list[Job], kind: str | None) -> None:
+def test_kinds_of_iteration_are_distinguished(
+    running: list[Job], waiting: list[Job], kind: str | None
+) -> None:
     last = Sola().step(replica(running, waiting), SolaState())[1].last
     assert (last.kind if last else None) == kind
 
@@ -489,7 +491,7 @@ def test_where_all_decodes_fit_they_keep_their_order() -> None:
     assert list(step_of(replica(decodes, [], limits=Limits(batch_tokens=2))).tokens) == ["pressed", "calm"]
 
 
-def test_who_waits_has_nothing_to_give_and_who_has_begun_has() -> None:
+def test_a_waiting_request_has_no_blocks_to_free_and_a_begun_one_has() -> None:
     running = [decode("d", context=160, tokens=1), decode("e", context=160, tokens=1)]
     step = step_of(replica(running, [prompt("w")], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"d": 1}, ("e",))
@@ -523,7 +525,7 @@ def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:
     assert (step.tokens, step.preempt) == ({"first": 640}, ("second",))
 
 
-def test_a_prompt_under_way_gives_way_to_a_decode_that_needs_a_block() -> None:
+def test_a_prompt_under_way_is_preempted_to_a_decode_that_needs_a_block() -> None:
     under_way = prompt("a", 800, done=160, waited_s=0.96)
     view = replica([decode("d", context=160, tokens=1), under_way], [], free_blocks=0)
     step = step_of(view)
@@ -543,11 +545,11 @@ def test_a_decode_that_gave_its_blocks_to_a_worse_one_is_not_served() -> None:
     assert (step.tokens, step.drafts, step.preempt) == ({"b": 1}, {"b": 1}, ("a",))
 
 
-def test_a_request_that_the_cache_can_never_hold_stops_nobody() -> None:
+def test_a_request_larger_than_the_cache_blocks_no_other() -> None:
     impossible, small = prompt("impossible", 900, waited_s=90), prompt("small", 100)
     assert step_of(replica([], [impossible, small], free_blocks=20)).tokens == {"small": 100}
 
 
-def test_everybody_is_admitted() -> None:
+def test_all_requests_are_admitted() -> None:
     verdicts = Sola().admit(replica([], []), [prompt("a"), prompt("b", best_effort=True)])
     assert [type(verdict).__name__ for verdict in verdicts] == ["Admitted", "BestEffort"]

@@ -32,7 +32,7 @@ def view(*running: Job, **other: object) -> ReplicaView:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_whose_steps_stand(policy: str) -> None:
+def test_which_policies_have_repeatable_steps(policy: str) -> None:
     scheduler = build(policy)
     step, _ = scheduler.step(view(decode("a"), decode("b")), scheduler.start())
     assert step.tokens == {"a": 1, "b": 1}

@@ -60,7 +60,7 @@ def test_drafter_steps_cost_what_they_cost() -> None:
     assert closest("found", measured).terms[0].spec_step_s == pytest.approx(0.002, rel=0.01)
 
 
-def test_noise_is_told_as_error_and_not_learned() -> None:
+def test_noise_is_reported_as_error_and_not_fitted() -> None:
     found = fit("found", points(BUILTINS["llama-3-8b-a100"].model, noise=0.05))
     assert 0.02 < found.held_out.mean_error < 0.06
     assert found.held_out.worst_error >= found.held_out.mean_error

@@ -1,4 +1,4 @@
-"""Whether planning can rest on a report."""
+"""Whether a report is valid input for planning."""
 
 import pytest
 from penstock_proto.telemetry_pb2 import Drafting, StepReport

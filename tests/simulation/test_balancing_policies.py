@@ -99,7 +99,7 @@ def asked_of(drawn: Sequence[tuple[float, int, int, int, Targets, bool]]) -> lis
     limits=st.builds(Limits, st.sampled_from((64, 300, 8192)), st.sampled_from((3, 256))),
     speculation=st.sampled_from((None, Speculation(3, 0.7))),
 )
-def test_every_step_is_possible_and_everybody_is_served(
+def test_every_step_is_possible_and_all_requests_is_served(
     name: str,
     drawn: list[tuple[float, int, int, int, Targets, bool]],
     limits: Limits,

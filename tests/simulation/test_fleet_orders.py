@@ -52,7 +52,7 @@ def served(order: str, age_s: float = 0.005) -> tuple[SimulatedOutcome, ...]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_whatever_routers_believe_everyone_is_served_and_promises_are_kept(order: str) -> None:
+def test_whatever_routers_believe_everyone_is_served_and_slos_are_kept(order: str) -> None:
     outcomes = served(order, STALE_S)
     assert Counter(outcome.id for outcome in outcomes) == Counter(arrival.id for arrival in bursts())
     assert all(outcome.output_tokens > 0 for outcome in outcomes)
@@ -94,7 +94,7 @@ def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share
         assert snapshots.load(router=1, now_s=1.004).sent == received
 
 
-def test_like_paces_gather() -> None:
+def test_similar_tpot_targets_gather() -> None:
     def steady() -> Iterator[Arrival]:
         random, now_s = Random(4), 0.0
         for i in range(200):

@@ -205,14 +205,14 @@ class Conserving:
             assert view.kv.free_blocks == view.kv.total_blocks
 
 
-def test_newcomers_of_one_instant_are_decided_together_where_they_meet() -> None:
+def test_new_requests_of_one_instant_are_decided_together_where_they_meet() -> None:
     scripted = Scripted()
     arrivals = [Arrival(str(i), at_s, "chat", 100, 5) for i, at_s in enumerate([1.0, 1.0, 1.0, 1.2])]
     ended(EXACT, arrivals, build=handing_out(scripted))
     assert scripted.together == [["0", "1", "2"], ["3"]]
 
 
-def test_a_newcomer_is_decided_at_once_with_what_the_iteration_will_have_prefilled() -> None:
+def test_a_new_request_is_decided_at_once_with_what_the_iteration_will_have_prefilled() -> None:
     scripted = Scripted()
     arrivals = [Arrival("a", 0.0, "chat", 800, 5), Arrival("b", 0.01, "chat", 100, 5)]
     ended(replace(EXACT, hop_latency_s=0.0), arrivals, build=handing_out(scripted))
@@ -319,7 +319,7 @@ def test_thinking_and_answer_are_paced_and_judged_apart() -> None:
     assert not ended(EXACT, never_thought)["a"].met
 
 
-def test_the_engine_gives_the_answer_its_own_pace() -> None:
+def test_the_engine_gives_the_answer_its_own_tpot() -> None:
     scripted = Scripted()
     arrivals = [
         Arrival("a", 0.0, "thinker", 100, 30, thinking_tokens=10),

@@ -170,7 +170,7 @@ def test_hops_find_room_that_the_first_replica_has_not() -> None:
     assert all(outcome.hops == 2 for outcome in of(FirstVerdict.REJECTED, outcomes))
 
 
-def test_promises_are_kept_where_first_come_first_served_keeps_few() -> None:
+def test_slos_are_kept_where_first_come_first_served_keeps_few() -> None:
     """The same load, served by vLLM's policy, meets less than half as many requests."""
     load = Load(OPT, ("chat", "coder", "summary"), 6.0, 43296)
     vllm = Load(OPT, load.kinds, load.rate_rps, load.kv_tokens, Limits(batch_tokens=512), "vllm")
@@ -178,7 +178,7 @@ def test_promises_are_kept_where_first_come_first_served_keeps_few() -> None:
     assert promised > 2 * first_come > 0
 
 
-def test_wrong_predictions_cost_promises_but_everybody_is_served() -> None:
+def test_wrong_predictions_cost_slos_but_all_requests_is_served() -> None:
     """An engine that is not quite the model's, answers of unknown length, little memory: some are late."""
     load = Load(
         OPT,

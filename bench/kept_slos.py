@@ -1,12 +1,12 @@
-"""How many of the promises that slos-serve makes are kept, at capacity and at three times as much.
+"""Share of admitted requests that meet their SLO under slos-serve, near capacity and at three times that.
 
-    .venv/bin/python bench/promises.py [--scenarios S,S] [--seeds N]
+    .venv/bin/python bench/kept_slos.py [--scenarios S,S] [--seeds N]
 
 One replica in virtual time, each scenario at a rate near its capacity and at three times that. Twice without
-luck or surprise (known lengths, exact truth; without speculation, and with it), with either surprise alone
-(lengths that nobody knows, or times), and as in production (predicted lengths, measured truth). Attainment
-counts all that arrived; promises are those it was admitted with. Requests served best effort that kept their
-targets all the same count as attained, not as promised.
+uncertainty (known lengths, exact truth; without speculation, and with it), with each source of uncertainty
+alone (predicted lengths, or measured times), and as in production (predicted lengths, measured truth).
+Attainment is over all requests; the other share is over admitted ones. Requests served best effort that met
+their targets count as attained, not as admitted.
 """
 
 import argparse
