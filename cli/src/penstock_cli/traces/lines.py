@@ -33,5 +33,5 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _unzipped(file: BufferedReader) -> BufferedReader | gzip.GzipFile:
-    zipped = file.peek(2).startswith(GZIP_MAGIC)
+    zipped = file.peek().startswith(GZIP_MAGIC)
     return gzip.GzipFile(fileobj=file) if zipped else file
