@@ -1,0 +1,85 @@
+"""What a server tells of itself before a replay, and what is said of one that is none."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from penstock_cli.failure import Failure
+from penstock_cli.replay.server import AdminPages, ReplayServer, inspect_server
+from penstock_cli.replay.tier_slos import TierSlos
+
+MODELS = {"data": [{}, {"id": "a", "max_model_len": 4096}, {"id": "b", "engine": "simulated"}]}
+
+
+@asynccontextmanager
+async def answering(body: Any, status: int = 200) -> AsyncIterator[str]:
+    """The address of a server that answers so to everything."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body, status=status) if isinstance(body, str) else web.json_response(body)
+
+    app = web.Application()
+    app.router.add_get("/{any:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def inspected(url: str, model: str | None = None) -> ReplayServer:
+    async with aiohttp.ClientSession() as session:
+        return await inspect_server(session, url, model, AdminPages(session, None))
+
+
+async def failure(url: str, model: str | None = None) -> Failure:
+    with pytest.raises(Failure) as caught:
+        await inspected(url, model)
+    return caught.value
+
+
+async def test_a_server_without_a_pool_tells_its_models_alone() -> None:
+    async with answering(MODELS) as url:
+        assert await inspected(url) == ReplayServer("a", False, 4096, None, None, TierSlos(), ())
+        assert await inspected(url, "b") == ReplayServer("b", True, None, None, None, TierSlos(), ())
+        assert str(await failure(url, "c")) == f'{url}: serves no model "c"; it serves a, b'
+
+
+async def test_a_server_of_no_model_serves_none() -> None:
+    async with answering({}) as url:
+        assert str(await failure(url)) == f'{url}: serves no model ""; it serves none'
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_a_key_says_so(status: int) -> None:
+    async with answering("no", status) as url:
+        assert str(await failure(url)) == f"{url}/v1/models: answers {status}; give a key with --api-key"
+
+
+@pytest.mark.parametrize(("body", "status"), [("gone", 404), ("{}", 201), ("[]", 200)])
+async def test_a_server_of_another_kind_is_told(body: str, status: int) -> None:
+    async with answering(body, status) as url:
+        assert str(await failure(url)) == (
+            f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models"
+        )
+
+
+async def test_an_answer_that_is_no_json_is_one_line() -> None:
+    async with answering("hello") as url:
+        output = str(await failure(url))
+    assert output.startswith(f"{url}/v1/models: ") and "\n" not in output
+
+
+async def test_a_port_where_nobody_listens_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    refused = await failure(url)
+    assert str(refused) == f"{url}/v1/models: no server answers there (Connection refused)"
+
+
+async def test_what_is_no_url_is_invalid_input() -> None:
+    invalid = await failure("http://:80:80")
+    assert "not a URL; write for example http://127.0.0.1:8080" in str(invalid)
+    assert invalid.exit_code == 2
