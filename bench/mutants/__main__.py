@@ -59,7 +59,7 @@ Judged = list[tuple[Mutant, Verdict]]
 def main() -> int:
     """The exit code: 0 if the goal is met in every package, 2 if the tests of one are red as they are."""
     options = _options()
-    marks = marks_of()
+    marks, revision = marks_of(), _revision()
     found: dict[str, Judged] = {}
     red = False
     for package in options.packages:
@@ -78,7 +78,7 @@ def main() -> int:
             red = True
             print(f"{package}: the tests are red without any mutant\n{error}", file=sys.stderr)
         if options.keep:
-            _write(options, found)
+            _write(options, found, revision)
     print(summary("all", [each for of in found.values() for each in of]))
     return 2 if red else int(any(score(of) < GOAL for of in found.values()))
 
@@ -164,10 +164,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _write(options: argparse.Namespace, found: dict[str, Judged]) -> None:
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
+def _revision() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _write(options: argparse.Namespace, found: dict[str, Judged], revision: str) -> None:
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for package, of in found.items():
         before[package] = {

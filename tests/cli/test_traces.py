@@ -134,6 +134,17 @@ def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | byte
     assert "\n" not in message
 
 
+def test_a_line_that_is_too_long_is_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, HEAD + "0,1,1,a\n")
+    monkeypatch.setattr("penstock_cli.traces.lines.LONGEST_LINE_BYTES", len(HEAD) + 1)
+    assert summarise(path).requests == 1
+    path = written(tmp_path, HEAD + "0,1,1," + "a" * len(HEAD) + "\n")
+    with pytest.raises(TraceError, match="line 2, column 1: longer than a trace's line can be"):
+        summarise(path)
+
+
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.csv: No such file or directory"):
         summarise(tmp_path / "none.csv")
