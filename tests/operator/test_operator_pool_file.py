@@ -59,6 +59,19 @@ def test_routers_read_their_part_as_it_was_written(read: Read, make_pool: Callab
     assert (application.name, application.tier, application.allow) == ("ide", "chat", ("batch",))
 
 
+def test_replicas_that_take_http_know_what_requests_are_checked_by(
+    read: Read, make_pool: Callable[..., Pool]
+) -> None:
+    bounds = {"maxBodyBytes": 2**24, "maxHeaderBytes": 9999, "bodyTimeout": "9s", "writeTimeout": "9s"}
+    asked = {"requests": {"allowFields": ["priority"]}, "routing": {"maxHops": 2, "backup": "reject"}}
+    spec = {**SPEC, **asked, "router": {"replicas": 3, **bounds}, "gateway": "envoy"}
+    pool, whole = read("replica", **spec).spec, make_pool(**spec).spec
+    assert (pool.requests, pool.routing, pool.default_tier) == (whole.requests, whole.routing, "batch")
+    assert pool.router == whole.router.model_copy(update={"replicas": 2})
+    (application,) = pool.applications
+    assert (application.name, application.tier, application.allow) == ("ide", "chat", ("batch",))
+
+
 def test_keys_are_named_by_their_mounted_file_and_never_written(read: Read) -> None:
     (application,) = read("router", **SPEC).spec.applications
     assert application.keys.file == "/etc/penstock/keys/ide-keys/keys"

@@ -15,7 +15,7 @@ CAPACITY_ENTRY = "capacityRps"
 
 def replica_config_map(context: RenderContext) -> Manifest:
     """Return the ConfigMap that sidecars and simulated engines read."""
-    data = {POOL_ENTRY: replica_file(context.pool)}
+    data = {POOL_ENTRY: replica_file(context.pool, context.gateway.http)}
     return child(
         context, "v1", "ConfigMap", replica_name(context.name), component=Component.REPLICA, data=data
     )

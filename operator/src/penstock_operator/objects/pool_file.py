@@ -51,6 +51,26 @@ REPLICA_READS: Reads = {
 }
 """Fields that the sidecar and a simulated engine read."""
 
+HTTP_READS: Reads = {
+    **REPLICA_READS,
+    "defaultTier": ALL,
+    "applications": ALL,
+    "requests": ALL,
+    "routing": frozenset({"maxHops", "backup"}),
+    "router": frozenset(
+        {
+            "maxBodyBytes",
+            "maxHeaderBytes",
+            "maxSequencesPerRequest",
+            "bodyTimeout",
+            "streamBufferBytes",
+            "bufferBytes",
+            "writeTimeout",
+        }
+    ),
+}
+"""Fields that a sidecar reads that takes requests from gateways: it checks them as a router does."""
+
 ROUTER_READS: Reads = {
     "model": frozenset({"name"}),
     "engine": frozenset({"type", "timeModel", "maxModelLen"}),
@@ -78,9 +98,9 @@ ROUTER_READS: Reads = {
 """Fields that a router reads unchanged; `autoscaling` and `applications` are rewritten for it."""
 
 
-def replica_file(pool: Pool) -> str:
-    """Return the pool file of replicas."""
-    return write_document(_part(pool, REPLICA_READS))
+def replica_file(pool: Pool, http: bool) -> str:
+    """Return the pool file of replicas. http: whether they take HTTP. Raises as `router_file`."""
+    return write_document(_part(pool, HTTP_READS if http else REPLICA_READS))
 
 
 def router_file(pool: Pool) -> str:
@@ -89,17 +109,16 @@ def router_file(pool: Pool) -> str:
     Raises UnsupportedPool if API keys are in a file, which clusters lack.
     """
     document = _part(pool, ROUTER_READS)
-    spec = document["spec"]
-    if pool.spec.applications:
-        spec["applications"] = [_with_mounted_keys(each) for each in spec["applications"]]
     if pool.spec.autoscaling is not None:
-        spec["autoscaling"] = _holding(pool)
+        document["spec"]["autoscaling"] = _holding(pool)
     return write_document(document)
 
 
 def _part(pool: Pool, reads: Reads) -> Json:
     document: Json = pool.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"status"})
     spec = {part: _fields(document["spec"][part], reads[part]) for part in reads if part in document["spec"]}
+    if "applications" in spec:
+        spec["applications"] = [_with_mounted_keys(each) for each in spec["applications"]]
     return {**document, "spec": {part: value for part, value in spec.items() if value != {}}}
 
 

@@ -38,7 +38,7 @@ def replica_set(context: RenderContext) -> Manifest:
     template = pod_template(
         context,
         Component.REPLICA,
-        replica_digest(context.pool),
+        replica_digest(context.pool, context.gateway.http),
         context.pool.spec.engine.pod_template,
         serviceAccountName=name,
         automountServiceAccountToken=False,

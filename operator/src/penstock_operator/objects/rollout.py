@@ -39,9 +39,9 @@ SETTLE_S = 3
 """Seconds that a new replica is ready before the next one is replaced: routers connect in that time."""
 
 
-def replica_digest(pool: Pool) -> str:
-    """Return the digest of what a replica's pod reads."""
-    return digest(replica_file(pool))
+def replica_digest(pool: Pool, http: bool) -> str:
+    """Return the digest of what a replica's pod reads. http: whether it takes HTTP."""
+    return digest(replica_file(pool, http))
 
 
 def router_digest(pool: Pool) -> str:
