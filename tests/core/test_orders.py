@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.orders.turns import MOST_COMPARED
-from penstock_core.routing.replica_load import Asked, Order, ReplicaLoad, tokens_about
+from penstock_core.routing.replica_load import Order, ReplicaLoad, RoutingRequest, tokens_about
 
-ASKED = Asked("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
+ASKED = RoutingRequest("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
 IDLE = Snapshot(
     prefill_tokens_s=10_000.0, kv_tokens_headroom=40_000, kv_tokens_free=40_000, kv_tokens_total=40_000
 )
@@ -48,7 +48,7 @@ some_replicas = st.lists(snapshots, max_size=6).flatmap(
     )
 )
 requests = st.builds(
-    Asked,
+    RoutingRequest,
     tier=st.sampled_from(["chat", "coder", "batch"]),
     body_bytes=st.integers(0, 10**6),
     turn=st.integers(0, 100),
@@ -60,14 +60,16 @@ requests = st.builds(
 
 @every_order
 @given(there=some_replicas, requested=requests)
-def test_an_order_has_each_replica_once(order: Order, there: list[ReplicaLoad], requested: Asked) -> None:
+def test_an_order_has_each_replica_once(
+    order: Order, there: list[ReplicaLoad], requested: RoutingRequest
+) -> None:
     assert sorted(order(there, requested)) == sorted(load.name for load in there)
 
 
 @every_order
 @given(there=some_replicas, requested=requests)
 def test_it_does_not_depend_on_how_replicas_are_listed(
-    order: Order, there: list[ReplicaLoad], requested: Asked
+    order: Order, there: list[ReplicaLoad], requested: RoutingRequest
 ) -> None:
     assert order(there, requested) == order(there[::-1], requested)
 
@@ -95,7 +97,7 @@ def test_in_a_large_pool_those_that_have_their_turn_are_compared(name: str) -> N
 
 def test_round_robin_starts_one_further_each_time() -> None:
     there = [ReplicaLoad(name) for name in "bac"]
-    orders = [ORDERS["round-robin"](there, Asked("chat", 10, turn)) for turn in range(4)]
+    orders = [ORDERS["round-robin"](there, RoutingRequest("chat", 10, turn)) for turn in range(4)]
     assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
 
 
@@ -218,7 +220,7 @@ def test_a_prompt_is_about_a_quarter_of_its_bytes() -> None:
     assert (tokens_about(0), tokens_about(4000), ASKED.prompt_tokens) == (1, 1000, 1000)
 
 
-def cached(**tokens: int) -> Asked:
+def cached(**tokens: int) -> RoutingRequest:
     return ASKED._replace(cached_tokens=tokens)
 
 

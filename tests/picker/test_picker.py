@@ -9,7 +9,7 @@ import orjson
 import pytest
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
-from penstock_core.routing.replica_load import Asked, tokens_about
+from penstock_core.routing.replica_load import RoutingRequest, tokens_about
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_picker.pick import Picked
@@ -131,7 +131,7 @@ async def test_a_fault_costs_its_own_request_only() -> None:
     found = settings_of(pool)
     faults = [ZeroDivisionError("1 / 0")]
 
-    def order(loads: Any, requested: Asked) -> tuple[str, ...]:
+    def order(loads: Any, requested: RoutingRequest) -> tuple[str, ...]:
         if faults:
             raise faults.pop()
         return found.order(loads, requested)
@@ -148,9 +148,9 @@ async def test_a_fault_costs_its_own_request_only() -> None:
 async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() -> None:
     pool = pool_with(tiers=[{"name": "quick", "slo": {"ttft": {"slowdown": 3}}}, *TIERS])
     found = settings_of(pool)
-    seen: list[Asked] = []
+    seen: list[RoutingRequest] = []
 
-    def order(loads: Any, requested: Asked) -> tuple[str, ...]:
+    def order(loads: Any, requested: RoutingRequest) -> tuple[str, ...]:
         seen.append(requested)
         return found.order(loads, requested)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.orders import ORDERS
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
@@ -200,7 +200,7 @@ SNAPSHOTS = st.builds(
 def test_every_order_orders_whatever_replicas_say(said: list[wire.Snapshot], size: int, turn: int) -> None:
     loads = [ReplicaLoad(str(at), wire_conversion.snapshot(one), 0.1, 1, 9) for at, one in enumerate(said)]
     for order in ORDERS.values():
-        assert sorted(order(loads, Asked("chat", size, turn))) == sorted(load.name for load in loads)
+        assert sorted(order(loads, RoutingRequest("chat", size, turn))) == sorted(load.name for load in loads)
 
 
 @given(st.text(st.characters(codec="utf-8")))

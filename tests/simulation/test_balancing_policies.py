@@ -31,13 +31,13 @@ MODEL = TimeModel("small", (Term(1e-4, 0.010), Term(5e-5, 0.012)), 1e-6, 1e-8)
 KV_TOKENS = 4096
 POLICIES: dict[str, Policy[Any]] = {"sola": Sola(), "accelgen": AccelGen()}
 
-Asked = tuple[Job, int]
+RoutingRequest = tuple[Job, int]
 """A request as it arrives, and how long its answer really is."""
 
 
 def run(
     policy: Policy[Any],
-    requested: Sequence[Asked],
+    requested: Sequence[RoutingRequest],
     limits: Limits,
     model: TimeModel = MODEL,
     speculation: Speculation | None = None,
@@ -85,7 +85,7 @@ requests = st.builds(
 )
 
 
-def asked_of(drawn: Sequence[tuple[float, int, int, int, Targets, bool]]) -> list[Asked]:
+def routing_request(drawn: Sequence[tuple[float, int, int, int, Targets, bool]]) -> list[RoutingRequest]:
     return [
         (new_job(Request(f"r{i:02}", "tier", at_s, prompt, 4096, targets), predicted, best_effort), answer)
         for i, (at_s, prompt, predicted, answer, targets, best_effort) in enumerate(drawn)
@@ -106,10 +106,10 @@ def test_every_step_is_possible_and_all_requests_is_served(
     speculation: Speculation | None,
 ) -> None:
     """Also where memory, seats and tokens are short, lengths are wrong and targets cannot be kept."""
-    run(POLICIES[name], asked_of(drawn), limits, speculation=speculation)
+    run(POLICIES[name], routing_request(drawn), limits, speculation=speculation)
 
 
-def random_load(seed: int, scale: float = 1.0) -> list[Asked]:
+def random_load(seed: int, scale: float = 1.0) -> list[RoutingRequest]:
     random, at_s, requested = Random(seed), 0.0, []
     for i in range(60):
         at_s += random.expovariate(12.0)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 from penstock_core.forecast.snapshot import Snapshot
-from penstock_core.routing.replica_load import Asked, Order, ReplicaLoad
+from penstock_core.routing.replica_load import Order, ReplicaLoad, RoutingRequest
 from penstock_simulator.routing_rules import ROUTING_RULES
 from penstock_simulator.routing_rules.dynamo import dynamo
 from penstock_simulator.routing_rules.llm_d import llm_d
 from penstock_simulator.routing_rules.sglang import sglang
 
-ASKED = Asked("chat", 4000, 0)  # 1000 tokens
+ASKED = RoutingRequest("chat", 4000, 0)  # 1000 tokens
 FREE = Snapshot(kv_tokens_free=10_000, kv_tokens_total=10_000)
 
 
@@ -18,7 +18,7 @@ def replicas(*snapshots: Snapshot) -> list[ReplicaLoad]:
     return [ReplicaLoad(f"r{i}", one) for i, one in enumerate(snapshots)]
 
 
-def cached(**tokens: int) -> Asked:
+def cached(**tokens: int) -> RoutingRequest:
     return ASKED._replace(cached_tokens=tokens)
 
 

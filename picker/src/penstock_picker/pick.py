@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock_core.routing.attempts import Attempts, Backup, attempts_if_all_reject
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 from penstock_routing.settings import Settings
 
 
@@ -47,7 +47,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 
 
 def pick(
-    asked: Asked,
+    request: RoutingRequest,
     replicas: Replicas,
     settings: Settings,
     subset: frozenset[str] | None = None,
@@ -64,7 +64,7 @@ def pick(
         if (endpoint := endpoints.get(load.name)) is not None and (subset is None or endpoint in subset)
     ]
     backup = Backup.REJECT if best_effort else settings.backup
-    tries = attempts_if_all_reject(Attempts(settings.order(loads, asked), settings.max_hops, backup), loads)
+    tries = attempts_if_all_reject(Attempts(settings.order(loads, request), settings.max_hops, backup), loads)
     if not tries:
         return None
-    return Picked(asked.tier, tries[0].replica, tuple(endpoints[each.replica] for each in tries))
+    return Picked(request.tier, tries[0].replica, tuple(endpoints[each.replica] for each in tries))

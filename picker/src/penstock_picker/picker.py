@@ -19,7 +19,7 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage, UsageMetrics
-from penstock_routing.order_inputs import asked_of, no_replicas
+from penstock_routing.order_inputs import no_replicas, routing_request
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -173,7 +173,7 @@ class Picker:
 
     def _endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         replicas = Replicas(self._replica_set.loads(), self._replica_set.http_endpoints())
-        asked = asked_of(request, self._time_model)
+        asked = routing_request(request, self._time_model)
         picked = pick(asked, replicas, self._settings, subset, request.tier.best_effort)
         if picked is None:
             raise no_replicas(self._replica_set.random.random())

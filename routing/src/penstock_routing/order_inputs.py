@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import inf
 
 from penstock_core.routing.attempts import spread_retry_s
-from penstock_core.routing.replica_load import Asked, tokens_about
+from penstock_core.routing.replica_load import RoutingRequest, tokens_about
 from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
@@ -12,13 +12,15 @@ from penstock_runtime.openai_errors import ApiError
 from penstock_routing.request.generation_request import GenerationRequest, slo_with
 
 
-def asked_of(request: GenerationRequest, time_model: Callable[[], TimeModel | None]) -> Asked:
+def routing_request(request: GenerationRequest, time_model: Callable[[], TimeModel | None]) -> RoutingRequest:
     """Return the request as orders see it now. A slowdown of an unknown time model is no bound."""
     slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
     ttft_s = slo.ttft_s
     if slo.ttft_slowdown is not None and (model := time_model()) is not None:
         ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
-    return Asked(request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf, monotonic())
+    return RoutingRequest(
+        request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf, monotonic()
+    )
 
 
 def no_replicas(draw: float) -> ApiError:

@@ -84,7 +84,7 @@ class ReplicaLoad:
 NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 
 
-class Asked(NamedTuple):
+class RoutingRequest(NamedTuple):
     """The properties of a request that orders use.
 
     turn: number of requests that this router has routed before it.
@@ -121,5 +121,5 @@ def tokens_about(body_bytes: int) -> int:
     return max(int(body_bytes / BYTES_PER_TOKEN), 1)
 
 
-Order = Callable[[Sequence[ReplicaLoad], Asked], tuple[str, ...]]
-"""Maps the replicas that take requests to their names in the order in which they are asked. Stateless."""
+Order = Callable[[Sequence[ReplicaLoad], RoutingRequest], tuple[str, ...]]
+"""Maps the replicas that take requests to their names in the order in which they are tried. Stateless."""

@@ -27,7 +27,7 @@ from penstock_core.routing.attempts import (
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT, Demand
-from penstock_routing.order_inputs import asked_of, no_replicas
+from penstock_routing.order_inputs import no_replicas, routing_request
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
@@ -120,7 +120,7 @@ class Placement:
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
         """Try the replicas that take requests now. gone: those that are excluded."""
         loads = self._replica_set.loads()
-        order = self._settings.order(loads, asked_of(request, self._time_model))
+        order = self._settings.order(loads, routing_request(request, self._time_model))
         left = tuple(name for name in order if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
         attempts = Attempts(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)

@@ -10,17 +10,17 @@ Source: NVIDIA Dynamo documentation, "Routing Concepts" (v1.2), cost calculation
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 OVERLAP_WEIGHT = 1.0
 
 
-def dynamo(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def dynamo(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by the cost."""
-    return ranked(loads, asked, lambda load: (_cost_tokens(load, asked),))
+    return ranked(loads, request, lambda load: (_cost_tokens(load, request),))
 
 
-def _cost_tokens(load: ReplicaLoad, asked: Asked) -> float:
-    prefill = load.prefill_tokens_left + asked.uncached_tokens(load.name)
+def _cost_tokens(load: ReplicaLoad, request: RoutingRequest) -> float:
+    prefill = load.prefill_tokens_left + request.uncached_tokens(load.name)
     decode = load.snapshot.kv_tokens_total - load.snapshot.kv_tokens_free
     return OVERLAP_WEIGHT * prefill + decode

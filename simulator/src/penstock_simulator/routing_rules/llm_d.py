@@ -11,12 +11,12 @@ Inference Extension. Operators that package llm-d document these weights (GPUSta
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 
 
-def llm_d(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def llm_d(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by the weighted sum of the scores."""
     queues = [load.snapshot.waiting + load.sent for load in loads]
     shortest, longest = min(queues, default=0), max(queues, default=0)
@@ -24,10 +24,10 @@ def llm_d(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
     def key(load: ReplicaLoad) -> tuple[float, ...]:
         spread = longest - shortest
         queue = (longest - load.snapshot.waiting - load.sent) / spread if spread else 1.0
-        prefix = min(asked.cached_at(load.name) / asked.prompt_tokens, 1.0)
+        prefix = min(request.cached_at(load.name) / request.prompt_tokens, 1.0)
         return (-(PREFIX_WEIGHT * prefix + QUEUE_WEIGHT * queue + KV_WEIGHT * _free_share(load)),)
 
-    return ranked(loads, asked, key)
+    return ranked(loads, request, key)
 
 
 def _free_share(load: ReplicaLoad) -> float:

@@ -11,21 +11,21 @@ Source: SGLang model gateway, `cache_aware`: --cache-threshold 0.3, --balance-ab
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 CACHE_THRESHOLD = 0.3
 BALANCE_REQUESTS = 64
 BALANCE_RATIO = 1.5
 
 
-def sglang(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def sglang(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by load if it is out of balance; else by cached prefix or free memory."""
     if _out_of_balance([load.batch for load in loads]):
-        return ranked(loads, asked, lambda load: (load.batch,))
-    longest = max((asked.cached_at(load.name) for load in loads), default=0)
-    if longest > CACHE_THRESHOLD * asked.prompt_tokens:
-        return ranked(loads, asked, lambda load: (-asked.cached_at(load.name),))
-    return ranked(loads, asked, lambda load: (-load.snapshot.kv_tokens_free,))
+        return ranked(loads, request, lambda load: (load.batch,))
+    longest = max((request.cached_at(load.name) for load in loads), default=0)
+    if longest > CACHE_THRESHOLD * request.prompt_tokens:
+        return ranked(loads, request, lambda load: (-request.cached_at(load.name),))
+    return ranked(loads, request, lambda load: (-load.snapshot.kv_tokens_free,))
 
 
 def _out_of_balance(batches: Sequence[int]) -> bool:

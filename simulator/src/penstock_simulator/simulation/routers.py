@@ -14,7 +14,7 @@ from penstock_core.domain.request import Request
 from penstock_core.domain.verdict import Rejected, Verdict
 from penstock_core.forecast.prompt_length import BYTES_PER_TOKEN
 from penstock_core.routing.attempts import Attempts, Backup, NextAction, Try, after_rejection, next_action
-from penstock_core.routing.replica_load import NOTHING_CACHED, Asked, ReplicaLoad
+from penstock_core.routing.replica_load import NOTHING_CACHED, ReplicaLoad, RoutingRequest
 
 from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.routing_rules import ROUTING_RULES
@@ -49,7 +49,7 @@ class Routers:
         turn, router = divmod(self._received, self._fleet.routers)
         self._received += 1
         targets, now_s = request.targets, request.arrival_s
-        asked = Asked(
+        asked = RoutingRequest(
             tier=request.tier,
             body_bytes=round(request.prompt_tokens * BYTES_PER_TOKEN),
             turn=turn,

@@ -18,14 +18,14 @@ the free one is idle.
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
-def best_fit(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def best_fit(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by whether memory holds the prompt, then by the predicted time of the first token."""
-    return ranked(loads, asked, lambda load: _key(load, asked))
+    return ranked(loads, request, lambda load: _key(load, request))
 
 
-def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
-    uncached = asked.uncached_tokens(load.name)
-    return not load.holds(asked.prompt_tokens), load.first_token_s(uncached, asked.now_s)
+def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
+    uncached = request.uncached_tokens(load.name)
+    return not load.holds(request.prompt_tokens), load.first_token_s(uncached, request.now_s)

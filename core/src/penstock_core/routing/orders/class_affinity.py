@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import inf
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 SHARE = 0.5
 """Share of the TTFT budget beyond which a replica is busy. The rest covers forecast errors, and requests that
@@ -32,16 +32,16 @@ ALIKE = 1.25
 """Largest ratio of TPOT targets within a class: each answer with an end-to-end target has a different one."""
 
 
-def class_affinity(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def class_affinity(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order: replicas of its own class that are not busy, then others that are not, then the rest."""
-    return ranked(loads, asked, lambda load: _key(load, asked))
+    return ranked(loads, request, lambda load: _key(load, request))
 
 
-def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
-    first_token_s = load.first_token_s(asked.uncached_tokens(load.name), asked.now_s)
-    full = not load.holds(asked.prompt_tokens)
-    busy = full or first_token_s > SHARE * asked.ttft_s
-    return busy, full, 0 if busy else _burden(load.snapshot.tightest_tpot_s, asked.tpot_s), first_token_s
+def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
+    first_token_s = load.first_token_s(request.uncached_tokens(load.name), request.now_s)
+    full = not load.holds(request.prompt_tokens)
+    busy = full or first_token_s > SHARE * request.ttft_s
+    return busy, full, 0 if busy else _burden(load.snapshot.tightest_tpot_s, request.tpot_s), first_token_s
 
 
 def _burden(theirs_s: float, own_s: float) -> int:

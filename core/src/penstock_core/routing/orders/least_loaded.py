@@ -13,9 +13,11 @@ prediction.
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
-def least_loaded(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def least_loaded(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by the time of all accepted work and what is not cached of this prompt."""
-    return ranked(loads, asked, lambda load: (load.done_s(asked.uncached_tokens(load.name), asked.now_s),))
+    return ranked(
+        loads, request, lambda load: (load.done_s(request.uncached_tokens(load.name), request.now_s),)
+    )

@@ -13,12 +13,12 @@ with twice the batch counts as twice as bad although its steps are hardly longer
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import ranked
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
-def lmetric(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def lmetric(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by queued and new prefill tokens times batch size; by these tokens if nothing runs."""
-    return ranked(loads, asked, lambda load: _score(load, asked.uncached_tokens(load.name)))
+    return ranked(loads, request, lambda load: _score(load, request.uncached_tokens(load.name)))
 
 
 def _score(load: ReplicaLoad, uncached_tokens: int) -> tuple[float, ...]:

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 
 from penstock_core.routing.orders.least_loaded import least_loaded
 from penstock_core.routing.orders.turns import in_turn
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
-def prefix(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def prefix(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by expected cached tokens, then as `least-loaded`. Holders are compared in a pool of any size."""
-    holders = [load for load in in_turn(loads, asked) if asked.cached_at(load.name)]
-    holders.sort(key=lambda load: _key(load, asked))
-    others = [load for load in loads if not asked.cached_at(load.name)]
-    return (*[load.name for load in holders], *least_loaded(others, asked))
+    holders = [load for load in in_turn(loads, request) if request.cached_at(load.name)]
+    holders.sort(key=lambda load: _key(load, request))
+    others = [load for load in loads if not request.cached_at(load.name)]
+    return (*[load.name for load in holders], *least_loaded(others, request))
 
 
-def _key(load: ReplicaLoad, asked: Asked) -> tuple[float, ...]:
-    cached, uncached = asked.cached_at(load.name), asked.uncached_tokens(load.name)
-    return -cached, load.done_s(uncached, asked.now_s)
+def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
+    cached, uncached = request.cached_at(load.name), request.uncached_tokens(load.name)
+    return -cached, load.done_s(uncached, request.now_s)

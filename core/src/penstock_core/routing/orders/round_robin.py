@@ -10,9 +10,9 @@ replicas some requests never reach it. It considers neither bursts nor long prom
 from collections.abc import Sequence
 
 from penstock_core.routing.orders.turns import in_turn
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
-def round_robin(loads: Sequence[ReplicaLoad], asked: Asked) -> tuple[str, ...]:
+def round_robin(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
     """Order by name; each request starts one replica further."""
-    return tuple([load.name for load in in_turn(loads, asked)])
+    return tuple([load.name for load in in_turn(loads, request)])

@@ -9,7 +9,7 @@ in Randomized Load Balancing, 2001].
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from penstock_core.routing.replica_load import Asked, ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 MOST_COMPARED = 64
 """Far more than the two to five that suffice, and all replicas of most pools."""
@@ -19,15 +19,15 @@ Key = Callable[[ReplicaLoad], tuple[float, ...]]
 _name = attrgetter("name")
 
 
-def in_turn(loads: Sequence[ReplicaLoad], asked: Asked) -> list[ReplicaLoad]:
+def in_turn(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> list[ReplicaLoad]:
     """Return all replicas by name, starting at this request's turn."""
     by_name = sorted(loads, key=_name)
-    start = asked.turn % len(by_name) if by_name else 0
+    start = request.turn % len(by_name) if by_name else 0
     return by_name[start:] + by_name[:start]
 
 
-def ranked(loads: Sequence[ReplicaLoad], asked: Asked, key: Key) -> tuple[str, ...]:
+def ranked(loads: Sequence[ReplicaLoad], request: RoutingRequest, key: Key) -> tuple[str, ...]:
     """Return names by ascending key, the rest in turn; replicas with equal keys take turns."""
-    turns = in_turn(loads, asked)
+    turns = in_turn(loads, request)
     turns[:MOST_COMPARED] = sorted(turns[:MOST_COMPARED], key=key)
     return tuple([load.name for load in turns])
